@@ -8,17 +8,25 @@ from soa.errors import SoaPipelineError
 class EngineError(SoaPipelineError):
     """An engine that is unknown, not installed, or cannot build or open this artifact."""
 
+    code = "engine"
+
 
 class NotApplicableError(EngineError):
     """An engine that is not for this model or this target; nothing broke."""
+
+    code = "not-applicable"
 
 
 class RunError(EngineError):
     """An artifact that cannot be opened or run natively, or a binding that two threads use."""
 
+    code = "run"
+
 
 class TargetError(SoaPipelineError):
     """A target that is unknown, or that this host cannot build or run."""
+
+    code = "target"
 
 
 MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"

@@ -13,9 +13,11 @@ class ConfigError(SoaPipelineError):
     the text of the error is these lines.
     """
 
-    def __init__(self, *problems: str) -> None:
-        super().__init__(*problems)
-        self.problems = problems
+    code = "config"
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.args
 
     def __str__(self) -> str:
         return "\n".join(map(plain, self.problems))
@@ -24,18 +26,28 @@ class ConfigError(SoaPipelineError):
 class InitError(SoaPipelineError):
     """A model or a file that no config can be written for, or a question with nobody to ask."""
 
+    code = "init"
+
 
 class DataError(SoaPipelineError):
     """A file of rows that cannot be read or written, or lacks a column that is needed."""
+
+    code = "data"
 
 
 class FormatError(DataError):
     """Rows that a file of that format cannot hold: writing them again fails again."""
 
+    code = "format"
+
 
 class ApplyError(SoaPipelineError):
     """A job on files that cannot begin or go on."""
 
+    code = "apply"
+
 
 class ReportError(SoaPipelineError):
     """A page that cannot be made, or shown."""
+
+    code = "report"

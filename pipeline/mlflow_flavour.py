@@ -47,7 +47,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Co
         session = load(ref, mode=mode, registry=registry)
     except LoadError as error:
         hint = '; of MLflow: model_config={"mode": "test"}' if mode == "production" else ""
-        raise LoadError(f"{error}{hint}") from None
+        raise LoadError(f"{error}{hint}", code=error.code) from None
     found = Bundle.open(folder, verify=False).digest
     if session.origin is None or session.origin.digest != found:
         raise LoadError(

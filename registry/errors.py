@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from soa.errors import SoaPipelineError
+from soa.text import plain
 
 if TYPE_CHECKING:
     from registry.promotion import Decision
@@ -14,36 +15,57 @@ if TYPE_CHECKING:
 class RegistryError(SoaPipelineError):
     """The registry, or what was asked of it, is not in order."""
 
+    code = "registry"
+
 
 class BundleError(RegistryError):
     """A bundle folder that is not whole, not what it was, or cannot be written."""
+
+    code = "bundle"
 
 
 class NotCachedError(BundleError):
     """The files are not in the cache, and nothing may be fetched."""
 
+    code = "not-cached"
+
 
 class TrustError(RegistryError):
     """A signature that is asked for is missing, wrong or not trusted, or a key cannot be used."""
+
+    code = "trust"
 
 
 class NotFoundError(RegistryError):
     """No such model, version or alias; the text says which there are."""
 
+    code = "not-found"
+
 
 class NotPromotedError(RegistryError):
     """No gate let this version pass to that alias, by its tag and the history of its model."""
+
+    code = "not-promoted"
 
 
 class RegistryUnavailableError(RegistryError):
     """The registry cannot be used now: locked by another process, not reachable, or full."""
 
+    code = "registry-unavailable"
+
 
 class PromotionRefused(RegistryError):
     """At least one gate did not pass; nothing has been changed."""
 
+    code = "gate"
+
     def __init__(self, what: str, decisions: Sequence[Decision]) -> None:
+        super().__init__(what, tuple(decisions))
         self.decisions = tuple(decisions)
-        refused = [decision for decision in self.decisions if not decision.lets_pass]
-        why = "; ".join(f"{d.gate}: {d.detail}" for d in refused) or "no gate was evaluated"
-        super().__init__(f"{what} refused: {why}")
+        self.refused = tuple(decision for decision in decisions if not decision.lets_pass)
+        if self.refused:
+            self.code = self.refused[0].code
+
+    def __str__(self) -> str:
+        why = "; ".join(f"{d.gate}: {d.detail}" for d in self.refused) or "no gate was evaluated"
+        return plain(f"{self.args[0]} refused: {why}")

@@ -83,7 +83,8 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     if not opened.production and not has_torch():
         raise LoadError(
             f"{opened.label}: test mode compares with the portable program, which torch runs, and "
-            "torch is not installed here: pip install torch, or load it with mode='production'"
+            "torch is not installed here: pip install torch, or load it with mode='production'",
+            code="load-without-torch",
         )
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
@@ -147,7 +148,8 @@ class Reopening:
         if opened.bundle.digest != self.digest:
             raise LoadError(
                 f"{self.opening.ref} is not what it was when its session was pickled: its digest "
-                f"is {opened.bundle.digest[:12]}, it was {self.digest[:12]}: load it anew"
+                f"is {opened.bundle.digest[:12]}, it was {self.digest[:12]}: load it anew",
+                code="load-altered",
             )
         return session_on(opened, None if self.device == AUTO else device_here(self.device))
 
@@ -211,7 +213,10 @@ def device_here(device: str | torch.device) -> torch.device:
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch takes it as one
     if not has_torch():
-        raise LoadError(f"device {str(device)!r}: without torch, which is not installed, use 'cpu'")
+        raise LoadError(
+            f"device {str(device)!r}: without torch, which is not installed, use 'cpu'",
+            code="load-without-torch",
+        )
     import torch
 
     try:

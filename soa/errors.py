@@ -18,8 +18,17 @@ DISTRIBUTION = "soa-pipeline"
 class SoaPipelineError(Exception):
     """A user's mistake, or a state of the outside world: where, what was found, what to do.
 
-    Its text is one line, whatever text of others is in it.
+    Its text is one line, whatever text of others is in it. `code` says which refusal it is, for
+    programs: docs/reference/refusals.md has a section for each.
     """
+
+    code = "error"
+
+    def __init__(self, *said: object, code: str | None = None) -> None:
+        """`code`: a more special one than that of its class, which it begins with."""
+        super().__init__(*said)
+        if code is not None:
+            self.code = code
 
     def __str__(self) -> str:
         return plain(super().__str__())
@@ -28,21 +37,31 @@ class SoaPipelineError(Exception):
 class LayoutError(SoaPipelineError):
     """A layout that cannot exist: a bad name, dtype, shape or alignment."""
 
+    code = "layout"
+
 
 class CollectionError(SoaPipelineError):
     """Memory that does not hold the collection it is said to hold."""
+
+    code = "collection"
 
 
 class BlockError(SoaPipelineError):
     """A block that its layout cannot provide."""
 
+    code = "block"
+
 
 class SignatureError(SoaPipelineError):
     """A signature that contradicts itself or cannot be read."""
 
+    code = "model-signature"
+
 
 class OptionError(SoaPipelineError, TypeError):
     """A keyword that a public function does not have."""
+
+    code = "option"
 
 
 @contextmanager
@@ -56,4 +75,5 @@ def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
     except (ImportError, OSError) as problem:
         what = getattr(problem, "name", None) or "a library"
         cure = f"pip install '{DISTRIBUTION}[{extra}]'"
-        raise error(f"{what} cannot be imported ({problem}): {cure}") from problem
+        said = f"{what} cannot be imported ({problem}): {cure}"
+        raise error(said, code="missing-library") from problem

@@ -39,6 +39,8 @@ class Compiled:
     """What the engine records of its artifact."""
     not_applicable: bool = False
     """Whether the error says that the engine is not for this model or target."""
+    code: str = ""
+    """Of the error, where it is one."""
 
 
 class Step(ABC):
@@ -99,6 +101,7 @@ def compile_candidate(
         script=str(outcome.script),
         passing=outcome.killed,
         not_applicable=outcome.not_applicable,
+        code="" if outcome.ok else outcome.code,
         facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},
     )
 

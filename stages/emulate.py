@@ -146,7 +146,7 @@ def emulate_candidate(
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             why = f"{emulator.said}: no answer within {timeout_s:g} s"
-            return ValidationReport.failed(name, why)
+            return ValidationReport.failed(name, why, code="candidate-timeout")
         if done.returncode != 0:
             return _refused(name, emulator, done)
         bits = hashlib.sha256(answers.read_bytes()).hexdigest()
@@ -172,7 +172,9 @@ def _refused(
     code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"
-    return ValidationReport.failed(name, f"{emulator.said}: {why}: {said}")
+    return ValidationReport.failed(
+        name, f"{emulator.said}: {why}: {said}", code="candidate-crashed"
+    )
 
 
 def _worst(lines: Sequence[str]) -> dict[str, Deviation]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from engines.errors import NotApplicableError
 from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
 from soa.files import as_record
@@ -106,6 +107,16 @@ class CaseReport:
     faults: tuple[str, ...]
     window: str = NOT_TRIED
     """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
+    code: str = ""
+    """Of its first fault; empty where there is none, and in reports of earlier releases."""
+
+
+# Of what is not valid, where no more is known of it, as in reports of earlier releases.
+_CODES = {
+    "refused": "candidate-refused",
+    "failed": "candidate-failed",
+    "not applicable": NotApplicableError.code,
+}
 
 
 @dataclass(frozen=True)
@@ -133,12 +144,17 @@ class ValidationReport:
     evidence: Evidence = "unverified"
     trace: str | None = None
     """The log and a script that repeats it, on this host: no bundle says it."""
+    code: str = ""
+    """Why it is not valid, for programs: see docs/reference/refusals.md. Empty where it is."""
 
     def __post_init__(self) -> None:
         """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
         said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
         settled = "valid" if self.valid else self.evidence if self.unverified else said
         object.__setattr__(self, "verdict", settled)
+        if not self.valid:
+            code = self.code or _CODES.get(settled, "candidate-unverified")
+            object.__setattr__(self, "code", code)
 
     @property
     def windows(self) -> bool:
@@ -152,8 +168,9 @@ class ValidationReport:
 
     @property
     def why(self) -> str:
-        """The reason, and where to look on this host."""
-        return f"{self.reason} ({self.trace})" if self.trace else f"{self.reason}"
+        """The reason with its code, and where to look on this host."""
+        said = f"{self.reason} [{self.code}]"
+        return f"{said} ({self.trace})" if self.trace else said
 
     def for_others(self) -> ValidationReport:
         """The report without paths of this host: of each path in its reason the last part stays."""
@@ -192,14 +209,16 @@ class ValidationReport:
         )  # fmt: skip
 
     @classmethod
-    def failed(cls, engine_name: str, reason: str, trace: str | None = None) -> ValidationReport:
+    def failed(
+        cls, engine_name: str, reason: str, trace: str | None = None, code: str = ""
+    ) -> ValidationReport:
         """Its compiler or the artifact itself broke."""
-        return cls(engine_name, False, reason, verdict="failed", trace=trace)
+        return cls(engine_name, False, reason, verdict="failed", trace=trace, code=code)
 
     @classmethod
-    def refused(cls, engine_name: str, reason: str) -> ValidationReport:
+    def refused(cls, engine_name: str, reason: str, code: str = "") -> ValidationReport:
         """It runs, and its answers are not to be had so."""
-        return cls(engine_name, False, reason)
+        return cls(engine_name, False, reason, code=code)
 
     @classmethod
     def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from runtime.session import Session
 from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
+from stages.errors import ReferenceDataError
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -58,6 +59,7 @@ from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 _ROUNDING = 1e-12  # of a fraction
+_ELSEWHERE = "candidate-elsewhere"
 
 
 def validate_candidate(
@@ -117,7 +119,7 @@ def validate_candidate(
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
         return ValidationReport.failed(
-            name, f"{why}", f"log: {outcome.log}, repeat with: {outcome.script}"
+            name, f"{why}", f"log: {outcome.log}, repeat with: {outcome.script}", outcome.code
         )
     return ValidationReport.from_dict(outcome.value)
 
@@ -157,7 +159,7 @@ def validate_here(
         if program is None:
             known = Reference.load(Path(reference), kept)
             if tile and not rows_are_independent(session, known.inputs, limits):
-                return ValidationReport.refused(name, SEE_EACH_OTHER).to_dict()
+                return ValidationReport.refused(name, SEE_EACH_OTHER, "candidate-rows").to_dict()
             session = tiled(session, tile)
             report = validate_session(
                 session,
@@ -210,7 +212,8 @@ def validate_session(
         wrong, differs = _at_edge(session, edge, tolerances)
         if wrong:
             why = f"{edge.what} in the inputs: {wrong}"
-            return replace(found, valid=False, reason=why, seconds=time.monotonic() - begun)
+            seconds = time.monotonic() - begun
+            return replace(found, valid=False, reason=why, seconds=seconds, code="candidate-edge")
         differ += [edge.what] if differs else []
     return replace(found, edges=tuple(differ), seconds=time.monotonic() - begun)
 
@@ -274,7 +277,7 @@ def _beside_program(
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
                 f"infinite and prove nothing; at most {nonfinite:.2%} is allowed"
             )
-            return ValidationReport.failed(name, why)
+            return ValidationReport.failed(name, why, code=ReferenceDataError.code)
     return _judged(name, cases, tolerances, begun)
 
 
@@ -286,18 +289,25 @@ def _judged(
         for output in tolerances
     }
     worst = {output: combine(parts) for output, parts in found.items() if parts}
-    reason = _verdict(cases, tolerances)
+    refusal = _verdict(cases, tolerances)
+    reason, code = (None, "") if refusal is None else (refusal.reason, refusal.code)
     seconds = time.monotonic() - begun
     window = next((case.window for case in cases if case.window), "")
     return ValidationReport(
-        name, reason is None, reason, tuple(cases), worst, seconds, window=window
+        name, reason is None, reason, tuple(cases), worst, seconds, window=window, code=code
     )
 
 
-def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> str | None:
+@dataclass(frozen=True)
+class _Refusal:
+    reason: str
+    code: str
+
+
+def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> _Refusal | None:
     for case in cases:
         if case.faults:
-            return f"at {label(case.rows)}: {case.faults[0]}"
+            return _Refusal(f"at {label(case.rows)}: {case.faults[0]}", case.code)
     bad: list[tuple[float, str]] = []
     for case in cases:
         for output, found in case.outputs.items():
@@ -314,7 +324,7 @@ def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -
                     f"{allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
                 )
                 bad.append((found.outside, text))
-    return max(bad)[1] if bad else None
+    return _Refusal(max(bad)[1], "candidate-deviates") if bad else None
 
 
 def _validate_case(
@@ -333,11 +343,11 @@ def _validate_case(
         other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
         roomy = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        return CaseReport(case, {}, (f"the artifact failed: {said}",))
-    faults = [*first.faults, *roomy.faults]
+        return _broken(case, error)
+    faults = [_Refusal(fault, _ELSEWHERE) for fault in (*first.faults, *roomy.faults)]
     if not same_answers(first, again):
-        faults.append("two runs on the same memory give different answers")
+        why = "two runs on the same memory give different answers"
+        faults.append(_Refusal(why, "candidate-unsteady"))
     elif not same_answers(first, other):
         faults.append(_why_poison_shows(session, inputs, case, first))
 
@@ -358,23 +368,34 @@ def _validate_case(
         for bound in signature.outputs
     }
     if faults:  # what writes elsewhere is not let loose on memory that ends elsewhere
-        return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+        said = tuple(dict.fromkeys(fault.reason for fault in faults))
+        return CaseReport(case, deviations, said, code=faults[0].code)
     try:
         free = Session(signature, session.executable, session.device, any_start=True)
         moved = poisoned_run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
-        found = CaseReport(case, compared(moved), tuple(moved.faults))
+        found = CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        found = CaseReport(case, {}, (f"the artifact failed: {said}",))
-    window = _verdict([found], tolerances) or ""
-    promised = any(layout.row_step == 1 for layout in signature.layouts.values())
-    refused = (f"from an odd row of larger collections on: {window}",) if window else ()
-    return CaseReport(case, deviations, refused if promised else (), window)
+        found = _broken(case, error)
+    refusal = _verdict([found], tolerances)
+    if refusal is None:
+        return CaseReport(case, deviations, (), "")
+    if not any(layout.row_step == 1 for layout in signature.layouts.values()):
+        return CaseReport(case, deviations, (), refusal.reason)
+    said = (f"from an odd row of larger collections on: {refusal.reason}",)
+    return CaseReport(case, deviations, said, refusal.reason, refusal.code)
 
 
-def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> str:
+def _broken(case: Case, error: Exception) -> CaseReport:
+    """The report of a case in which the artifact raised an error."""
+    said = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
+    code = "candidate-out-of-memory" if out_of_memory(error) else "candidate-failed"
+    return CaseReport(case, {}, (said,), code=code)
+
+
+def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
     """Which poison reached the answers: the padding of the inputs, or the outputs themselves."""
     padded = poisoned_run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
     if not same_answers(first, padded):
-        return "the answers depend on what lies in the padding of the inputs"
-    return "some output elements are never written"
+        why = "the answers depend on what lies in the padding of the inputs"
+        return _Refusal(why, "candidate-padding")
+    return _Refusal("some output elements are never written", "candidate-unwritten")

@@ -24,6 +24,8 @@ from engines.errors import MORE_MEMORY
 from engines.processes.child import command, search_path
 from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
 
+_NO_MEMORY = "candidate-out-of-memory"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -37,6 +39,8 @@ class Outcome:
     """By the time limit or for want of memory: it may end otherwise next time."""
     not_applicable: bool = False
     """It said that it is not for this model or target; nothing broke."""
+    code: str = "candidate-failed"
+    """Of its error: see docs/reference/refusals.md."""
 
     @property
     def ok(self) -> bool:
@@ -76,7 +80,8 @@ def run_isolated(
             raise
         if code is None:
             kill(process)
-            return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
+            why = f"no answer within {timeout_s:g} s"
+            return Outcome(None, why, log, script, killed=True, code="candidate-timeout")
         give_back(process)
         if code != NOT_BEGUN:
             return _read_answer(answer, code, log, script)
@@ -105,22 +110,26 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     if code < 0:
         found = signal.Signals(-code)
         why = f"killed by {found.name}"
-        if found is signal.SIGKILL:
-            why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
-        return Outcome(None, why, log, script, killed=found is signal.SIGKILL)
+        if found is not signal.SIGKILL:
+            return Outcome(None, why, log, script, code="candidate-crashed")
+        why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
+        return Outcome(None, why, log, script, killed=True, code=_NO_MEMORY)
     try:
         data = json.loads(answer.read_text())
     except (OSError, ValueError):
         lines = log.read_text(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing in its log"
-        return Outcome(None, f"exit code {code} without an answer: {last}", log, script)
+        why = f"exit code {code} without an answer: {last}"
+        return Outcome(None, why, log, script, code="candidate-crashed")
+    no_memory = data.get("out_of_memory", False)
     return Outcome(
         data.get("value"),
         data.get("error"),
         log,
         script,
-        killed=data.get("out_of_memory", False),
+        killed=no_memory,
         not_applicable=data.get("not_applicable", False),
+        code=_NO_MEMORY if no_memory else Outcome.code,
     )
 
 

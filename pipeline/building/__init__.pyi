@@ -1,3 +1,4 @@
+from .candidates import Show as Show
 from .runner import RunResult as RunResult
 from .runner import run as run
 from .target import Added as Added

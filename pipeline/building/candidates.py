@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipeline.building.provenance import host
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
+from soa.files import as_record, parse_json, read_plain, write_whole
 from stages.benchmark import benchmark_targets, ladder
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
@@ -32,6 +33,12 @@ from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
 from stages.validate import validate_candidate
 
 Say = Callable[[str], None]
+Show = Callable[[str, float | None], AbstractContextManager[object]]
+"""Shows a step while it is at work, and the seconds that it took the time before, if known."""
+
+
+def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 @dataclass
@@ -43,13 +50,34 @@ class Work:
     worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
     """Whether a candidate failed for lack of time or memory: the next run tries it again."""
+    show: Show = show_nothing
+    model: str = ""
+    """Whose steps they are: how long each took is kept for its next run."""
+    before: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError):  # an estimate, and no more
+            self.before = as_record(dict[str, float], parse_json(read_plain(self._kept)))
+
+    @property
+    def _kept(self) -> Path:
+        return self.cache.root / "seconds" / f"{self.model}.json"
+
+    def keep_seconds(self) -> None:
+        """For the estimates of the next run; of no model, as at first use, nothing is kept."""
+        if not self.model:
+            return
+        with suppress(OSError):
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._kept, json.dumps(self.before | self.worked))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Announce a step when it begins; note it as work, with its time, when it ends."""
         self.say(f"{name} …")
         begun = time.monotonic()
-        yield
+        with self.show(name, self.before.get(name)):
+            yield
         self.worked[name] = round(time.monotonic() - begun, 1)
         self.say(f"{name}: {self.worked[name]} s")
 
@@ -153,7 +181,8 @@ def _make(
     elif unbounded and target.device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif unbounded and captured.why_dependent:
-        report = ValidationReport.refused(name, f"{SEE_EACH_OTHER}: {captured.why_dependent}")
+        why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
+        report = ValidationReport.refused(name, why, "candidate-rows")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     elif engine(name).crosses:
@@ -168,7 +197,7 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
     if compiled.not_applicable:
         return ValidationReport.not_applicable(compiled.engine, error)
     trace = f"log: {compiled.log}, repeat with: {compiled.script}"
-    return ValidationReport.failed(compiled.engine, error, trace)
+    return ValidationReport.failed(compiled.engine, error, trace, compiled.code)
 
 
 def _with_tile(
@@ -210,7 +239,7 @@ def _compile(
             work.say(f"  {name} for {target} is not applicable: {found.error}")
         elif found.error:
             work.say(
-                f"  {name} for {target} failed: {found.error} "
+                f"  {name} for {target} failed: {found.error} [{found.code}] "
                 f"(log: {found.log}, repeat with: {found.script})"
             )
         return found
@@ -293,7 +322,7 @@ def _emulate(
             )
         if report.verdict != "emulated":
             said = "is only compiled" if report.unverified else report.verdict
-            work.say(f"  {compiled.engine} on {target} {said}: {report.reason}")
+            work.say(f"  {compiled.engine} on {target} {said}: {report.why}")
         return report
 
     tolerances = {output: asdict(t) for output, t in recipe.tolerances.items()}

@@ -15,7 +15,15 @@ from engines.processes import expect_jobs
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.cache import StageCache, content_key, unchanged
-from pipeline.building.candidates import Recipe, Say, Work, build_targets, chosen_session
+from pipeline.building.candidates import (
+    Recipe,
+    Say,
+    Show,
+    Work,
+    build_targets,
+    chosen_session,
+    show_nothing,
+)
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
@@ -70,6 +78,7 @@ def run(
     work: Path | None = None,
     say: Say = lambda text: None,
     quick: bool = False,
+    show: Show = show_nothing,
 ) -> RunResult:
     """Build, validate, package and register what a config describes.
 
@@ -77,7 +86,8 @@ def run(
     `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` holds the stages'
     results (by default `pipeline-work` in the working folder). Stages are keyed by content, so an
     unchanged run does nothing, and one that was interrupted goes on where it stopped. Raises the
-    typed error of the stage that refused.
+    typed error of the stage that refused. `say` gets lines of what is done; `show` is entered while
+    a step is at work.
     """
     begun = time.monotonic()
     path = Path(config_path)
@@ -85,7 +95,7 @@ def run(
     if quick:
         config = config.quick()
     store = registry or Registry()
-    progress = Work(StageCache(work or Path("pipeline-work")), say)
+    progress = Work(StageCache(work or Path("pipeline-work")), say, show=show, model=config.name)
     root, key = progress.cache.root, _keys(config)
     record = root / "runs" / f"{key['run']}.json"
     known = _finished(record, root, store)
@@ -102,6 +112,7 @@ def run(
     with progress.step("register"):
         version = store.register(bundle)
         report = page_of(store, version, bundle, root / "reports", say)
+    progress.keep_seconds()
     if not progress.try_again:
         record.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(bundle.path, root)  # which may be moved and copied

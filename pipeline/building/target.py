@@ -19,7 +19,7 @@ from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.building.cache import StageCache, content_key
-from pipeline.building.candidates import Recipe, Say, Work, build_targets
+from pipeline.building.candidates import Recipe, Say, Show, Work, build_targets, show_nothing
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.building.runner import page_of
 from pipeline.config import BuiltFrom
@@ -52,6 +52,7 @@ def build(
     engines: Sequence[str] = (),
     work: Path | None = None,
     say: Say = lambda text: None,
+    show: Show = show_nothing,
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
 
@@ -66,7 +67,8 @@ def build(
     check_host_runs(wanted)
     say(f"checking the digests of {version.ref}")
     bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
-    result = build_candidates(bundle, wanted, engines, work or Path("pipeline-work"), say)
+    place = work or Path("pipeline-work")
+    result = build_candidates(bundle, wanted, engines, place, say, show, version.name)
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
@@ -112,7 +114,13 @@ def build_at_first_use(
 
 
 def build_candidates(
-    bundle: Bundle, target: Target, engines: Sequence[str], work: Path, say: Say
+    bundle: Bundle,
+    target: Target,
+    engines: Sequence[str],
+    work: Path,
+    say: Say,
+    show: Show = show_nothing,
+    model: str = "",
 ) -> TargetResult:
     """What `pipeline run` does for a target, from a bundle instead of a config."""
     manifest = bundle.manifest
@@ -130,7 +138,10 @@ def build_candidates(
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
     recipe = recipe_of(manifest, engines)
-    return build_targets(Work(StageCache(work), say), captured, [target], recipe, key)[str(target)]
+    progress = Work(StageCache(work), say, show=show, model=model)
+    result = build_targets(progress, captured, [target], recipe, key)[str(target)]
+    progress.keep_seconds()
+    return result
 
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, html_option, say, write_page
+from pipeline.cli.options import Answer, command, html_option, on_terminal, say, write_page
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Progress, Report
@@ -114,7 +113,7 @@ def _page_of(done: Report) -> str:
 def _bar() -> Iterator[Progress | None]:
     """What is called with the rows that are done, and all rows, and shows them on standard error: a
     bar on a terminal, elsewhere a line now and then."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield _lines()
         return
     from rich.console import Console

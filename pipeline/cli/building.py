@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, opened_at, sayer
+from pipeline.cli.options import Answer, command, opened_at, sayer, steps
 
 if TYPE_CHECKING:
     from pipeline.building import Added, RunResult
@@ -38,8 +38,8 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     """
     from pipeline.building import run as run_pipeline
 
-    with redirect_stdout(sys.stderr):  # the user's own factories may print
-        result = run_pipeline(config, registry, work, sayer(), quick)
+    with steps() as show, redirect_stdout(sys.stderr):  # the user's own factories may print
+        result = run_pipeline(config, registry, work, sayer(), quick, show)
     targets = result.bundle.manifest.targets
     data = {
         "version": result.version.ref,
@@ -87,7 +87,8 @@ def build(
     """
     from pipeline.building import build as build_version
 
-    added = build_version(registry, ref, target, engines, work, sayer())
+    with steps() as show:
+        added = build_version(registry, ref, target, engines, work, sayer(), show)
     record = added.annex.record
     data = {
         "version": added.version.ref,

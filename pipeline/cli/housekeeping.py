@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, complain, say
+from pipeline.cli.options import Answer, Number, command, complain, say, steps
 from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
@@ -35,7 +35,8 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     from pipeline.promotion import pull as pull_bundle
     from runtime.opening import engine_without_torch
 
-    version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
+    with steps() as show, show(f"pulling {ref}", None):
+        version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
     engines = {t: engine_without_torch(record) for t, record in bundle.manifest.targets.items()}
     without = {target: engine for target, engine in engines.items() if engine}
     data = {
@@ -63,7 +64,8 @@ def push(folder: Path, name: str | None, registry: Registry) -> Answer:
     """
     from registry.housekeeping import push as push_bundle
 
-    done = push_bundle(registry, folder, name)
+    with steps() as show, show(f"pushing {folder}", None):
+        done = push_bundle(registry, folder, name)
     version = done.version
     _page_of(registry, version)
     for target in done.kept:

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     html_option,
     opened_at,
     say,
+    steps,
     write_page,
 )
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from registry.store import Registry
     from registry.version import Version
     from runtime.opening import Opened
+    from stages.reports import ValidationReport
 
 
 @command()
@@ -132,10 +134,13 @@ def validate(ref: str, target: str | None, registry: Registry) -> Answer:
 
     opened = opened_at(ref, registry)
     targets = opened.bundle.manifest.targets
-    reports = {
-        name: [revalidate(opened, name, engine, say) for engine in targets[name].candidates]
-        for name in _targets_here(opened.bundle, target)
-    }
+    here = _targets_here(opened.bundle, target)
+    work = [(name, engine) for name in here for engine in targets[name].candidates]
+    reports: dict[str, list[ValidationReport]] = {name: [] for name in here}
+    with steps() as show:
+        for i, (name, engine) in enumerate(work, 1):
+            with show(f"{i} of {len(work)}: {engine} on {name}", None):
+                reports[name].append(revalidate(opened, name, engine, say))
 
     def shown() -> Iterator[Part]:
         yield from describe_reference(opened.bundle)
@@ -189,7 +194,7 @@ def bench(
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
     from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import measured_session
-    from stages.benchmark import benchmark
+    from stages.benchmark import benchmark, ladder
     from stages.reference import Reference
     from stages.reports import BenchmarkReport
 
@@ -202,7 +207,9 @@ def bench(
         valid = [engine for engine, c in candidates.items() if c.status == "valid"]
         say(f"timing {', '.join(valid)} on {name}")
         sessions = {engine: measured_session(opened, name, engine) for engine in valid}
-        found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
+        takes = seconds * len(ladder(opened.signature))
+        with steps() as show, show(f"timing {name}", takes):
+            found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     said = write_page(html, lambda: bench_page(ref, found))
     return Answer(
         {name: report.to_dict() for name, report in found.items()},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import traceback
 from typing import Any, NoReturn
 
 import click
@@ -14,7 +13,7 @@ from pipeline.cli.building import build, cxx, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, ui, validate
-from pipeline.cli.options import asked, complain
+from pipeline.cli.options import complain, fail
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
 from pipeline.cli.signing import sign, verify
@@ -54,15 +53,9 @@ class _Group(click.Group):
         except click.UsageError as error:
             _refuse(error.ctx or ctx, error)
         except SoaPipelineError as error:
-            for line in f"pipeline: {error}".split("\n"):  # a config's mistakes, each on a line
-                complain(line)
-            if asked("verbose"):
-                for line in traceback.format_exc().splitlines():
-                    complain(line)
-            ctx.exit(1)
+            fail(str(error), error.code)
         except OSError as error:
-            complain(f"pipeline: {_of_the_disk(error)}")
-            ctx.exit(1)
+            fail(_of_the_disk(error), "disk")
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
@@ -96,6 +89,8 @@ def main() -> None:
 
     A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
     with a slash in it, as ./FOLDER.
+
+    What is refused ends with a code, as [bind-dtype]: docs/reference/refusals.md explains each.
 
     \b
     Words complete after this line in bash; zsh and fish alike:

@@ -6,14 +6,22 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
+from soa.text import plain
+
 if TYPE_CHECKING:
+    from rich.progress import Task
+
+    from pipeline.building import Show
     from pipeline.report import Part
     from registry.store import Registry
     from runtime.opening import Opened
@@ -41,7 +49,7 @@ def command(
         def answered(
             as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **given: Any
         ) -> None:
-            click.get_current_context().meta.update(quiet=quiet, verbose=verbose)
+            click.get_current_context().meta.update(quiet=quiet, verbose=verbose, as_json=as_json)
             if verbose:
                 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
             if registry:
@@ -78,13 +86,32 @@ def give(answer: Answer) -> None:
     """Print the answer as the running command was asked to; exit with 1 if it did not pass."""
     context = click.get_current_context()
     if context.params["as_json"]:
-        click.echo(json.dumps(answer.data, indent=1))  # in ASCII
+        _give_json(answer.data)
     else:
         from pipeline.report import show
 
         show(answer.shown)
     if not answer.passed:
         context.exit(1)
+
+
+def fail(text: str, code: str) -> NoReturn:
+    """Say what is refused, with its code; exit with 1. An answer that was given stays as it is."""
+    for line in f"pipeline: {text} [{code}]".split("\n"):  # a config's mistakes, each on a line
+        complain(line)
+    if asked("verbose"):
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+    context = click.get_current_context()
+    if asked("as_json"):
+        _give_json({"error": {"code": code, "message": text}})
+    context.exit(1)
+
+
+def _give_json(data: object) -> None:
+    """The one JSON value of a command."""
+    click.get_current_context().meta["as_json"] = False
+    click.echo(json.dumps(data, indent=1))  # in ASCII
 
 
 html_option: Callable[[Any], Any] = click.option(
@@ -112,7 +139,7 @@ def opened_at(ref: str, registry: Registry) -> Opened:
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
-def asked(name: Literal["quiet", "verbose"]) -> bool:
+def asked(name: Literal["quiet", "verbose", "as_json"]) -> bool:
     """Of the running command."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(name))
@@ -141,6 +168,53 @@ def tell(text: object) -> None:
     from pipeline.report import write
 
     write(text)
+
+
+def on_terminal() -> bool:
+    """Whether progress is shown as it goes on: elsewhere nothing is written over, nor where the
+    locale lacks the signs for it."""
+    if not sys.stderr.isatty() or sys.stderr.encoding.lower() != "utf-8":
+        return False
+    return not (asked("quiet") or asked("verbose") or asked("as_json"))
+
+
+@contextmanager
+def steps() -> Iterator[Show]:
+    """What shows a step while it is at work: below the lines, for how long, and how long it may
+    still take. It leaves nothing behind, and where there is no terminal it does nothing."""
+    if not on_terminal():
+        yield lambda name, before: nullcontext()
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+    from rich.text import Text
+
+    @contextmanager
+    def shown(name: str, before: float | None) -> Iterator[None]:
+        task = bars.add_task(plain(name), before=before)
+        try:
+            yield
+        finally:
+            bars.remove_task(task)
+            bars.refresh()
+
+    class Time(TextColumn):
+        def render(self, task: Task) -> Text:
+            spent, before = task.elapsed or 0.0, task.fields["before"]
+            left = "" if before is None else f", about {clock(max(0.0, before - spent))} left"
+            return Text(f"{clock(spent)}{left}")
+
+    # Once a second: what is timed in this process hardly notices.
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), Time("")
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=1, redirect_stdout=False
+    ) as bars:
+        yield shown
+
+
+def clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Number(click.FloatRange):

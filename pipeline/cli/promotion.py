@@ -78,7 +78,7 @@ def promote(
 
     def answer(data: dict[str, Any], decisions: Any, note: str, *lines: str) -> Answer:
         table = describe_decisions(f"{ref} to @{alias}{note}", decisions)
-        decided = {"decisions": [asdict(decision) for decision in decisions]}
+        decided = {"decisions": [{**asdict(each), "code": each.code} for each in decisions]}
         return Answer(data | decided, [*table, *lines], passed=data.get("would_promote", True))
 
     if dry_run:

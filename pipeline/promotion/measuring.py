@@ -127,7 +127,7 @@ def revalidate(
     say(f"validating {engine_name} on {target} against the reference")
     report = _validated(opened, target, engine_name)
     if report.reason:
-        say(f"{engine_name} on {target} is refused: {report.reason}")
+        say(f"{engine_name} on {target} is refused: {report.why}")
     if candidate.windows and report.window and report.valid:
         return replace(report, valid=False, reason=report.window, worst={})
     return report
@@ -160,7 +160,9 @@ def _validated(
     ):
         program = held.file(manifest.program)
         if candidate.tile and (seen := dependence_of(manifest.capture.dependence, program)):
-            return ValidationReport.refused(engine_name, f"{SEE_EACH_OTHER}: {seen}")
+            return ValidationReport.refused(
+                engine_name, f"{SEE_EACH_OTHER}: {seen}", "candidate-rows"
+            )
         return validate_candidate(
             engine_name,
             held.file(candidate.files[0]),

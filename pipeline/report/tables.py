@@ -100,12 +100,13 @@ def write(text: object, err: bool = False) -> None:
 
 
 def _echo(line: str, err: bool = False) -> None:
-    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    stream = sys.stderr if err else sys.stdout
+    encoding = stream.encoding or "utf-8"
     try:
         line.encode(encoding)
     except UnicodeEncodeError:  # a locale without UTF-8
         line = line.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
-    click.echo(line, err=err)
+    click.echo(line, file=stream)  # as it is now: click's own finds what is below a live line
 
 
 def terminal_width() -> int:

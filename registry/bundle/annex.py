@@ -144,7 +144,9 @@ def open_folder(
                 raise BundleError(f"{bundle.path}: {name} is not an annex")
             found[place.relative_to(root).as_posix()] = place
     if only is not None and (missing := sorted(only.keys() - found.keys())):
-        raise BundleError(f"{bundle.path}: {prefix_of(missing[0])} is missing")
+        raise BundleError(
+            f"{bundle.path}: {prefix_of(missing[0])} is missing", code="bundle-altered"
+        )
     annexes = []
     for target, place in found.items():
         if only is not None and target not in only:
@@ -155,6 +157,7 @@ def open_folder(
         if only is not None and annex.digest != only[target]:
             raise BundleError(
                 f"{place}: another annex ({annex.digest[:12]}…) than the one that is meant "
-                f"({only[target][:12]}…)"
+                f"({only[target][:12]}…)",
+                code="bundle-altered",
             )
     return attach(bundle, annexes)

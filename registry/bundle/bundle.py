@@ -84,7 +84,9 @@ class Sealed:
         """Check again that every byte of the folder is still what was opened."""
         _seen.clear()
         if self.open(self.path).digest != self.digest:
-            raise BundleError(f"{self.path}: sealed anew since it was opened")
+            raise BundleError(
+                f"{self.path}: sealed anew since it was opened", code="bundle-altered"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,7 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise BundleError(f"{root}: {name} is missing") from None
+        raise BundleError(f"{root}: {name} is missing", code="bundle-altered") from None
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
 
@@ -267,7 +269,7 @@ def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
             at += read
         after = identity(handle)
     if before != after:
-        raise BundleError(f"{root}: {name} was changed while it was read")
+        raise BundleError(f"{root}: {name} was changed while it was read", code="bundle-altered")
     return digest.hexdigest(), after
 
 
@@ -277,7 +279,8 @@ def _require_digest(
     if found != listed[name]:
         raise BundleError(
             f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
-            f"{SUMS} says {listed[name][:12]}…)"
+            f"{SUMS} says {listed[name][:12]}…)",
+            code="bundle-altered",
         )
 
 
@@ -294,7 +297,9 @@ def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
     except UnicodeDecodeError:
         raise BundleError(f"{root}: {SUMS} is not text") from None
     if not text.endswith("\n"):
-        raise BundleError(f"{root}: {SUMS} is truncated: its last line has no end")
+        raise BundleError(
+            f"{root}: {SUMS} is truncated: its last line has no end", code="bundle-altered"
+        )
     listed: dict[str, str] = {}
     for number, line in enumerate(text[:-1].split("\n"), start=1):
         match = _SUMS_LINE.fullmatch(line)
@@ -334,9 +339,11 @@ def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[st
     except OSError as error:
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
     if missing := sorted(listed.keys() - there):
-        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}")
+        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}", code="bundle-altered")
     if extra := sorted(there - listed.keys() - _BESIDE):
-        raise BundleError(f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}")
+        raise BundleError(
+            f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}", code="bundle-altered"
+        )
 
 
 def _more(names: list[str]) -> str:

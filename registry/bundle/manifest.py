@@ -335,7 +335,8 @@ def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) 
     if isinstance(found, int) and found > newest:
         raise BundleError(
             f"{where}: schema version {found} is newer than {newest}, the newest that "
-            "this installation reads: update soa-pipeline"
+            "this installation reads: update soa-pipeline",
+            code="bundle-newer",
         )
     try:
         return read_record(kind, text)

@@ -82,4 +82,7 @@ class Pinned:
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
     def _changed(self, name: str) -> BundleError:
-        return BundleError(f"{self._bundle.path}: {name} was changed after its digest was checked")
+        return BundleError(
+            f"{self._bundle.path}: {name} was changed after its digest was checked",
+            code="bundle-altered",
+        )

@@ -39,6 +39,11 @@ class Decision:
         return self.passed or (self.override != "" and self.gate not in NEVER_OVERRIDDEN)
 
     @property
+    def code(self) -> str:
+        """Of its refusal, as `gate-speed`."""
+        return f"gate-{self.gate.replace(' ', '-')}"
+
+    @property
     def answer(self) -> str:
         if self.passed:
             return "passed"

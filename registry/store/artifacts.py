@@ -139,7 +139,8 @@ def _opened(kind: type[T], version: Version, target: str | None, path: Path, ver
         what = "bundle" if target is None else "annex"
         raise BundleError(
             f"{version.ref}: the files in {path} are another {what} ({found.digest[:12]}…) than "
-            f"the one registered ({registered[:12]}…)"
+            f"the one registered ({registered[:12]}…)",
+            code="bundle-altered",
         )
     return found
 

@@ -148,11 +148,14 @@ class _CheckedBinding(Binding):
     ) -> None:
         for name in self.inputs:
             if name not in self.outputs and not same_bytes(before[name], given[name].whole):
-                raise DeviationError(f"the artifact changed its input collection {name!r}")
+                raise DeviationError(
+                    f"the artifact changed its input collection {name!r}", code="deviation-memory"
+                )
         for name in self.outputs:
             if wrote_outside(self.signature, name, before[name], given[name]):
                 raise DeviationError(
-                    f"the artifact wrote outside its columns or rows in collection {name!r}"
+                    f"the artifact wrote outside its columns or rows in collection {name!r}",
+                    code="deviation-memory",
                 )
 
     def _run_reference(self, given: Mapping[str, Collection]) -> dict[str, Collection]:

@@ -128,7 +128,8 @@ def _open(
             raise
         raise LoadError(
             f"{bundle.path}: {engine_name} runs on torch, which is not installed here: pip install "
-            "torch"
+            "torch",
+            code="load-without-torch",
         ) from None
     if device.type != "cpu":  # a GPU's artifact is opened again when its runs are first recorded
         weakref.finalize(executable, pinned.close)
@@ -150,7 +151,7 @@ def _held(
     except EngineError as error:
         pinned.close()
         said = str(error).replace(str(pinned.folder), str(bundle.path))
-        raise type(error)(said) from error
+        raise type(error)(said, code=error.code) from error
     except BaseException:
         pinned.close()
         raise

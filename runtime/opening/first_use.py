@@ -41,7 +41,8 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
         if why := _verdict(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
-                f"this device refuses it: {why}"
+                f"this device refuses it: {why}",
+                code="load-not-verified",
             )
     targets = {**opened.bundle.manifest.targets, target: _verified(record)}
     manifest = opened.bundle.manifest.model_copy(update={"targets": targets})

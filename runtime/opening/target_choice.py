@@ -70,10 +70,14 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     target = str(Target.parse(wanted))
     if target not in targets:
         have = ", ".join(targets) or "none"
-        raise LoadError(f"{name} has no target {target}; it has: {have}{withheld(opened)}")
+        raise LoadError(
+            f"{name} has no target {target}; it has: {have}{withheld(opened)}", code="load-target"
+        )
     check_host_runs(Target.parse(target))
     if (device.type == "cpu") != target.startswith("cpu/"):
-        raise LoadError(f"target {target} does not run on device {str(device)!r}")
+        raise LoadError(
+            f"target {target} does not run on device {str(device)!r}", code="load-target"
+        )
     return target
 
 
@@ -125,7 +129,7 @@ def _without_torch(opened: Opened) -> Opened:
     """Of its targets those that run where torch is not installed, each by what runs there."""
     manifest = opened.bundle.manifest
     if why := why_torch(manifest):
-        raise LoadError(why)
+        raise LoadError(why, code="load-without-torch")
     targets = {}
     for target, record in manifest.targets.items():
         engine = engine_without_torch(record)
@@ -148,19 +152,25 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
     name, record = opened.bundle.manifest.name, opened.bundle.manifest.targets[target]
     if opened.production and record.status != "verified":
         raise LoadError(
-            f"{name} is {record.status} on {target}: production runs only what was verified there"
+            f"{name} is {record.status} on {target}: production runs only what was verified there",
+            code="load-not-verified",
         )
     chosen = wanted or record.chosen
     if chosen is None:
         reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
-        raise LoadError(f"{name} has no valid artifact on {target}: {reasons}")
+        raise LoadError(
+            f"{name} has no valid artifact on {target}: {reasons}", code="load-not-verified"
+        )
     if chosen not in record.candidates:
         have = ", ".join(record.candidates)
-        raise LoadError(f"{name} has no {chosen} artifact on {target}; it has: {have}")
+        raise LoadError(
+            f"{name} has no {chosen} artifact on {target}; it has: {have}", code="load-target"
+        )
     candidate = record.candidates[chosen]
     if opened.production and candidate.status != "valid":
         raise LoadError(
-            f"{name}: the {chosen} artifact for {target} is {candidate.status}: {candidate.reason}"
+            f"{name}: the {chosen} artifact for {target} is {candidate.status}: {candidate.reason}",
+            code="load-not-verified",
         )
 
 

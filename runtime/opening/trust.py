@@ -32,7 +32,8 @@ def require_promoted(version: Version, history: Sequence[Promotion] | None) -> P
     except NotPromotedError as error:
         raise LoadError(
             f"{error}: run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with "
-            "mode='test'"
+            "mode='test'",
+            code="load-not-promoted",
         ) from error
 
 
@@ -60,12 +61,14 @@ def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) ->
     if note is None:
         raise LoadError(
             f"{ref} is a folder that no promotion vouches for: make one with "
-            "`pipeline pull NAME@production DIR`, or load it with mode='test'"
+            "`pipeline pull NAME@production DIR`, or load it with mode='test'",
+            code="load-not-promoted",
         )
     if note.digest != bundle.digest:
         raise LoadError(
             f"{ref} is not the bundle that was promoted as {note.ref}: its digest is "
-            f"{bundle.digest[:12]}, promoted was {note.digest[:12]}"
+            f"{bundle.digest[:12]}, promoted was {note.digest[:12]}",
+            code="load-altered",
         )
 
 

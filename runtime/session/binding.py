@@ -144,14 +144,16 @@ class Binding:
             return
         if wanted.keys() != self.rows.keys():
             raise BindError(
-                f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}"
+                f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}",
+                code="bind-rows",
             )
         for dim, n in wanted.items():
             low, high = self.signature.ranges[dim].min, self._checked.limits[dim]
             if not low <= n <= high:
                 raise BindError(
                     f"{dim} = {n} is outside {low} … {high} (compiled for up to "
-                    f"{self.signature.ranges[dim].max}, and the bound memory holds {high})"
+                    f"{self.signature.ranges[dim].max}, and the bound memory holds {high})",
+                    code="bind-rows",
                 )
         self._replace(
             {
@@ -183,7 +185,8 @@ class Binding:
             if collection.device != self.device:
                 raise BindError(
                     f"collection {name!r} lies on {collection.device}, the session runs on "
-                    f"{self.device}: load the model on the device where the data is"
+                    f"{self.device}: load the model on the device where the data is",
+                    code="bind-device",
                 )
         rows = check_memory(signature, inputs, outputs, self._any_start)
         limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
@@ -260,4 +263,6 @@ def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
             raise TypeError
         return {dim: operator.index(n) for dim, n in given.items()}
     except TypeError:
-        raise BindError(f"rows are an integer, or integers by dimension; found {rows!r}") from None
+        raise BindError(
+            f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
+        ) from None

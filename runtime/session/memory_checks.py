@@ -21,7 +21,9 @@ def data_device(*given: Collections) -> Device:
     found = {collection.device for part in every for collection in part}
     if len(found) != 1:
         names = ", ".join(sorted(map(str, found))) or "no device"
-        raise BindError(f"the collections lie on {names}: they must all lie on one device")
+        raise BindError(
+            f"the collections lie on {names}: they must all lie on one device", code="bind-device"
+        )
     return found.pop()
 
 
@@ -64,19 +66,22 @@ def check_memory(
             raise BindError(
                 f"collection {name!r} is a window from row {collection.start} on, and this version "
                 f"was not validated on windows like that: begin at a multiple of {step} rows, or "
-                "build the version again (pipeline run, then promote)"
+                "build the version again (pipeline run, then promote)",
+                code="bind-rows",
             )
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
                 f"the model reads and writes collection {name!r}: give the same one as input and "
-                "as output"
+                "as output",
+                code="bind-overlap",
             )
         if collection.readonly:
             copied = ", ".join(collection.copied)
             why = f": as_collection copied {copied}, so that your own arrays would not be written"
             raise BindError(
-                f"output collection {name!r} is read-only memory{why if copied else ''}"
+                f"output collection {name!r} is read-only memory{why if copied else ''}",
+                code="bind-read-only",
             )
     _check_overlap(inputs, outputs)
     rows = _common_rows(signature, {**inputs, **outputs})
@@ -94,7 +99,8 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
         raise BindError(
             f"{where} has the layout of {other!r}: are they swapped? Inputs come first "
             f"({', '.join(signature.input_collections)}), then outputs "
-            f"({', '.join(signature.output_collections)})"
+            f"({', '.join(signature.output_collections)})",
+            code="bind-layout",
         )
     _check_columns(where, found, wanted)
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
@@ -103,12 +109,14 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
         raise BindError(
             f"{where} is stored as {found.storage!r}, the model was compiled for "
             f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
-            f"build the model with storage: {found.storage}"
+            f"build the model with storage: {found.storage}",
+            code="bind-layout",
         )
     raise BindError(
         f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
         f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
-        f"alignment: {found.alignment}"
+        f"alignment: {found.alignment}",
+        code="bind-layout",
     )
 
 
@@ -117,25 +125,33 @@ def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
         have = found.by_name.get(column.name)
         if have is None:
             have_now = ", ".join(c.name for c in found.columns)
-            raise BindError(f"{where} has no column {column.name!r}; it has: {have_now}")
+            raise BindError(
+                f"{where} has no column {column.name!r}; it has: {have_now}", code="bind-layout"
+            )
         if have.dtype != column.dtype:
             raise BindError(
                 f"{where}: column {column.name!r} is {have.dtype}, "
-                f"the model was compiled for {column.dtype}"
+                f"the model was compiled for {column.dtype}",
+                code="bind-dtype",
             )
         if (have.kind, have.shape) != (column.kind, column.shape):
             raise BindError(
                 f"{where}: column {column.name!r} is {have.kind} {list(have.shape)}, "
-                f"the model was compiled for {column.kind} {list(column.shape)}"
+                f"the model was compiled for {column.kind} {list(column.shape)}",
+                code="bind-layout",
             )
     extra = [c.name for c in found.columns if c.name not in wanted.by_name]
     if extra:
-        raise BindError(f"{where} has a column {extra[0]!r} that the model's layout does not have")
+        raise BindError(
+            f"{where} has a column {extra[0]!r} that the model's layout does not have",
+            code="bind-layout",
+        )
     if [c.name for c in found.columns] != [c.name for c in wanted.columns]:
         raise BindError(
             f"{where} has its columns in another order: "
             f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
-            f"{', '.join(c.name for c in wanted.columns)}"
+            f"{', '.join(c.name for c in wanted.columns)}",
+            code="bind-layout",
         )
 
 
@@ -151,7 +167,9 @@ def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Colle
     reach, holder, holder_out = 0, "", False
     for start, end, name, is_output in spans:
         if start < reach and (is_output or holder_out):
-            raise BindError(f"collections {holder!r} and {name!r} overlap in memory")
+            raise BindError(
+                f"collections {holder!r} and {name!r} overlap in memory", code="bind-overlap"
+            )
         if end > reach:
             reach, holder, holder_out = end, name, is_output
 
@@ -164,7 +182,8 @@ def _common_rows(signature: Signature, collections: Mapping[str, Collection]) ->
         if rows.setdefault(dim, collection.n) != collection.n:
             raise BindError(
                 f"collection {name!r} has {collection.n} rows, {by[dim]!r} has {rows[dim]}: "
-                f"both are rows of {dim!r}"
+                f"both are rows of {dim!r}",
+                code="bind-rows",
             )
         by.setdefault(dim, name)
     return {dim: rows[dim] for dim in signature.dims}
@@ -178,5 +197,6 @@ def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:
             raise BindError(
                 f"{dim} = {n} is outside the compiled range {low} … {high}: "
                 "run windows of it, collection.window(start, stop), or build the model with a "
-                "larger rows: max or rows: unbounded"
+                "larger rows: max or rows: unbounded",
+                code="bind-rows",
             )

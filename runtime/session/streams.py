@@ -44,4 +44,4 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
 
 def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:
     if Device(found) != Device(device):
-        raise BindError(f"the stream is of {found}, the model runs on {device}")
+        raise BindError(f"the stream is of {found}, the model runs on {device}", code="bind-device")

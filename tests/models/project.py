@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,13 +161,15 @@ def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
 
 
 def refusal(*arguments: object) -> str:
-    """The one line in which the command refuses; standard output stays empty."""
+    """The one line in which the command refuses, without its code; standard output stays empty."""
     result = cli(*arguments, code=1)
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     said = [line for line in lines if line.startswith("pipeline: ")]
     assert lines[-1:] == said, result.stderr
-    return said[0].removeprefix("pipeline: ")
+    text, bracket, code = said[0].removeprefix("pipeline: ").rpartition(" [")
+    assert bracket and re.fullmatch(r"[a-z-]+\]", code), said
+    return text
 
 
 def resealed(bundle: Bundle, folder: Path, edit: Callable[[Path, dict[str, Any]], None]) -> Bundle:

@@ -218,7 +218,7 @@ def test_a_script_of_an_earlier_release_repeats_its_step(tmp_path: Path) -> None
 def test_a_segfault_is_an_outcome_that_the_script_repeats(tmp_path: Path, name: str) -> None:
     outcome = run(tmp_path, name)
     assert not outcome.ok
-    assert outcome.error == "killed by SIGSEGV"
+    assert (outcome.error, outcome.code) == ("killed by SIGSEGV", "candidate-crashed")
     if name == "kill_itself":
         assert "about to crash" in outcome.log.read_text()
     assert repeat(outcome).returncode == -signal.SIGSEGV
@@ -236,6 +236,7 @@ def test_the_time_limit_ends_the_child_and_all_it_started(tmp_path: Path) -> Non
         timeout_s *= 2
         outcome = run(tmp_path / "step", "hang", timeout_s, pids=str(pids))
         assert outcome.error == f"no answer within {timeout_s:g} s"
+        assert outcome.code == "candidate-timeout"
     assert all(ends(int(pid)) for pid in pids.read_text().split())
 
 
@@ -362,6 +363,7 @@ def test_a_step_that_runs_out_of_memory(tmp_path: Path) -> None:
 def test_what_to_do_is_said_once(tmp_path: Path) -> None:
     outcome = run(tmp_path, "fails_for_want_of_memory")
     assert outcome.killed and outcome.error is not None
+    assert outcome.code == "candidate-out-of-memory"
     assert outcome.error.startswith("it failed: out of memory")
     assert outcome.error.count("fewer rows") == 1
 

@@ -296,7 +296,8 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
     wrong = process("show", "jets@nobody", "--registry", two.uri)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr == (
-        "pipeline: jets@nobody: jets has no such alias; its aliases: @previous, @production\n"
+        "pipeline: jets@nobody: jets has no such alias; its aliases: @previous, @production "
+        "[not-found]\n"
     )
     for words, says in ((("promote", "jets"), "Missing option '--to'"), (("--fast",), "'--fast'")):
         usage = process(*words)

@@ -86,7 +86,7 @@ def test_during_run(jets: Built, tmp_path: Path) -> None:
         assert (code, output) == (1, ""), said
         line = said.splitlines()[-1]
         assert line.startswith("pipeline: the disk is full"), said
-        assert line.endswith(": free some space and run again")
+        assert line.endswith(": free some space and run again [disk]")
         assert not any("bundle" in file for file in files)
     for _, _, _, files in found[:-1]:
         assert not any(file.endswith("done.json") for file in files)
