@@ -9,7 +9,7 @@ from typing import Any
 
 from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
-from soa.files import as_record
+from soa.records import as_record
 from soa.text import microseconds, number
 
 EAGER = "eager, row-major"

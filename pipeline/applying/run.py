@@ -33,8 +33,9 @@ from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
-from soa.files import as_data, as_record, parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
 from soa.options import known_options
+from soa.records import as_data, as_record, parse_json
 
 Progress = Callable[[int, int], object]
 """Called with the rows that are done, and all rows."""

@@ -19,8 +19,9 @@ from registry.bundle import Manifest
 from registry.errors import BundleError, TrustError
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
-from soa.files import as_record, digest_of
+from soa.files import digest_of
 from soa.options import known_options
+from soa.records import as_record
 
 T = TypeVar("T")
 

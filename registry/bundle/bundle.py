@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Self
 from registry.bundle.manifest import Manifest, safe_relative
 from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
-from soa.files import as_record, open_plain, parse_json, read_plain
+from soa.files import open_plain, read_plain
 from soa.options import known_options
+from soa.records import as_record, parse_json
 
 if TYPE_CHECKING:
     from registry.bundle.annex import Annex

@@ -31,7 +31,8 @@ from registry.trust.keys import (
     require_library,
     trusted,
 )
-from soa.files import parse_json, read_plain
+from soa.files import read_plain
+from soa.records import parse_json
 
 
 def sign(
