@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -234,6 +233,8 @@ def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
     cores = len(os.sched_getaffinity(0))
     if total < _WORTH_A_THREAD or cores == 1:
         return [_hash(root, name) for name in names]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(cores, _HASHERS)) as pool:
         return list(pool.map(lambda name: _hash(root, name), names))
 
