@@ -62,9 +62,10 @@ class Record:
         check_fields(self)
 
 
-def check_fields(record: DataclassInstance) -> None:
+def check_fields(record: object) -> None:
     """Raise ValueError if a field of a dataclass is not what its annotation says."""
-    for name, read in _record_fields(type(record)).items():
+    kind: Any = type(record)
+    for name, read in _record_fields(kind).items():
         object.__setattr__(record, name, _at(name, read, getattr(record, name)))
 
 

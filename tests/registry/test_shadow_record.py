@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,9 +23,8 @@ GAPS = st.dictionaries(st.sampled_from("xyz"), st.floats(0, math.inf))
 
 @st.composite
 def records(draw: st.DrawFn) -> ShadowRecord:
-    counts = {name: draw(COUNT) for name in ("events", "dropped", "errors")}
-    gaps = {"max_abs": draw(GAPS), "max_rel": draw(GAPS)}
-    return replace(BEGUN, **counts, **gaps)
+    drawn: dict[str, Any] = {name: draw(COUNT) for name in ("events", "dropped", "errors")}
+    return replace(BEGUN, **drawn, max_abs=draw(GAPS), max_rel=draw(GAPS))
 
 
 @given(records())

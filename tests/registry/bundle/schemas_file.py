@@ -68,7 +68,7 @@ def schema(kind: Any, defs: dict[str, Any]) -> dict[str, Any]:
     if origin is list:
         return {"items": schema(inner[0], defs), "type": "array"}
     if origin in (dict, Mapping):
-        return _of_mapping(*inner, defs)
+        return _of_mapping(inner[0], inner[1], defs)
     raise TypeError(f"no schema for {kind}")
 
 
