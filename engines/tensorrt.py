@@ -21,7 +21,8 @@ from engines.kinds import cpu_code
 from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
 from engines.target import Target
 from soa.errors import needs_extra
-from soa.files import as_record, parse_json, read_plain
+from soa.files import read_plain
+from soa.records import as_record, parse_json
 
 _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
 

@@ -1,7 +1,6 @@
 """Bundles, the MLflow registry that keeps them, and the rules of promotion.
 
-Names are resolved on first use: `import registry` loads neither pydantic nor MLflow, and MLflow
-itself is loaded only when a `Registry` first talks to its store.
+Names are resolved on first use: MLflow is loaded only when a `Registry` first talks to its store.
 """
 
 import lazy_loader

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import Field
-
-from registry.bundle import Record
+from registry.bundle import Measured
 from registry.errors import RegistryError
-from soa.files import as_record, parse_json
+from soa.records import Record, read_record
 
 
+@dataclass(frozen=True, kw_only=True)
 class ShadowRecord(Record):
     """Sums over sessions. `events` were compared; `dropped` ones were sampled while all room for
     copies was taken; `errors` are runs of the shadow that failed, with the last one's text.
@@ -29,12 +29,12 @@ class ShadowRecord(Record):
     dropped: int = 0
     errors: int = 0
     error: str = ""
-    max_abs: dict[str, float] = Field(default_factory=dict)
-    max_rel: dict[str, float] = Field(default_factory=dict)
+    max_abs: dict[str, Measured] = field(default_factory=dict)
+    max_rel: dict[str, Measured] = field(default_factory=dict)
 
     def plus(self, others: Iterable[ShadowRecord]) -> ShadowRecord:
         """Together with those of the same two bundles; others are left out."""
-        found: dict[str, Any] = self.model_dump()
+        found: dict[str, Any] = asdict(self)
         for other in others:
             if (other.digest, other.production_digest) == (self.digest, self.production_digest):
                 for key in ("events", "dropped", "errors"):
@@ -47,7 +47,7 @@ class ShadowRecord(Record):
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> ShadowRecord:
         try:
-            return as_record(cls, parse_json(text))
+            return read_record(cls, text)
         except ValueError as error:
             raise RegistryError(f"{where}: not the record of a shadow: {error}") from error
 

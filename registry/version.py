@@ -17,7 +17,7 @@ from registry.errors import NotPromotedError, RegistryError
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.shadow import ShadowRecord
-from soa.files import as_record, parse_json
+from soa.records import as_record, parse_json
 
 if TYPE_CHECKING:
     from registry.mlflow import StoredVersion

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -40,20 +41,15 @@ def declared(package: str, family: str) -> dict[str, Declared]:
 
     Raises SoaPipelineError where two have one name.
     """
-    root = Path(__file__).parents[1]
-    # The head of a class alone is parsed: every process that runs a model does this.
-    heads = re.compile(r"^class \w+\((?:[^()]|\([^()]*\))*\):", re.MULTILINE)
     found: list[Declared] = []
-    for file in root.joinpath(*package.split(".")).rglob("*.py"):
-        module = ".".join(file.relative_to(root).with_suffix("").parts)
-        for head in heads.findall(file.read_text(encoding="utf-8")):
-            if re.search(rf"\b{family}=", head) is None:
-                continue
-            (node,) = ast.parse(f"{head} ...", str(file)).body
-            if isinstance(node, ast.ClassDef):
-                said = {each.arg: each.value for each in node.keywords if each.arg is not None}
-                settings = {key: ast.literal_eval(value) for key, value in said.items()}
-                found.append(Declared(settings[family], module, node.name, settings))
+    for module, head in _heads(package):
+        if re.search(rf"\b{family}=", head) is None:
+            continue
+        (node,) = ast.parse(f"{head} ...", module).body
+        if isinstance(node, ast.ClassDef):
+            said = {each.arg: each.value for each in node.keywords if each.arg is not None}
+            settings = {key: ast.literal_eval(value) for key, value in said.items()}
+            found.append(Declared(settings[family], module, node.name, settings))
     found.sort(key=lambda each: (each.settings.get("order", 0), each.name))
     by_name: dict[str, Declared] = {}
     for each in found:
@@ -63,3 +59,24 @@ def declared(package: str, family: str) -> dict[str, Declared]:
             )
         by_name[each.name] = each
     return by_name
+
+
+# The head of a class alone is read, and a package once: every process that runs a model does this.
+_HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
+
+
+@cache
+def _heads(package: str) -> list[tuple[str, str]]:
+    """The first lines of a package's classes that have keywords, each with its module."""
+    root = str(Path(__file__).parents[1])
+    found = []
+    for folder, _, files in os.walk(os.path.join(root, *package.split("."))):
+        inside = folder[len(root) + 1 :].replace(os.sep, ".")
+        for file in files:
+            if not file.endswith(".py"):
+                continue
+            with open(os.path.join(folder, file), "rb") as opened:
+                heads = _HEAD.findall(opened.read())
+            module = inside if file == "__init__.py" else f"{inside}.{file[:-3]}"
+            found += [(module, head.decode()) for head in heads if b"=" in head]
+    return found

@@ -1,4 +1,4 @@
-"""Open and read files that others may have written, turn JSON into records, and write our own."""
+"""Open and read files that others may have written, and write our own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 LARGEST_RECORD = 64 << 20
 """Bytes of a record, a note, a key or a config: more is none of ours."""
-
-T = TypeVar("T")
 
 
 def open_plain(path: str | Path, *, links: bool = False) -> int:
@@ -65,55 +57,3 @@ def write_whole(path: Path, text: str) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def parse_json(content: bytes | str) -> Any:
-    """JSON data, nested no deeper than 200; ValueError for what is not that."""
-    from pydantic_core import from_json
-
-    return from_json(
-        content.encode(errors="surrogatepass") if isinstance(content, str) else content
-    )
-
-
-def read_record(kind: type[T], content: bytes | str) -> T:
-    """As `as_record`, from JSON; each value is of the very type that `kind` says: "5" is no 5."""
-    from pydantic_core import to_json
-
-    once = to_json(parse_json(content), inf_nan_mode="constants")  # of equal keys the last counts
-    return _validated(kind, lambda adapter: adapter.validate_json(once, strict=True))
-
-
-def as_record(kind: type[T], data: Any) -> T:
-    """`data` as a dataclass, a pydantic model, or whatever else pydantic knows by its annotation.
-
-    ValueError, in one line, names the first field that is not what `kind` says.
-    """
-    return _validated(kind, lambda adapter: adapter.validate_python(data))
-
-
-def _validated(kind: type[T], validate: Callable[[TypeAdapter[Any]], Any]) -> T:
-    from pydantic import ValidationError
-
-    try:
-        found: T = validate(_adapter(kind))  # type: ignore[arg-type]  # a type has a hash
-        return found
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "(top level)"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ValueError(f"{field}: {first['msg']}{more}") from error
-
-
-def as_data(record: Any) -> dict[str, Any]:
-    """A dataclass as data for JSON, with its fields in order."""
-    adapter = _adapter(type(record))  # type: ignore[arg-type]  # a type has a hash
-    found: dict[str, Any] = adapter.dump_python(record, mode="json", warnings=False)
-    return found
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)

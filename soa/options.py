@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -37,6 +36,8 @@ def known_options(of: type | None = None) -> Callable[[Callable[P, R]], Callable
 
 
 def _refusal(function: str, name: str, known: list[str]) -> str:
+    import difflib
+
     nearest = difflib.get_close_matches(name, known, 1)
     advice = f"did you mean {nearest[0]!r}?" if nearest else f"it has: {', '.join(known)}"
     return f"{function} has no option {name!r}: {advice}"

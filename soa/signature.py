@@ -15,8 +15,8 @@ from typing import Any, Literal
 from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
-from soa.files import as_data, as_record
 from soa.layout import IDENTIFIER, Column, Layout, Storage
+from soa.records import as_data, as_record
 
 Role = Literal["carrier", "input", "output"]
 _MOST_ROWS = 1 << 40

@@ -7,7 +7,6 @@ is shown. Every place that prints prints with one of these.
 
 from __future__ import annotations
 
-import html
 import logging
 import math
 import re
@@ -38,6 +37,8 @@ def _visible(character: str) -> str:
 
 def in_html(text: object) -> str:
     """For HTML and SVG, between tags."""
+    import html  # with a table of all its names
+
     return html.escape(plain(text, "\n"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from engines.errors import NotApplicableError
 from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
-from soa.files import as_record
+from soa.records import as_record
 from soa.text import microseconds, number
 from stages.histogram import Histogram
 

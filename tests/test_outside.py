@@ -32,7 +32,8 @@ from runtime.loader import load
 from serving.client.calls import _credentials
 from serving.client.options import Tls
 from soa.errors import SoaPipelineError
-from soa.files import as_record, open_plain, parse_json, read_plain
+from soa.files import open_plain, read_plain
+from soa.records import as_record, parse_json
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglob("*.py")]

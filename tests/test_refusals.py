@@ -30,6 +30,7 @@ from runtime.checked import Tolerance
 from runtime.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.errors import SoaPipelineError, needs_extra
+from soa.records import as_record
 from soa_pipeline import PACKAGES
 from stages.reports import ValidationReport
 from stages.validate import validate_session
@@ -153,7 +154,7 @@ def no_library() -> None:
 
 
 def opened(folder: Path, change: Callable[[Path], object]) -> None:
-    write_bundle(folder / "bundle", Manifest.model_validate(provable(manifest_data())))
+    write_bundle(folder / "bundle", as_record(Manifest, provable(manifest_data())))
     change(folder / "bundle")
     pipeline.load(folder / "bundle")
 
@@ -281,6 +282,6 @@ def test_json_says_it_for_programs(tmp_path: Path) -> None:
 
 def test_json_of_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    write_bundle(tmp_path / "bundle", Manifest.model_validate(provable(manifest_data())))
+    write_bundle(tmp_path / "bundle", as_record(Manifest, provable(manifest_data())))
     result = cli("cxx", tmp_path / "bundle", "-o", tmp_path / "file" / "x.hpp", "--json", code=1)
     assert json.loads(result.stdout)["error"]["code"] == "disk"

@@ -31,8 +31,18 @@ NO_LANES = {"zoo/edge_gnn.yaml": "aoti-standalone"}  # it has two row dimensions
 CONFIGS = ROOT / "configs"
 NETWORKS = ["demo.yaml", "particlenet.yaml"]
 NETWORKS += [f"zoo/{path.name}" for path in sorted((CONFIGS / "zoo").glob("*.yaml"))]
-DEPENDENCIES = ("numpy", "lazy_loader", "pydantic", "safetensors")
-ABSENT = ("torch", "mlflow", "filelock", "yaml", "click", "soa_pipeline", "pipeline", "stages")
+DEPENDENCIES = ("numpy", "lazy_loader", "safetensors")
+ABSENT = (
+    "torch",
+    "pydantic",
+    "mlflow",
+    "filelock",
+    "yaml",
+    "click",
+    "soa_pipeline",
+    "pipeline",
+    "stages",
+)
 
 
 @pytest.fixture(scope="module")

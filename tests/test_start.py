@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.promotion import pull
 from registry import Decision, Registry
 from tests.models import project
 from tests.models.project import Built
@@ -69,7 +70,7 @@ def started(folder: Path, run: str, *arguments: str) -> set[str]:
     """The modules that were imported once the process ends."""
     env = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'packages' / 'soa-runtime'}",
         "PIPELINE_REGISTRY": f"sqlite:///{folder}/store/registry.db",
         "PIPELINE_CACHE": str(folder / "cache"),
     }
@@ -107,7 +108,22 @@ def test_commands(place: Path, command: str, more: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("lookup", ["fresh", "prefer-cache", "offline"])
 def test_loads(place: Path, lookup: str) -> None:
-    assert not started(place, LOAD, lookup) & {*HEAVY, "pyarrow", "rich", "click"}
+    assert not started(place, LOAD, lookup) & {*HEAVY, "pyarrow", "rich", "click", "pydantic"}
+
+
+FOLDER = """
+import soa_runtime
+session = soa_runtime.load(sys.argv[1])
+jets, tags = session.collection("jets", 3), session.collection("tags", 3)
+session.run(jets, tags)
+"""
+
+
+def test_a_folder_without_a_registry(place: Path) -> None:
+    """What a worker imports: NumPy, and of others' packages lazy_loader alone."""
+    pull(Registry(f"sqlite:///{place}/store/registry.db"), "jets@production", place / "pulled")
+    needless = {*HEAVY, "pydantic", "safetensors", "cryptography", "html", "difflib", "uuid"}
+    assert not started(place, FOLDER, str(place / "pulled")) & needless
 
 
 def test_what_is_needed_is_seen(place: Path) -> None:

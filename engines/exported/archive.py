@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError, first_line
-from soa.files import parse_json, read_plain
+from soa.files import read_plain
+from soa.records import parse_json
 
 _MODEL = "models/model.json"
 _SAMPLES = "data/sample_inputs/model.pt"

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from engines.errors import EngineError, NotApplicableError
 from engines.exported import as_node, insert, sizes
-from soa.files import as_record, parse_json
+from soa.records import as_record, parse_json
 
 aten = torch.ops.aten
 

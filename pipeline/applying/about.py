@@ -12,7 +12,7 @@ from pipeline.applying.sources import open_source
 from pipeline.errors import DataError
 from registry.version import Promotion
 from soa.errors import SoaPipelineError
-from soa.files import as_record, parse_json
+from soa.records import as_record, parse_json
 
 
 @dataclass(frozen=True)

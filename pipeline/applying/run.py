@@ -33,8 +33,9 @@ from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
-from soa.files import as_data, as_record, parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
 from soa.options import known_options
+from soa.records import as_data, as_record, parse_json
 from stages.histogram import Histogram
 
 Progress = Callable[[int, int], object]

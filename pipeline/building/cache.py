@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from soa.files import as_record, digest_of, parse_json, read_plain, write_whole
+from soa.files import digest_of, read_plain, write_whole
+from soa.records import as_record, parse_json
 
 _DONE = "done.json"
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from pipeline.building.provenance import host
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
-from soa.files import as_record, parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
+from soa.records import as_record, parse_json
 from stages.benchmark import benchmark_targets, ladder
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate

@@ -42,8 +42,9 @@ from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
 from registry.version import Version
-from soa.files import as_record, parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
 from soa.options import known_options
+from soa.records import as_record, parse_json
 from stages.capture import Capture, capture
 from stages.errors import CaptureError, MetricError
 from stages.model import build_model, loaded_sources

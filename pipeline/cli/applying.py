@@ -141,7 +141,7 @@ def _lines() -> Progress:
 def explain(file: Path) -> Answer:
     """Say which version made FILE, of what, and which gates had let it into production."""
     from pipeline.applying import read_about
-    from soa.files import as_data
+    from soa.records import as_data
 
     about = read_about(file)
     return Answer(as_data(about), _explained(about))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.options import Answer, Number, command, complain, say, steps
-from soa.files import as_record, parse_json, read_plain
+from soa.files import read_plain
+from soa.records import as_record, parse_json
 from soa.text import plain
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
     """
     from pipeline.init import Request
     from pipeline.init import init as write
-    from soa.files import parse_json
+    from soa.records import parse_json
 
     try:
         values = parse_json(kwargs)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from engines.base import DEFAULT_ENGINES
 from engines.errors import TargetError
@@ -19,7 +22,7 @@ from registry.bundle import Manifest
 from registry.errors import BundleError, TrustError
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
-from soa.files import as_record, digest_of
+from soa.files import digest_of
 from soa.options import known_options
 
 T = TypeVar("T")
@@ -72,11 +75,22 @@ class BuiltFrom:
         return self._part("engines", tuple[str, ...], DEFAULT_ENGINES)
 
     def _part(self, key: str, kind: type[T], default: object) -> T:
+        found = self.manifest.provenance.config.get(key) or default
         try:
-            return as_record(kind, self.manifest.provenance.config.get(key) or default)
-        except ValueError as error:
+            part: T = _adapter(kind).validate_python(found)  # type: ignore[arg-type]  # it has a hash
+            return part
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, (key, *first["loc"])))
             name = self.manifest.name
-            raise BundleError(f"{name}: the config in its manifest: {key}.{error}") from error
+            raise BundleError(
+                f"{name}: the config in its manifest: {where}: {first['msg']}"
+            ) from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def load_policy(source: Path) -> Asked:

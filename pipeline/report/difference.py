@@ -127,8 +127,8 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
         "model": {
             "name": manifest.name,
             "description": manifest.description,
-            "capture": manifest.capture.model_dump(),
-            "session": manifest.session.model_dump(),
+            "capture": asdict(manifest.capture),
+            "session": asdict(manifest.session),
             "classifiers": manifest.classifiers,
         },
         "signature": manifest.signature,

@@ -16,7 +16,7 @@ from registry.history import Event
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.version import Version
-from soa.files import as_record
+from soa.records import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
 from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport

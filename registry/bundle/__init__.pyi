@@ -23,10 +23,11 @@ from .manifest import Count as Count
 from .manifest import Evidence as Evidence
 from .manifest import LabelledData as LabelledData
 from .manifest import Manifest as Manifest
+from .manifest import Measured as Measured
 from .manifest import ModelName as ModelName
 from .manifest import Provenance as Provenance
-from .manifest import Record as Record
 from .manifest import SessionSettings as SessionSettings
+from .manifest import Sha256 as Sha256
 from .manifest import TargetRecord as TargetRecord
 from .manifest import Tolerance as Tolerance
 from .manifest import Verdict as Verdict

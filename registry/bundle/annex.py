@@ -9,23 +9,22 @@ of its target. `attach` joins a bundle and its annexes: an annex's files are the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
-
-from pydantic import Field, model_validator
+from typing import Annotated, Self
 
 from registry.bundle.bundle import ANNEXES, Bundle, Sealed, open_sealed
 from registry.bundle.manifest import (
     ModelName,
-    Record,
+    Sha256,
     TargetName,
     TargetRecord,
     record_from_json,
     record_to_json,
 )
 from registry.errors import BundleError
+from soa.records import Record, Within
 
 ANNEX = "annex.json"
 ANNEX_SCHEMA = 1
@@ -37,29 +36,29 @@ def prefix_of(target: str) -> str:
     return f"{ANNEXES}/{target}/"
 
 
+@dataclass(frozen=True, kw_only=True)
 class AnnexRecord(Record):
     """`annex.json`."""
 
-    schema_version: int = Field(default=ANNEX_SCHEMA, ge=1)
+    schema_version: Annotated[int, Within(1)] = ANNEX_SCHEMA
     name: ModelName
-    base: str = Field(pattern=r"^[0-9a-f]{64}$")
+    base: Sha256
     """The digest of the bundle that this was built from."""
     target: TargetName
     record: TargetRecord
     created: str
     """UTC, ISO 8601."""
     by: str
-    tools: dict[str, str] = Field(default_factory=dict)
-    host: dict[str, str] = Field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    host: dict[str, str] = field(default_factory=dict)
     python: str
-    notes: list[str] = Field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """What the reports do not hold, in words."""
 
-    @model_validator(mode="after")
-    def _proven(self) -> Self:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.record.status != "verified":
             raise ValueError(f"an annex is of a verified target; {self.target} is not")
-        return self
 
     def to_json(self) -> str:
         return record_to_json(self)
@@ -117,7 +116,7 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
         holds += annex.holds
     return replace(
         bundle,
-        manifest=bundle.manifest.model_copy(update={"targets": targets}),
+        manifest=replace(bundle.manifest, targets=targets),
         files=MappingProxyType(files),
         annexes=MappingProxyType(known),
         hashed=MappingProxyType(hashed),

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Self
 from registry.bundle.manifest import Manifest, safe_relative
 from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
-from soa.files import as_record, open_plain, parse_json, read_plain
+from soa.files import open_plain, read_plain
 from soa.options import known_options
+from soa.records import as_record, parse_json
 
 if TYPE_CHECKING:
     from registry.bundle.annex import Annex
@@ -240,6 +240,8 @@ def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
     cores = len(os.sched_getaffinity(0))
     if total < _WORTH_A_THREAD or cores == 1:
         return [_hash(root, name) for name in names]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(cores, _HASHERS)) as pool:
         return list(pool.map(lambda name: _hash(root, name), names))
 

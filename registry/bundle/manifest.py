@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from sys import float_info
-from typing import Annotated, Any, Literal, Self, TypeVar
-
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from registry.errors import BundleError
 from registry.ref import NAME_PATTERN, TARGET_PATTERN
-from soa.files import parse_json, read_record
+from soa.records import (
+    Before,
+    Matching,
+    Record,
+    Within,
+    as_data,
+    check_fields,
+    parse_json,
+    read_record,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 SCHEMA_VERSION = 1
 """The newest manifest that this code writes and reads."""
@@ -30,55 +40,38 @@ def safe_relative(text: str) -> str:
     return text
 
 
-def _model_name(text: str) -> str:
-    if not re.fullmatch(NAME_PATTERN, text):
-        raise ValueError(
-            f"{text!r} is not a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front"
-        )
-    return text
-
-
 def _as_number(value: object) -> object:
-    return float(value) if value in _NOT_FINITE else value
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as Record writes them
-Measured = Annotated[
-    float,
-    BeforeValidator(
-        _as_number, json_schema_input_type=float | Literal["NaN", "Infinity", "-Infinity"]
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as record_to_json writes them
+Measured = Annotated[float, Before(_as_number, also=Literal["NaN", "Infinity", "-Infinity"])]
+BundlePath = Annotated[str, safe_relative]
+ModelName = Annotated[
+    str,
+    Matching(
+        NAME_PATTERN,
+        "a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front",
     ),
 ]
-BundlePath = Annotated[
-    str, AfterValidator(safe_relative), Field(json_schema_extra={"format": "path-inside"})
+TargetName = Annotated[str, Matching(TARGET_PATTERN, "a target, as cpu/x86-64-v3")]
+EngineName = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,100}", "the name of an engine")]
+CaseName = Annotated[
+    str,
+    Matching(r"([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*", "row counts, as 1000 or nodes=5"),
 ]
-ModelName = Annotated[
-    str, AfterValidator(_model_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})
-]
-TargetName = Annotated[str, Field(pattern=f"^{TARGET_PATTERN}$")]
-EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
-CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*$")]
 """Row counts: `1000`, or `nodes=5,edges=20`."""
+Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "a sha256")]
 MOST_THREADS = 4096
 """Or instances."""
-Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
-Time = Annotated[float, Field(ge=0, le=float_info.max)]
+Count = Annotated[int, Within(1, MOST_THREADS)]
+Time = Annotated[float, Within(0, float_info.max)]
+
+# Those of a bundle are read by C++ too, by schemas that follow from these classes: after a change
+# run `python -m tests.registry.bundle.schemas_file`.
 
 
-class Record(BaseModel):
-    """Base of all records that are written as JSON: frozen; unknown keys are refused.
-
-    Those of a bundle are read by C++ too, by schemas that follow from these classes: after a change
-    run `python -m tests.registry.bundle.schemas_file`.
-    """
-
-    # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
-    # survive the way out and back, where the default would write null and then fail to read it.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", ser_json_inf_nan="strings", defer_build=True
-    )
-
-
+@dataclass(frozen=True, kw_only=True)
 class Capture(Record):
     """How the portable programs were taken from the model."""
 
@@ -91,6 +84,7 @@ class Capture(Record):
     versions made before that was."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Worst(Record):
     """The largest deviations of one output from the reference, over all validated row counts."""
 
@@ -100,7 +94,7 @@ class Worst(Record):
     """Fraction of the elements outside `atol + rtol * |reference|`."""
 
 
-@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True)
 class Tolerance:
     """An element agrees if |found - reference| <= atol + rtol * |reference|.
 
@@ -108,11 +102,16 @@ class Tolerance:
     with the same infinity; nothing else non-finite agrees.
     """
 
-    atol: float = Field(ge=0)
-    rtol: float = Field(ge=0)
-    max_outside: float = Field(default=0.0, ge=0, le=1)
+    atol: Annotated[float, Within(0)]
+    rtol: Annotated[float, Within(0)]
+    max_outside: Annotated[float, Within(0, 1)] = 0.0
+    __closed__ = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkStats(Record):
     """Time of one call at one row count, in microseconds."""
 
@@ -121,6 +120,7 @@ class BenchmarkStats(Record):
     p95_us: Time
 
 
+@dataclass(frozen=True, kw_only=True)
 class SessionSettings(Record):
     """How a session runs the artifact where its user does not say."""
 
@@ -144,69 +144,69 @@ def _as_it_is_called(status: object) -> object:
     return "refused" if status == "invalid" else status  # as earlier releases wrote
 
 
+@dataclass(frozen=True, kw_only=True)
 class Candidate(Record):
     """What one engine made for one target."""
 
-    status: Annotated[
-        Verdict,
-        BeforeValidator(_as_it_is_called, json_schema_input_type=Verdict | Literal["invalid"]),
-    ]
+    status: Annotated[Verdict, Before(_as_it_is_called, also=Literal["invalid"])]
     reason: str | None = None
-    files: list[BundlePath] = Field(default_factory=list)
+    files: list[BundlePath] = field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""
-    tile: Annotated[int, Field(ge=1)] | None = None
+    tile: Annotated[int, Within(1)] | None = None
     """How many rows run at a time; None: all."""
     windows: bool = False
     """Whether it was validated on rows of larger collections, from odd ones on."""
-    bits: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    bits: Sha256 | None = None
     """The sha256 of its answers to some rows of the reference: see runtime/opening/bits.py."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     compile_seconds: Measured | None = None
-    facts: dict[str, Any] = Field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     """What the engine records of its artifact, as an opset or the bytes a call copies."""
-    worst: dict[str, Worst] = Field(default_factory=dict)
-    benchmark: dict[CaseName, BenchmarkStats] = Field(default_factory=dict)
+    worst: dict[str, Worst] = field(default_factory=dict)
+    benchmark: dict[CaseName, BenchmarkStats] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Below(Record):
     """The engine that runs fewer than `rows` rows."""
 
-    rows: int = Field(ge=1)
+    rows: Annotated[int, Within(1)]
     engine: EngineName
 
 
+@dataclass(frozen=True, kw_only=True)
 class TargetRecord(Record):
     """One target. `unverified`, `compiles`, `emulated`: built, but no device of this kind has run
     it."""
 
     status: Literal["verified", "unverified", "compiles", "emulated", "failed"]
     chosen: str | None = None
-    below: list[Below] = Field(default_factory=list)
+    below: list[Below] = field(default_factory=list)
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
-    raced_with: list[str] = Field(default_factory=list)
+    raced_with: list[str] = field(default_factory=list)
     """Targets whose times may be compared with these: they come from the same race."""
-    metrics: dict[str, Measured] = Field(default_factory=dict)
+    metrics: dict[str, Measured] = field(default_factory=dict)
     """What the chosen artifact's outputs on the labelled rows came to, by name."""
-    candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
+    candidates: dict[EngineName, Candidate] = field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _chosen_exists(self) -> Self:
-        if self.chosen is None:
-            if self.status == "verified":
-                raise ValueError("a verified target names the chosen engine")
-            return self
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chosen is None and self.status == "verified":
+            raise ValueError("a verified target names the chosen engine")
         for engine in self.engines():
-            if engine not in self.candidates:
-                raise ValueError(f"chosen engine {engine!r} is not among {sorted(self.candidates)}")
-            candidate = self.candidates[engine]
-            if not candidate.files:
-                raise ValueError(f"chosen engine {engine!r} has no files")
-            if self.status == "verified" and candidate.status != "valid":
-                raise ValueError(f"chosen engine {engine!r} is {candidate.status}, not valid")
+            self._require_chosen(engine)
         limits = [each.rows for each in self.below]
-        if limits != sorted(set(limits)):
+        if self.chosen is not None and limits != sorted(set(limits)):
             raise ValueError(f"the row counts under 'below' do not ascend: {limits}")
-        return self
+
+    def _require_chosen(self, engine: str) -> None:
+        if engine not in self.candidates:
+            raise ValueError(f"chosen engine {engine!r} is not among {sorted(self.candidates)}")
+        candidate = self.candidates[engine]
+        if not candidate.files:
+            raise ValueError(f"chosen engine {engine!r} has no files")
+        if self.status == "verified" and candidate.status != "valid":
+            raise ValueError(f"chosen engine {engine!r} is {candidate.status}, not valid")
 
     def engines(self) -> list[str]:
         """Every engine that a session of this target runs; empty where none was chosen."""
@@ -246,6 +246,7 @@ def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, 
     return {engine: " and ".join(said) for engine, said in found.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Provenance(Record):
     created: str
     """UTC, ISO 8601."""
@@ -253,14 +254,15 @@ class Provenance(Record):
     git_dirty: bool | None = None
     config_sha256: str
     config: dict[str, Any]
-    tools: dict[str, str] = Field(default_factory=dict)
-    host: dict[str, str] = Field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    host: dict[str, str] = field(default_factory=dict)
     python: str
-    seconds: dict[str, Measured] = Field(default_factory=dict)
+    seconds: dict[str, Measured] = field(default_factory=dict)
     """What the steps of each stage took, of those whose result was not kept from an earlier run.
     Steps that ran side by side count each."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class LabelledData(Record):
     """Labelled rows by which metrics are computed, and the user's own functions of them."""
 
@@ -269,12 +271,13 @@ class LabelledData(Record):
     """The name of the file that the rows are from, and its digest."""
     sha256: str
     rows: int
-    code: dict[str, BundlePath] = Field(default_factory=dict)
+    code: dict[str, BundlePath] = field(default_factory=dict)
     """By metric."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    schema_version: int = Field(default=SCHEMA_VERSION, ge=1)
+    schema_version: Annotated[int, Within(1)] = SCHEMA_VERSION
     name: ModelName
     description: str = ""
     signature: dict[str, Any]
@@ -283,10 +286,10 @@ class Manifest(Record):
     program: BundlePath = "program.pt2"
     torchscript: BundlePath | None = None
     reference: BundlePath = "reference.safetensors"
-    targets: dict[TargetName, TargetRecord] = Field(default_factory=dict)
-    tolerances: dict[str, Tolerance] = Field(default_factory=dict)
+    targets: dict[TargetName, TargetRecord] = field(default_factory=dict)
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)
     """By output."""
-    classifiers: list[str] = Field(default_factory=list)
+    classifiers: list[str] = field(default_factory=list)
     """Outputs whose arg-max agreement is reported."""
     labelled: LabelledData | None = None
     session: SessionSettings = SessionSettings()
@@ -318,8 +321,13 @@ class Manifest(Record):
 R = TypeVar("R", bound=Record)
 
 
-def record_to_json(record: Record) -> str:
-    data = json.loads(record.model_dump_json())
+def record_to_json(record: DataclassInstance) -> str:
+    """Keys sorted, one final newline: equal records give equal bytes."""
+    # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
+    # survive the way out and back.
+    data = json.loads(
+        json.dumps(as_data(record)), parse_constant=lambda said: said
+    )  # keys are texts now
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

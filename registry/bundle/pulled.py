@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from registry.errors import BundleError
-from soa.files import read_plain, read_record
+from soa.files import read_plain
+from soa.records import read_record
 
 PROMOTED = "PROMOTED.json"
 
@@ -27,7 +28,7 @@ class PulledNote:
     at: str
     annexes: Mapping[str, str] = field(default_factory=dict)
     """Targets built later that were promoted too, and the digests of their annexes."""
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    __closed__ = True
 
 
 def write_note(folder: Path, record: PulledNote) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Pat
     become a BundleError of one line.
     """
     final = Path(dest).absolute()
-    partial = final.parent / f".{final.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial = final.parent / f".{final.name}.{os.urandom(4).hex()}.partial"
     with _disk_errors(final):
         if not replace and os.path.lexists(final):
             raise BundleError(f"{final}: exists already")

@@ -25,13 +25,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
-
 from registry import stamp
 from registry.errors import RegistryError
 from registry.mlflow import ClientStore, RunQuery, Store, StoredRun
 from registry.promotion import Decision
-from soa.files import as_record, parse_json
+from soa.records import Within, as_record, parse_json
 from soa.text import in_markdown, plain
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ Kind = Literal[
 version. `removal`: of a version. `import`: what happened in another registry."""
 State = Literal["open", "done", "void"]
 
-Number = Annotated[int, Field(ge=0, le=10**6)]
+Number = Annotated[int, Within(0, 10**6)]
 """Of a version or an event; this code writes none that is larger."""
 
 _EVENT = "soa.event"
@@ -87,7 +85,7 @@ class Event:
     id: str = ""
     """Of the MLflow run."""
     state: State = "open"
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    __closed__ = True
 
     @property
     def replaced(self) -> int | None:

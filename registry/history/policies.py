@@ -11,18 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from registry import stamp
 from registry.errors import RegistryError
 from registry.history.lock import write_lock
 from registry.mlflow import ClientStore, RunQuery, Store, StoredRun, models
-from registry.promotion import Asked, Policy, ReferenceFile
 from soa.files import digest_of
 from soa.text import plain
 
 if TYPE_CHECKING:
     from registry.mlflow import Access
+    from registry.promotion import Asked, Policy
 
 _EXPERIMENT = "soa-pipeline policy"
 _SCOPE = "soa.policy.scope"
@@ -94,6 +92,11 @@ def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:
 
 
 def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
+    # Here, for they are pydantic's: a lookup where no policy is set does not wait for it.
+    from pydantic import ValidationError
+
+    from registry.promotion import Asked, Policy, ReferenceFile
+
     tags = run.tags
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"

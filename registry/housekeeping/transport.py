@@ -15,15 +15,14 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Any
 
 from registry import stamp
 from registry.bundle import (
     ModelName,
-    Record,
+    Sha256,
     open_folder,
     record_from_json,
     record_to_json,
@@ -35,24 +34,25 @@ from registry.history import Event, Number
 from registry.housekeeping.pushing import Pushed, push
 from registry.ref import Ref
 from registry.store import Registry
-from soa.files import as_record, open_plain, read_plain
+from soa.files import open_plain, read_plain
+from soa.records import Before, Record, Within, as_data, as_record
 
 EXPORT = "export.json"
 EXPORT_SCHEMA = 1
 """The newest export.json that this code writes and reads."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ExportedVersion(Record):
-    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    digest: Sha256
     created: str
-    aliases: list[str] = Field(default_factory=list)
-    origin: dict[str, str] = Field(default_factory=dict)
+    aliases: list[str] = field(default_factory=list)
+    origin: dict[str, str] = field(default_factory=dict)
 
 
-class Happened(BaseModel):
-    """What `Event.to_json` writes, as far as an import reads it; the rest stays as it is."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
+@dataclass(frozen=True, kw_only=True)
+class Happened:
+    """What `Event.to_json` writes, as far as an import reads it."""
 
     number: Number
     time: str
@@ -61,29 +61,45 @@ class Happened(BaseModel):
     version: Number | None = None
 
 
+def _as_it_happened(event: dict[str, Any]) -> dict[str, Any]:
+    as_record(Happened, event)
+    return event
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForeignEvent(Record):
     """An event of another registry, and the model that it happened to there."""
 
     registry: str
     model: str
-    event: Happened
+    event: Annotated[dict[str, Any], _as_it_happened]
+    """All that `Event.to_json` wrote."""
+
+    @property
+    def happened(self) -> Happened:
+        return as_record(Happened, self.event)
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        return self.registry, self.model, self.event.number, self.event.time
+        return self.registry, self.model, self.happened.number, self.happened.time
 
 
+def _from_key(found: object) -> object:
+    return int(found) if isinstance(found, str) and found.isdecimal() else found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export(Record):
     """`export.json`."""
 
-    schema_version: int = Field(default=EXPORT_SCHEMA, ge=1)
+    schema_version: Annotated[int, Within(1)] = EXPORT_SCHEMA
     name: ModelName
     registry: str
     """Its URI, without a password."""
     by: str
     at: str
     """UTC, ISO 8601."""
-    versions: dict[Number, ExportedVersion]
+    versions: dict[Annotated[Number, Before(_from_key, also=str)], ExportedVersion]
     history: list[ForeignEvent]
 
 
@@ -172,7 +188,7 @@ def _foreign(event: Event, registry: Registry) -> ForeignEvent:
     if event.kind == "import":
         return _imported(event)
     said = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
-    return ForeignEvent.model_validate(said)
+    return as_record(ForeignEvent, said)
 
 
 def _imported(event: Event) -> ForeignEvent:
@@ -193,7 +209,7 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
     for each in export.history:
         if each.key in known:
             continue
-        was = each.event
+        was = each.happened
         title = f"{was.time} {was.kind} by {was.by} in {each.registry}"
         number = None if was.version is None else here.get(was.version)
         # The lock for each: there may be more of them than it may be held for.
@@ -201,7 +217,7 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
             if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
                 known = _keys(writer.history.events())
             if each.key not in known:
-                aliases, said = dict(writer.aliases), each.model_dump()
+                aliases, said = dict(writer.aliases), as_data(each)
                 event = Event("import", model, aliases, aliases, version=number)
                 writer.record(replace(event, reason=title, imported=said))
                 added += 1

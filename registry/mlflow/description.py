@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 
 from registry.bundle import Bundle, Manifest, TargetRecord
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
@@ -62,11 +63,11 @@ def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
             prefix = f"{tag_of(target)}.{engine}"
             for case, stats in candidate.benchmark.items():
                 rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
-                for name, value in stats.model_dump().items():
+                for name, value in asdict(stats).items():
                     yield _key(f"{prefix}.n{case}.{name}"), value, 0
                     yield _key(f"{prefix}.{name}"), value, rows
             for output, worst in candidate.worst.items():
-                for name, value in worst.model_dump().items():
+                for name, value in asdict(worst).items():
                     yield _key(f"{prefix}.worst.{output}.{name}"), value, 0
             if candidate.compile_seconds is not None:
                 yield _key(f"{prefix}.compile_seconds"), candidate.compile_seconds, 0

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from registry.bundle import SUMS, write_atomically
 from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
-from soa.files import as_record, open_plain
+from soa.files import open_plain
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
 SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
@@ -246,11 +246,13 @@ def size_bound() -> int:
 
 def parse_size(text: str, where: str) -> int:
     """`500MB`, `20GB`; RegistryError names `where` it stands."""
-    from pydantic import ByteSize
-
-    if not re.fullmatch(r"\d{1,12}(\.\d{1,6})? ?(kB|MB|GB|TB)", text):
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
+    if found is None:
         raise RegistryError(f"{where}: found {text!r}; write a number and kB, MB, GB or TB")
-    return as_record(ByteSize, text)
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

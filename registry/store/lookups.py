@@ -16,14 +16,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import AwareDatetime
-
 from registry.errors import RegistryError
 from registry.version import Promotion, Version
-from soa.files import as_record, parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
+from soa.records import as_record, parse_json
 
 _SCHEMA = 1
 
@@ -35,7 +35,7 @@ class Lookup:
     version: Version
     signers: Mapping[str, tuple[str, ...]]
     """By who asks for it: public keys in PEM format, one of which must have signed."""
-    at: AwareDatetime
+    at: datetime
     """When the registry said so (UTC)."""
     policy: str = "offline"
     asked: bool = False

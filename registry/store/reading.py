@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry import trust
 from registry.bundle import Annex, Bundle, attach, open_folder
@@ -19,12 +20,14 @@ from registry.history import (
 )
 from registry.history import policies as policy_store
 from registry.mlflow import Access, Store, StoredModel, models
-from registry.promotion import Asked
 from registry.ref import NAME_PATTERN, Ref, parse_ref
 from registry.store import artifacts
 from registry.store.cache import Cache, cache_root
 from registry.trust import Trusted
 from registry.version import Promotion, Version
+
+if TYPE_CHECKING:
+    from registry.promotion import Asked
 
 
 @dataclass(frozen=True)

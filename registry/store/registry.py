@@ -30,7 +30,7 @@ from registry.history import (
 )
 from registry.history import policies as policy_store
 from registry.mlflow import ClientStore, description, models
-from registry.promotion import Decision, Policy
+from registry.promotion import Decision
 from registry.ref import Ref, checked_alias
 from registry.shadow import ShadowRecord
 from registry.store import artifacts, upload
@@ -41,6 +41,8 @@ from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+    from registry.promotion import Policy
 
 
 class Registry(Reader):

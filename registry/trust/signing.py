@@ -14,8 +14,8 @@ signatures, and no list of revoked ones is asked.
 from __future__ import annotations
 
 import base64
+import os
 import tempfile
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,8 @@ from registry.trust.keys import (
     require_library,
     trusted,
 )
-from soa.files import parse_json, read_plain
+from soa.files import read_plain
+from soa.records import parse_json
 
 
 def sign(
@@ -86,7 +87,7 @@ def sign(
 def put_signature(signature: bytes, folder: Path) -> None:
     """Into the folder of a bundle, in place of one that is there."""
     # Written beside the folder: in it would lie a file that does not belong there.
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
+    partial = folder.parent / f".{folder.name}.{os.urandom(4).hex()}.sig"
     try:
         partial.write_bytes(signature)
         partial.replace(folder / SIGNATURE)

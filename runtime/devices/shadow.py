@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from random import Random
 from time import perf_counter, sleep
@@ -217,7 +218,7 @@ class _Worker:
 
     def _seen(self) -> ShadowRecord:
         now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
-        return self._left.plus([self._begun.model_copy(update=now)])
+        return self._left.plus([replace(self._begun, **now)])
 
     def offer(self, event: Binding) -> None:
         """Copy an event whose call has ended, if there is room."""

@@ -24,8 +24,9 @@ from engines.errors import first_line
 from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
 from runtime.session import RangedExecutable, Session
-from soa.files import parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
 from soa.memory import CPU, Collection
+from soa.records import parse_json
 from soa.signature import Signature, offsets_of
 from soa.text import logger
 

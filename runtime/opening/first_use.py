@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from engines.kinds import cpu_flags
 from registry.bundle import TargetRecord
 from runtime.errors import LoadError
-from soa.files import parse_json, read_plain, write_whole
+from soa.files import read_plain, write_whole
+from soa.records import parse_json
 from soa.text import logger
 
 if TYPE_CHECKING:
@@ -45,16 +46,17 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
                 code="load-not-verified",
             )
     targets = {**opened.bundle.manifest.targets, target: _verified(record)}
-    manifest = opened.bundle.manifest.model_copy(update={"targets": targets})
+    manifest = replace(opened.bundle.manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
 
 
 def _verified(record: TargetRecord) -> TargetRecord:
+    ran = record.engines()
     candidates = {
-        name: each.model_copy(update={"status": "valid"}) if each.status in WAITING else each
+        name: replace(each, status="valid") if each.status in WAITING or name in ran else each
         for name, each in record.candidates.items()
     }
-    return record.model_copy(update={"status": "verified", "candidates": candidates})
+    return replace(record, status="verified", candidates=candidates)
 
 
 def _verdict(

@@ -105,8 +105,11 @@ def engine_without_torch(record: TargetRecord) -> str | None:
     """Of a target, the candidate that runs where torch is not installed: the chosen one, if it
     does, else the first valid one that does; None where there is none."""
     order = dict.fromkeys((*record.engines(), *record.candidates))
-    fit = [e for e in order if e in WITHOUT_TORCH and record.candidates[e].status == "valid"]
-    return fit[0] if fit else None
+    for engine in order:
+        candidate = record.candidates[engine]
+        if engine in WITHOUT_TORCH and candidate.status == "valid" and candidate.files:
+            return engine
+    return None
 
 
 def why_torch(manifest: Manifest) -> str | None:
@@ -134,10 +137,10 @@ def _without_torch(opened: Opened) -> Opened:
     for target, record in manifest.targets.items():
         engine = engine_without_torch(record)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
-            record = record.model_copy(update={"chosen": engine, "below": []})
+            record = replace(record, chosen=engine, below=[])
         if engine:
             targets[target] = record
-    found = manifest.model_copy(update={"targets": targets})
+    found = replace(manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=found))
 
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 
 from engines.errors import first_line
-from soa.files import parse_json, read_plain
+from soa.files import read_plain
+from soa.records import parse_json
 from stages.errors import CaptureError, SourceError
 
 Array = npt.NDArray[Any]

@@ -19,9 +19,9 @@ from safetensors.torch import save
 
 from engines.errors import first_line
 from soa.dtypes import is_float, itemsize, torch_dtype
-from soa.files import as_record, parse_json
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory import Collection, Device
+from soa.records import as_record, parse_json
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from registry.bundle import Bundle
 from soa.dtypes import is_float
-from soa.files import as_record, parse_json
+from soa.records import as_record, parse_json
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
 

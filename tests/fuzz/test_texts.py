@@ -36,6 +36,7 @@ from registry.promotion import Decision
 from registry.store.registry import Registry
 from registry.version import Version
 from soa.errors import SoaPipelineError
+from soa.records import as_record
 from soa.text import in_html, in_markdown, logger, plain
 from stages.reports import BenchmarkReport, Timing, ValidationReport
 from tests.fuzz.hostile import TEXTS, printed, require_plain, texts
@@ -102,7 +103,7 @@ def everywhere(text: str) -> Bundle:
     failed["reason"] = text
     valid |= {"facts": {text: [text]}, "options": {text: text}}
     valid["worst"][text] = valid["worst"]["probabilities"]
-    return opened(Manifest.model_validate(data))
+    return opened(as_record(Manifest, data))
 
 
 @given(texts)

@@ -11,6 +11,7 @@ from typing import Any
 from registry.bundle.annex import Annex, AnnexRecord
 from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Manifest
+from soa.records import as_record
 
 FAR = "rocm/gfx90a"
 V3 = "cpu/x86-64-v3"
@@ -118,7 +119,7 @@ def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields
     (path / "reports").mkdir()
     for name in ("validation", "benchmark"):
         (path / f"reports/{name}.json").write_text(json.dumps({target: {"seed": seed}}))
-    (path / "annex.json").write_text(AnnexRecord.model_validate(record | fields).to_json())
+    (path / "annex.json").write_text(as_record(AnnexRecord, record | fields).to_json())
     seal(path)
     return Annex.open(path)
 
@@ -130,4 +131,4 @@ def elsewhere() -> Manifest:
     for engine in record["candidates"].values():
         engine["files"] = [f.replace(V3, FAR) for f in engine.get("files", [])]
     data["targets"] = {FAR: {**record, "status": "unverified"}}
-    return Manifest.model_validate(data)
+    return as_record(Manifest, data)

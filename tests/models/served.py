@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,5 +201,5 @@ def make_bundle(
     )
     return package(
         folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
-        frozenset(), SessionSettings(), _PROVENANCE.model_copy(update={"config": config or {}}),
+        frozenset(), SessionSettings(), replace(_PROVENANCE, config=config or {}),
     )  # fmt: skip

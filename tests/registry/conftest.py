@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Bundle, Decision, Manifest, Registry, Version
+from soa.records import as_record
 from tests.models import bundles
 
 
@@ -21,7 +22,7 @@ def manifest_data() -> dict[str, Any]:
 
 @pytest.fixture
 def manifest(manifest_data: dict[str, Any]) -> Manifest:
-    return Manifest.model_validate(manifest_data)
+    return as_record(Manifest, manifest_data)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def make_bundle(tmp_path: Path, manifest_data: dict[str, Any]) -> Callable[..., 
         nonlocal made
         made += 1
         path = tmp_path / "bundles" / str(made)
-        bundles.write_bundle(path, Manifest.model_validate(manifest_data | fields), seed)
+        bundles.write_bundle(path, as_record(Manifest, manifest_data | fields), seed)
         return path
 
     return make

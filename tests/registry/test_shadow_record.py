@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,9 +23,8 @@ GAPS = st.dictionaries(st.sampled_from("xyz"), st.floats(0, math.inf))
 
 @st.composite
 def records(draw: st.DrawFn) -> ShadowRecord:
-    counts = {name: draw(COUNT) for name in ("events", "dropped", "errors")}
-    gaps = {"max_abs": draw(GAPS), "max_rel": draw(GAPS)}
-    return BEGUN.model_copy(update=counts | gaps)
+    drawn: dict[str, Any] = {name: draw(COUNT) for name in ("events", "dropped", "errors")}
+    return replace(BEGUN, **drawn, max_abs=draw(GAPS), max_rel=draw(GAPS))
 
 
 @given(records())
@@ -41,10 +42,10 @@ def test_the_order_of_sessions_does_not_count(
 
 
 def test_another_bundle_is_left_out() -> None:
-    one = BEGUN.model_copy(update={"events": 5})
+    one = replace(BEGUN, events=5)
     others = [
-        one.model_copy(update={"digest": "c" * 64}),
-        one.model_copy(update={"production_digest": "c" * 64}),
+        replace(one, digest="c" * 64),
+        replace(one, production_digest="c" * 64),
     ]
     assert one.plus(others) == one
 

@@ -26,7 +26,7 @@ from registry.bundle.manifest import Manifest, record_from_json
 from registry.bundle.pulled import PulledNote, write_note
 from soa import Block, RowRange, Signature
 from soa.errors import SoaPipelineError
-from soa.files import parse_json, read_record
+from soa.records import as_record, parse_json, read_record
 from tests.fuzz.hostile import altered, altered_json, damaged
 from tests.models import bundles, cplusplus, detector
 from tests.models.building import mlp_signature
@@ -351,7 +351,7 @@ def test_what_both_refuse(readers: Readers, row: tuple[str, tuple[Any, ...], Any
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A bundle with an annex."""
-    manifest = Manifest.model_validate(bundles.provable(bundles.manifest_data()))
+    manifest = as_record(Manifest, bundles.provable(bundles.manifest_data()))
     bundles.write_bundle(tmp_path / "bundle", manifest)
     bundle = Bundle.open(tmp_path / "bundle")
     annex = tmp_path / "bundle" / "annexes" / bundles.FAR

@@ -18,6 +18,7 @@ from pipeline.building.candidates import Work
 from registry import Manifest
 from registry.bundle import Bundle
 from registry.store import Registry
+from soa.records import as_record
 from tests.models.bundles import manifest_data, provable, write_bundle
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,7 @@ ESCAPES = (b"\x1b", b"\r")
 @pytest.fixture
 def pull(empty: Registry, tmp_path: Path) -> list[str]:
     """A command that takes a while where files are large."""
-    write_bundle(tmp_path / "made", Manifest.model_validate(provable(manifest_data())))
+    write_bundle(tmp_path / "made", as_record(Manifest, provable(manifest_data())))
     empty.register(Bundle.open(tmp_path / "made"))
     command = [sys.executable, "-m", "pipeline", "pull", "jets/1", str(tmp_path / "pulled")]
     return [*command, "--registry", empty.uri]

@@ -25,6 +25,7 @@ from registry.promotion import Decision
 from registry.store.registry import Registry
 from registry.version import PROMOTION, Promotion, Version
 from runtime.checked import Deviation, Tolerance, combine, compare
+from soa.records import as_record
 from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import require_plain
 from tests.fuzz.test_records import MANIFEST, SOUND, V3, compared, opened
@@ -98,7 +99,7 @@ def full_page(text: str = "good") -> str:
                   time=WHEN, state="done")  # fmt: skip
     data = json.loads(json.dumps(MANIFEST)) | {"description": text}
     data["targets"][V3]["candidates"]["exported"]["reason"] = text
-    bundle = opened(Manifest.model_validate(data))
+    bundle = opened(as_record(Manifest, data))
     return version_page(bundle, version(**{PROMOTION + "production": promotion.to_json()}), [event])
 
 
@@ -120,13 +121,13 @@ def test_without_benchmarks_and_without_a_registry() -> None:
     data = json.loads(json.dumps(MANIFEST))
     for candidate in data["targets"][V3]["candidates"].values():
         candidate["benchmark"] = {}
-    read = check(version_page(opened(Manifest.model_validate(data))))
+    read = check(version_page(opened(as_record(Manifest, data))))
     assert "Agreement" in read.text and not read.all("svg")
 
 
 def test_a_difference_and_a_benchmark() -> None:
     data = json.loads(json.dumps(MANIFEST)) | {"description": HOSTILE}
-    found = compared(SOUND, opened(Manifest.model_validate(data)))
+    found = compared(SOUND, opened(as_record(Manifest, data)))
     check(difference_page(found))
     found["a"]["ref"] = "/home/ada/bundle"
     assert "ada" not in difference_page(found)
@@ -159,7 +160,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_mlflow_keeps_the_page(empty: Registry, tmp_path: Path) -> None:
-    bundles.write_bundle(tmp_path / "bundle", Manifest.model_validate(MANIFEST))
+    bundles.write_bundle(tmp_path / "bundle", as_record(Manifest, MANIFEST))
     bundle = Bundle.open(tmp_path / "bundle")
     made = empty.register(bundle)
     file = publish(empty, made, bundle, tmp_path / "reports")
@@ -255,7 +256,7 @@ def agreement_page(found: Deviation) -> str:
     report = ValidationReport("aoti", True, None, worst={"probabilities": found})
     with TemporaryDirectory() as folder:
         at = Path(folder) / "bundle"
-        bundles.write_bundle(at, Manifest.model_validate(MANIFEST))
+        bundles.write_bundle(at, as_record(Manifest, MANIFEST))
         (at / "reports").mkdir(exist_ok=True)
         (at / "reports/validation.json").write_text(json.dumps({V3: {"aoti": report.to_dict()}}))
         seal(at)

@@ -18,6 +18,7 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.promotion import Decision
 from registry.store.registry import Registry
+from soa.records import as_record
 from tests.fuzz.test_records import MANIFEST
 from tests.models import bundles
 from tests.pipeline.report.test_pages import check
@@ -34,7 +35,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> 
     made = Registry(f"sqlite:///{folder}/registry.db")
     for seed in (1, 2):
         data = MANIFEST | {"description": f"<b>number {seed}</b>"}
-        bundles.write_bundle(folder / str(seed), Manifest.model_validate(data), seed)
+        bundles.write_bundle(folder / str(seed), as_record(Manifest, data), seed)
         version = made.register(Bundle.open(folder / str(seed)))
     made.promote(version, "production", PASSED)
     return made

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from registry import BundleError, Manifest, Worst
 from registry.bundle import Below, Candidate, TargetRecord
+from soa.records import as_record
 
 V3 = "cpu/x86-64-v3"
 
@@ -25,21 +26,21 @@ def test_json_round_trip_is_stable(manifest: Manifest) -> None:
 
 def test_order_of_fields_does_not_matter(manifest_data: dict[str, Any]) -> None:
     shuffled = dict(reversed(manifest_data.items()))
-    one, two = Manifest.model_validate(manifest_data), Manifest.model_validate(shuffled)
+    one, two = as_record(Manifest, manifest_data), as_record(Manifest, shuffled)
     assert one.to_json() == two.to_json()
 
 
 def test_infinite_and_undefined_deviations_survive(manifest_data: dict[str, Any]) -> None:
     candidate = manifest_data["targets"][V3]["candidates"]["aoti"]
     candidate["worst"]["probabilities"] = {"max_abs": math.nan, "max_rel": math.inf, "outside": 1}
-    text = Manifest.model_validate(manifest_data).to_json()
+    text = as_record(Manifest, manifest_data).to_json()
     worst = Manifest.from_json(text).targets[V3].candidates["aoti"].worst["probabilities"]
     assert math.isnan(worst.max_abs)
     assert worst.max_rel == math.inf
 
 
 def test_frozen() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(FrozenInstanceError):
         Worst(max_abs=0, max_rel=0, outside=0).max_abs = 1.0  # type: ignore[misc]
 
 
@@ -99,7 +100,7 @@ def _covers(text: str, n: int) -> bool:
     [
         ("{", "not JSON"),
         ("[]", "a JSON object is needed, found list"),
-        ("{}", r"name: Field required \(and 3 more\)"),
+        ("{}", "name: is missing"),
     ],
 )
 def test_what_is_no_manifest(text: str, message: str) -> None:
@@ -111,7 +112,7 @@ def test_what_is_no_manifest(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("surprise", 1, "surprise: Extra inputs"),
+        ("surprise", 1, "surprise: there is no such field"),
         ("name", "a/b", "not a model name"),
         ("name", "..", "not a model name"),
         ("name", "-x", "not a model name"),

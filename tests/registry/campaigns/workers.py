@@ -19,6 +19,7 @@ from pathlib import Path
 
 from registry import Decision, Manifest, Registry
 from registry.history import lock
+from soa.records import as_record
 from tests.models import bundles, sqlite
 
 PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
@@ -82,7 +83,7 @@ def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
 
 def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     """Bundles `folder/bundles/0` … and, unless one is given, an empty registry; its URI."""
-    manifest = Manifest.model_validate(bundles.manifest_data())
+    manifest = as_record(Manifest, bundles.manifest_data())
     for seed in range(count):
         bundles.write_bundle(folder / "bundles" / str(seed), manifest, seed)
     os.environ["PIPELINE_CACHE"] = str(folder / "cache")

@@ -7,6 +7,7 @@ from typing import Any
 
 from registry import Bundle, Manifest, Registry
 from registry.mlflow.description import metrics
+from soa.records import as_record
 from tests.models.bundles import V3, write_annex
 
 
@@ -46,5 +47,5 @@ def test_of_several_row_dimensions_the_largest_is_the_step(manifest_data: dict[s
         "benchmark": {"nodes=5,edges=20": times}
     }
     manifest_data["targets"][V3]["candidates"]["aoti"] = data
-    found = set(metrics(Manifest.model_validate(manifest_data).targets))
+    found = set(metrics(as_record(Manifest, manifest_data).targets))
     assert ("cpu.x86-64-v3.aoti.median_us", 7.5, 20) in found

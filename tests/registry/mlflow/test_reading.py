@@ -30,6 +30,7 @@ from registry import (
 from registry.mlflow import ClientStore, RunQuery, Store, tables
 from registry.mlflow.access import Access
 from registry.mlflow.stored import Order
+from soa.records import as_record
 from tests.models import bundles
 from tests.models.mlflow_server import MlflowServer, client_of
 from tests.registry.campaigns.postgres import PostgreSQL, binaries
@@ -46,9 +47,7 @@ def fill(registry: Registry, folder: Path) -> None:
     """What this project writes, and what others may write beside it."""
     made = []
     for seed in range(3):
-        bundles.write_bundle(
-            folder / str(seed), Manifest.model_validate(bundles.manifest_data()), seed
-        )
+        bundles.write_bundle(folder / str(seed), as_record(Manifest, bundles.manifest_data()), seed)
         made.append(registry.register(Bundle.open(folder / str(seed)), "jets"))
     registry.register(Bundle.open(folder / "0"), "other")
     passed = [Decision("digests", True, "all match", "all match", VALUES[2])]

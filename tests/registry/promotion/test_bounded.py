@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from registry import Decision, Manifest
 from registry.promotion import Measured, decide
+from soa.records import as_record
 from tests.models.bundles import manifest_data
 from tests.models.findings import findings
 
@@ -18,13 +19,13 @@ BOUND = st.none() | st.floats(-1e6, 1e6)
 
 
 def asked(one: Measured) -> Decision:
-    manifest = Manifest.model_validate(manifest_data())
+    manifest = as_record(Manifest, manifest_data())
     (decision,) = [d for d in decide(findings(manifest, bounded=[one])) if d.gate == one.gate]
     return decision
 
 
 def test_nobody_asks_where_there_is_no_bound() -> None:
-    manifest = Manifest.model_validate(manifest_data())
+    manifest = as_record(Manifest, manifest_data())
     gates = [d.gate for d in decide(findings(manifest))]
     assert not {"latency", "memory", "size", "metrics", "shadow"} & {*gates}
 

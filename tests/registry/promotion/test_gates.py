@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from registry import Decision, Manifest, RegistryError, SpeedComparison, SpeedPoint, Worst, decide
 from registry.promotion import Bits, Proof, SetResult, SignatureCheck, override
+from soa.records import as_data, as_record
 from tests.models.bundles import manifest_data
 from tests.models.findings import V3, findings
 
@@ -46,7 +48,7 @@ def three() -> Manifest:
     }
     data = manifest_data()
     targets = data["targets"] | {ROCM: rocm, SM90: {"status": "failed"}}
-    return Manifest.model_validate(data | {"targets": targets})
+    return as_record(Manifest, data | {"targets": targets})
 
 
 def refusals(decisions: dict[str, Decision]) -> set[str]:
@@ -90,14 +92,14 @@ def test_unverified_passes_only_by_name(ask: Ask, three: Manifest) -> None:
 def emulated(deviations: Worst | None) -> Manifest:
     """A version whose target for ARM an emulator has run."""
     file = {"files": ["targets/cpu/armv8.2-a/lanes/network.so"], "status": "emulated"}
-    worst = {} if deviations is None else {"probabilities": deviations.model_dump()}
+    worst = {} if deviations is None else {"probabilities": asdict(deviations)}
     arm = {
         "status": "emulated",
         "chosen": "lanes",
         "candidates": {"lanes": {**file, "worst": worst}},
     }
     data = manifest_data()
-    return Manifest.model_validate(data | {"targets": data["targets"] | {ARM: arm}})
+    return as_record(Manifest, data | {"targets": data["targets"] | {ARM: arm}})
 
 
 def test_what_was_emulated_reaches_staging_and_not_production(ask: Ask) -> None:
@@ -114,10 +116,10 @@ def test_what_was_emulated_reaches_staging_and_not_production(ask: Ask) -> None:
 
 
 def test_what_only_compiles_reaches_nothing(ask: Ask) -> None:
-    data = emulated(None).model_dump(mode="json")
+    data = as_data(emulated(None))
     data["targets"][ARM] |= {"status": "compiles"}
     data["targets"][ARM]["candidates"]["lanes"]["status"] = "compiles"
-    manifest = Manifest.model_validate(data)
+    manifest = as_record(Manifest, data)
     asked: dict[str, Any] = {"targets": (V3, ARM), "production": False}
     assert refusals(ask(manifest, **asked)) == {"verified", "tolerance"}
     assert refusals(ask(manifest, **asked, allow_unverified=frozenset({ARM}))) == set()
@@ -156,7 +158,7 @@ def test_the_strictest_limit_counts(
 ) -> None:
     data = manifest_data()
     data["tolerances"]["probabilities"]["max_outside"] = stored
-    manifest = Manifest.model_validate(data)
+    manifest = as_record(Manifest, data)
     limits = {"max_outside": asked, "max_outside_by_output": of_output}
     gate = ask(manifest, worst={V3: BAD}, **limits)["tolerance"]
     assert gate.passed is passes
@@ -191,7 +193,7 @@ def test_speed_names_the_worst_point(ask: Ask) -> None:
 
 @given(ratio=st.floats(0.1, 10.0), limit=st.floats(0.1, 10.0))
 def test_speed_limit(ratio: float, limit: float) -> None:
-    manifest = Manifest.model_validate(manifest_data())
+    manifest = as_record(Manifest, manifest_data())
     speed = SpeedComparison("m/1", (SpeedPoint(V3, 1, ratio, 1.0),))
     decisions = {d.gate: d for d in decide(findings(manifest, speed=speed, max_slowdown=limit))}
     assert decisions["speed"].passed is (ratio <= limit)
@@ -270,7 +272,7 @@ def test_reproducible_between_levels(ask: Ask, manifest: Manifest) -> None:
     one = data["targets"][V3]
 
     def asked(other: dict[str, Any], digest: str) -> Decision:
-        both = Manifest.model_validate(data | {"targets": {V3: one, v4: other}})
+        both = as_record(Manifest, data | {"targets": {V3: one, v4: other}})
         found = [bits("here", "a"), bits("here", digest, v4)]
         return ask(both, targets=(V3, v4), reproducible=True, bits=found)["reproducible"]
 

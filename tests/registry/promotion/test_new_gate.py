@@ -8,6 +8,7 @@ import pytest
 
 from registry import Manifest
 from registry.promotion import decide, gates
+from soa.records import as_record
 from tests.models.bundles import manifest_data
 from tests.models.findings import findings
 
@@ -27,7 +28,7 @@ def test_a_new_gate_is_one_file(
         data = manifest_data()
         candidates = data["targets"]["cpu/x86-64-v3"]["candidates"]
         candidates["aoti"]["compile_seconds"] = seconds
-        decisions = decide(findings(Manifest.model_validate(data)))
+        decisions = decide(findings(as_record(Manifest, data)))
         assert decisions[-1].gate == "compile time"
         assert decisions[-1].passed is passes
         assert "aoti" in decisions[-1].detail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from serving.triton.merging import (
     preferred_sizes,
     why_merging_does_not_pay,
 )
+from soa.records import as_record
 from tests.models.bundles import V3, manifest_data
 
 
@@ -30,8 +32,8 @@ def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) ->
         candidates={"aoti": candidate(chosen)}
         | ({"onnxruntime": candidate(below)} if below else {}),
     )
-    made = Manifest.model_validate({**manifest_data(), "targets": {}})
-    return made.model_copy(update={"targets": {V3: record}})
+    made = as_record(Manifest, {**manifest_data(), "targets": {}})
+    return replace(made, targets={V3: record})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,381 @@
+"""Turn data that others may have written into records, and records into data.
+
+A record is a dataclass. Its annotations say what its values are: `as_record` checks them, and
+converts only a list to a tuple, an int to a float, and an ISO 8601 text to a time: "5" is no 5.
+
+Every process that loads a model reads records, so this imports little; pydantic, which reads the
+configs of users, would cost such a process half of its start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from datetime import datetime
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MOST_LEVELS = 200
+"""How deep JSON may nest; an empty list or object is no level."""
+
+T = TypeVar("T")
+Reader = Callable[[Any], Any]
+
+
+class Misfit(ValueError):
+    """A value that is not what its annotation says; its text begins with where the value is."""
+
+    def __init__(self, said: str, *path: object) -> None:
+        super().__init__(said)
+        self.said = said
+        self.path = [str(part) for part in path]
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path) or '(top level)'}: {self.said}"
+
+
+class Record:
+    """Base of records, frozen dataclasses, whose values are checked however they are made.
+
+    `__closed__`: read as data, such a record has no key that is not one of its fields.
+    """
+
+    __closed__ = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(record: object) -> None:
+    """Raise ValueError if a field of a dataclass is not what its annotation says."""
+    kind: Any = type(record)
+    for name, read in _record_fields(kind).items():
+        object.__setattr__(record, name, _at(name, read, getattr(record, name)))
+
+
+# -- what an annotation can say besides a type: Annotated[T, …] ------------------------------------
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `least` to `most`; NaN is not."""
+
+    least: float
+    most: float | None = None
+
+    def __call__(self, value: float) -> float:
+        if not value >= self.least:
+            raise ValueError(f"at least {self.least} is needed, found {value}")
+        if self.most is not None and not value <= self.most:
+            raise ValueError(f"at most {self.most} is allowed, found {value}")
+        return value
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A text that is, as a whole, what the regular expression says; `what` says it in words."""
+
+    pattern: str
+    what: str
+
+    def __call__(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f"{_short(text)} is not {self.what}")
+        return text
+
+
+@dataclass(frozen=True)
+class Before:
+    """What is done to a value before it is checked; `also` is what this takes besides."""
+
+    change: Reader
+    also: Any
+
+
+# -- to and from data ------------------------------------------------------------------------------
+
+
+def parse_json(content: bytes | str) -> Any:
+    """JSON data, nested no deeper than 200; ValueError for what is not that.
+
+    NaN, Infinity and -Infinity are numbers. Of equal keys the last counts. Text is what UTF-8 can
+    say: half of a surrogate pair is refused.
+    """
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+        found = json.loads(text)
+        if "\\u" in text or isinstance(content, str):
+            json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MOST_LEVELS}") from None
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise ValueError(f"not UTF-8: {error.reason}") from None
+    if text.count("[") + text.count("{") > MOST_LEVELS and _deeper(found):
+        raise ValueError(f"nested deeper than {MOST_LEVELS}")
+    return found
+
+
+def _deeper(found: Any) -> bool:
+    level = [found]
+    for _ in range(MOST_LEVELS + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level
+                 if isinstance(each, dict | list)]  # fmt: skip
+        level = [value for values in inner for value in values]
+    return bool(level)
+
+
+def read_record(kind: type[T], content: bytes | str) -> T:
+    """As `as_record`, from JSON."""
+    return as_record(kind, parse_json(content))
+
+
+def as_record(kind: type[T], data: Any) -> T:
+    """`data` as a dataclass, or as whatever else can be written as JSON, by its annotation.
+
+    ValueError, in one line, names the first value that is not what `kind` says.
+    """
+    found: T = reader(kind)(data)  # type: ignore[arg-type]  # a type has a hash
+    return found
+
+
+def as_data(record: DataclassInstance) -> dict[str, Any]:
+    """A dataclass as data for JSON, with its fields in order."""
+    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_data(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+# -- readers ---------------------------------------------------------------------------------------
+
+
+@cache
+def reader(kind: Any) -> Reader:
+    """What checks a value against an annotation, and gives what is to be kept; raises Misfit."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if is_dataclass(kind):
+        return _dataclass(kind)
+    make = _COMPOUND.get(get_origin(kind))
+    if make is None:
+        raise TypeError(f"no record can have a value of {kind}")
+    return make(*get_args(kind))
+
+
+def _at(key: object, read: Reader, value: Any) -> Any:
+    """Read what stands at a key."""
+    try:
+        return read(value)
+    except Misfit as misfit:
+        misfit.path.insert(0, str(key))
+        raise
+
+
+def _short(value: object) -> str:
+    said = repr(value)
+    return said if len(said) <= 100 else f"{said[:100]}…"
+
+
+def _found(value: object) -> str:
+    """What a value is, in JSON's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else _short(value)
+
+
+def _exactly(kind: type, what: str) -> Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise Misfit(f"{what} is needed, found {_found(value)}")
+        return value
+
+    return read
+
+
+def _float(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise Misfit(f"a number is needed, found {_found(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise Misfit("the number is too large") from None
+
+
+def _time(value: Any) -> datetime:
+    """In a time zone."""
+    try:
+        found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise Misfit(f"a time as ISO 8601 writes it is needed, found {_found(value)}") from None
+    if found.tzinfo is None:
+        raise Misfit(f"{_short(value)} is in no time zone")
+    return found
+
+
+def _literal(*choices: object) -> Reader:
+    known = {(type(choice), choice): choice for choice in choices}
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str | int | None) and (type(value), value) in known:
+            return value
+        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_found(value)}")
+
+    return read
+
+
+def _union(*kinds: Any) -> Reader:
+    reads = [reader(kind) for kind in kinds if kind is not type(None)]
+    optional = len(reads) < len(kinds)
+
+    def read(value: Any) -> Any:
+        if optional and value is None:
+            return None
+        for each in reads[:-1]:
+            try:
+                return each(value)
+            except Misfit:
+                continue
+        return reads[-1](value)
+
+    return read
+
+
+def _annotated(kind: Any, *said: Any) -> Reader:
+    before = [each.change for each in said if isinstance(each, Before)]
+    after = [each for each in said if not isinstance(each, Before)]
+    inner = reader(kind)
+
+    def read(value: Any) -> Any:
+        for change in before:
+            value = change(value)
+        found = inner(value)
+        try:
+            for check in after:
+                found = check(found)
+        except Misfit:
+            raise
+        except ValueError as error:
+            raise Misfit(str(error)) from None
+        return found
+
+    return read
+
+
+def _items(values: Any) -> Sequence[Any]:
+    if not isinstance(values, list | tuple):
+        raise Misfit(f"a list is needed, found {_found(values)}")
+    return values
+
+
+def _list(kind: Any) -> Reader:
+    inner = reader(kind)
+    return lambda values: [_at(i, inner, each) for i, each in enumerate(_items(values))]
+
+
+def _tuple(*kinds: Any) -> Reader:
+    if kinds[-1] is Ellipsis:
+        every = _list(kinds[0])
+        return lambda values: tuple(every(values))
+    inner = [reader(kind) for kind in kinds]
+
+    def read(values: Any) -> tuple[Any, ...]:
+        if len(_items(values)) != len(inner):
+            raise Misfit(f"a list of {len(inner)} is needed, found {len(values)}")
+        pairs = zip(inner, values, strict=True)
+        return tuple(_at(i, each, value) for i, (each, value) in enumerate(pairs))
+
+    return read
+
+
+def _mapping(of_keys: Any, of_values: Any) -> Reader:
+    keys, values = reader(of_keys), reader(of_values)
+
+    def read(found: Any) -> dict[Any, Any]:
+        if not isinstance(found, Mapping):
+            raise Misfit(f"an object is needed, found {_found(found)}")
+        return {_at(k, keys, k): _at(k, values, value) for k, value in found.items()}
+
+    return read
+
+
+@cache
+def _record_fields(kind: Any) -> dict[str, Reader]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {each.name: reader(hints[each.name]) for each in fields(kind) if each.init}
+
+
+def _has_no_default(each: Field[Any]) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
+
+
+def _dataclass(kind: Any) -> Reader:
+    inner = _record_fields(kind)
+    needed = [each.name for each in fields(kind) if each.init and _has_no_default(each)]
+    closed = getattr(kind, "__closed__", False)
+
+    def read(found: Any) -> Any:
+        if isinstance(found, kind):
+            return found
+        if not isinstance(found, Mapping):
+            raise Misfit(f"an object is needed, found {_found(found)}")
+        if closed and (more := [key for key in found if key not in inner]):
+            raise Misfit("there is no such field", more[0])
+        if lacking := [name for name in needed if name not in found]:
+            raise Misfit("is missing", lacking[0])
+        given = {name: _at(name, each, found[name]) for name, each in inner.items()
+                 if name in found}  # fmt: skip
+        try:
+            return kind(**given)
+        except Misfit:
+            raise
+        except ValueError as error:
+            raise Misfit(str(error)) from error
+
+    return read
+
+
+_SIMPLE: dict[Any, Reader] = {
+    Any: lambda value: value,
+    type(None): _exactly(type(None), "null"),
+    bool: _exactly(bool, "true or false"),
+    int: _exactly(int, "a whole number"),
+    float: _float,
+    str: _exactly(str, "a text"),
+    datetime: _time,
+}
+_COMPOUND: dict[Any, Callable[..., Reader]] = {
+    Annotated: _annotated,
+    Literal: _literal,
+    Union: _union,
+    types.UnionType: _union,
+    list: _list,
+    Sequence: _list,
+    tuple: _tuple,
+    dict: _mapping,
+    Mapping: _mapping,
+}
