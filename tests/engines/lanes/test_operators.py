@@ -84,6 +84,13 @@ INTEGERS: Table = {
     "sign": lambda a, b: a.sign(),
     "truth": lambda a, b: a.bool(),
 }
+
+
+def _long(x: Tensor) -> Tensor:
+    """Of so many operations that its parts get names."""
+    return torch.tanh(x * x.abs() + 0.5) * torch.exp(-x.abs()) + torch.sigmoid(x * 0.25) * x.abs()
+
+
 REDUCTIONS: Table = {
     **{
         f"{name} {dim}": lambda x, name=name, dim=dim: getattr(torch, name)(x, dim=dim)
@@ -106,6 +113,7 @@ REDUCTIONS: Table = {
     "cumsum": lambda x: x.nan_to_num(0.0, 0.0, 0.0).abs().cumsum(2),
     "cumprod": lambda x: x.cumprod(1),
     "normalized": lambda x: F.normalize(x, dim=2),
+    "of one step, between others": lambda x: _long(_long(x[:, :1]).sum(1)),
 }
 VIEWS: Table = {
     "permuted": lambda x: x.permute(0, 3, 1, 2) * 1,
