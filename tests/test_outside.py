@@ -87,7 +87,7 @@ def test_one_function_reads_files_of_others() -> None:
 
 def test_one_function_parses_json() -> None:
     # Written a line before.
-    of_our_own = {"pipeline/cli/inspection.py", "registry/bundle/manifest.py"}
+    of_our_own = {"pipeline/cli/inspection.py", "registry/bundle/manifest.py", "soa/records.py"}
     triton = {"serving/triton/model.py"}  # what Triton hands over
     assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
     assert callers("safe_load", "safe_load_all", "compose", "full_load", "unsafe_load") <= OURS | {
@@ -101,7 +101,8 @@ def test_one_function_parses_json() -> None:
 
 def test_one_function_prints() -> None:
     assert callers("echo") == {"pipeline/report/tables.py", "pipeline/cli/options.py"}  # JSON
-    assert callers("Console", "Text") == {"pipeline/cli/applying.py"}  # a bar on a terminal
+    bars = {"pipeline/cli/applying.py", "pipeline/cli/options.py"}  # on a terminal
+    assert callers("Console", "Text") == bars
     assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("new_table", "microseconds")
     # In child processes: into a log, and the bits found under qemu.
@@ -200,7 +201,7 @@ def test_json_that_is_none(text: str) -> None:
 
 
 def test_a_record_names_the_field() -> None:
-    with pytest.raises(ValueError, match=r"b: .*valid integer.*\(and 1 more\)"):
+    with pytest.raises(ValueError, match="b: a whole number"):
         as_record(dict[str, int], {"a": 1, "b": "x", "c": None})
 
 

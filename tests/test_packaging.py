@@ -80,7 +80,7 @@ def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
-RUNNING = ("torch", "numpy", "pyyaml", "safetensors", "filelock", "lazy_loader")
+RUNNING = ("torch", "numpy", "pydantic", "pyyaml", "safetensors", "filelock", "lazy_loader")
 """What runs the folder of a bundle; docs/install.md names the same."""
 ABSENT = ("mlflow", "sqlalchemy", "alembic", "pandas", "sqlparse", "click", "rich", "onnxruntime")
 

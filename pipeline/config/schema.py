@@ -39,7 +39,7 @@ from pipeline.config.wording import (
     once,
     shown,
 )
-from registry.bundle import Count
+from registry.bundle import MOST_THREADS
 from registry.ref import NAME_PATTERN
 from soa.block import Block
 from soa.layout import Column, Layout
@@ -71,6 +71,8 @@ else:
 
 
 SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
+
+_Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 
 
 class ModelConfig(Part):
@@ -268,8 +270,8 @@ class CompileConfig(Part):
 class SessionConfig(Part):
     """How sessions run it: threads inside one run, and runs at one moment (None: one a core)."""
 
-    threads: Count = 1
-    instances: Count | None = None
+    threads: _Count = 1
+    instances: _Count | None = None
 
 
 class ApplyConfig(Part):

@@ -19,7 +19,6 @@ from .manifest import Below as Below
 from .manifest import BenchmarkStats as BenchmarkStats
 from .manifest import Candidate as Candidate
 from .manifest import Capture as Capture
-from .manifest import Count as Count
 from .manifest import Evidence as Evidence
 from .manifest import LabelledData as LabelledData
 from .manifest import Manifest as Manifest

@@ -597,8 +597,8 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        'window = _verdict([found], tolerances) or ""',
-        'window = ""',
+        "    refusal = _verdict([found], tolerances)",
+        "    refusal = None",
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
     Fault(
