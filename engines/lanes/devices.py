@@ -31,8 +31,9 @@ THREADS = 128  # of a block
 _UNROLLED = 6000  # steps of a row's program that are written one after the other
 _MOST_STORED = 400  # numbers that registers could hold, less what lives at other times
 _MOST_SPILLED = 512  # bytes a thread, of code that should run in registers
-_MOST_LOCAL = 8 << 10  # bytes a thread; beyond, a block of threads shares a row
+_LITTLE = 8 << 10  # bytes of a row; beyond, a block of threads shares it
 _MOST_SHARED = 48 << 10  # bytes a block, which every GPU has
+_MOST_LOCAL = 64 << 10  # bytes a thread: 2,048 threads of 132 processors then take 17 GB
 _MOST_GIVEN = 4000  # bytes of a kernel's arguments
 _OLDEST_CLANG = 18  # before, it rounds square roots otherwise
 _WARP, _REGISTERS, _UNIT = 32, 16384, 256
@@ -70,6 +71,7 @@ def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
             f"a kernel takes {_MOST_GIVEN // 8} columns at most; this network has {len(columns)}"
         )
     made = _smallest(plan, target, out)
+    _require_room(made.local_bytes)
     images = [each for each in ("network.image", "network.ptx") if (out / each).is_file()]
     lines = [
         "soa-kernel 1", f"target {target}", f"threads {THREADS}",
@@ -96,19 +98,21 @@ def _smallest(plan: Plan, target: Target, out: Path) -> Report:
 
 
 def _stores(plan: Plan) -> list[Store]:
-    """The ways to try. A block for a row comes last: its threads wait in steps of few elements."""
+    """The ways to try, in their order."""
     size, work = 4 * plan.size, sum(map(_steps, plan.steps))
     found: list[Store] = []
     if work <= _UNROLLED and plan.size <= _MOST_STORED:
         found.append("registers")
-    if size <= _MOST_LOCAL:
-        return [*found, "local"]
-    if size <= _MOST_SHARED:
-        return [*found, "shared"]
-    raise NotApplicableError(
-        f"a row would need {size:,} bytes of a GPU's shared memory for what it computes in "
-        f"between, more than {_MOST_SHARED:,}: a network with fewer such values would fit"
-    )
+    _require_room(size)
+    return [*found, "shared" if _LITTLE < size <= _MOST_SHARED else "local"]
+
+
+def _require_room(size: int) -> None:
+    if size > _MOST_LOCAL:
+        raise NotApplicableError(
+            f"a thread would need {size:,} bytes of local memory for what it computes in between, "
+            f"more than {_MOST_LOCAL:,}: a network with fewer such values would fit"
+        )
 
 
 def _steps(step: Step) -> int:
