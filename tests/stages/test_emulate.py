@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
+from engines.errors import NotApplicableError
 from engines.lanes import compilers, devices
 from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
@@ -158,6 +159,20 @@ def test_a_block_of_threads_shares_a_large_row(target: str, tmp_path: Path) -> N
     here, emulated = (results[each].reports["lanes"] for each in (V3, target))
     assert here.valid and emulated.verdict == "emulated", emulated.reason
     assert emulated.bits == here.bits is not None
+
+
+class Large(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        grown = torch.tanh(x.repeat(1, 25))
+        seen = torch.softmax(grown.unsqueeze(2) * grown.unsqueeze(1), -1)
+        return (seen @ grown.unsqueeze(2)).squeeze(2)[:, :3]
+
+
+@pytest.mark.parametrize("target", [CUDA, ROCM])
+def test_a_row_that_needs_too_much_memory_is_refused(target: str, tmp_path: Path) -> None:
+    portable = Portable(captured(tmp_path / "captured", Large).program, None)
+    with pytest.raises(NotApplicableError, match="bytes of local memory"):
+        engine("lanes").compile(portable, Target.parse(target), {}, tmp_path)
 
 
 def on_driver(
