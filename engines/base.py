@@ -111,9 +111,14 @@ class Engine(ABC):
     """Whether `compile` builds for processors and devices that this host lacks."""
     cuts_rows: ClassVar[bool] = False
     """Whether a call goes through its rows in small blocks by itself: tiles gain nothing."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that `compile` needs and that take long to import."""
     in_place_of: ClassVar[str] = ""
     """Where nobody names engines, it is built only where the engine of that name gave nothing: that
     one was faster at every size of every network that benchmarks/RESULTS.md tells of."""
+    for_heavy_rows: ClassVar[bool] = False
+    """Whether it is built as well where the one that it stands in for takes more than a millisecond
+    for the fewest rows: there it may be faster."""
 
     def __init_subclass__(
         cls,

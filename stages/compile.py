@@ -89,6 +89,7 @@ def compile_candidate(
         },
         folder / "compile",
         timeout_s,
+        engine(name).imports,
     )
     files = tuple(outcome.value or ())
     return Compiled(

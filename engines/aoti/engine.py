@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 
 class AotiEngine(Engine, engine="aoti", order=10):
+    imports = (
+        "torch._inductor.compile_fx", "torch._inductor.package", "torch._export.serde.serialize",
+    )  # fmt: skip
+    in_place_of = "lanes"
+    for_heavy_rows = True
+
     def build(self) -> AotiBuild:
         """How it compiles."""
         from engines.aoti.build import AotiBuild
@@ -62,7 +68,7 @@ class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=Fal
     """A process that opens its artifacts needs no torch, as those of `lanes`, which is faster where
     it is applicable, but for single rows of large networks."""
 
-    in_place_of = "lanes"
+    for_heavy_rows = False
 
     def build(self) -> AotiBuild:
         from engines.aoti.standalone import StandaloneBuild

@@ -42,6 +42,7 @@ _NOWHERE = torch.zeros(16)
 
 class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     anywhere = True
+    imports = ("torch.onnx", "onnxscript")
     in_place_of = "lanes"
 
     def compile(

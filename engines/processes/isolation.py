@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,11 +48,16 @@ class Outcome:
 
 
 def run_isolated(
-    function: str, payload: Mapping[str, Any], folder: Path, timeout_s: float
+    function: str,
+    payload: Mapping[str, Any],
+    folder: Path,
+    timeout_s: float,
+    imports: Sequence[str] = (),
 ) -> Outcome:
     """Call `function` (as "module:name") with `**payload` in a child; never raises for its failure.
 
-    `payload` and the returned value are JSON. The child and all it started are killed at
+    `payload` and the returned value are JSON. `imports` names modules that take long to import:
+    they are imported once for many children. The child and all it started are killed at
     `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
     """
     folder = folder.resolve()
@@ -70,6 +75,7 @@ def run_isolated(
         "log": str(log),
         "folder": os.getcwd(),
         "environment": {**os.environ, "PYTHONPATH": path},
+        "imports": list(imports),
     }
     while True:
         process = begin(asked)

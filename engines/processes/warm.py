@@ -1,6 +1,7 @@
 """Processes that have imported torch already, and fork a child for each job.
 
-Importing torch and its compiler takes seconds, forking a process that has done so milliseconds.
+Importing torch and its compilers takes seconds, forking a process that has done so milliseconds.
+What a job needs besides torch is imported before the fork, and is there for the next job.
 Such a process computes nothing itself: it has no OpenMP worker that a fork would lose.
 """
 
@@ -16,20 +17,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import wait  # unlike select, of any number of open files
 from pathlib import Path
 from typing import Any
 
 from engines.processes.child import command, search_path
 
-_IMPORTED = (
-    "torch._inductor.compile_fx",
-    "torch._inductor.package",
-    "torch._export.serde.serialize",
-    "torch.onnx",
-    "onnxscript",
-)
+_IMPORTED = ("torch",)
 _IDLE_S = 60.0
 # Variables that torch does not read when it is imported: no reason to import it again.
 _READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
@@ -183,20 +178,25 @@ atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)
 
 
+def _import(modules: Iterable[str]) -> None:
+    for name in () if _HAS_GPU else modules:
+        with contextlib.suppress(ImportError):  # the child imports the same, and says why not
+            importlib.import_module(name)
+
+
 def _serve(idle_s: float, *imported: str) -> None:
     """Take jobs from the standard input, and do each in a child of a fork."""
-    for name in () if _HAS_GPU else imported:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    _import(imported)
     asked = sys.stdin.fileno()
     while wait([asked], idle_s):
         line = sys.stdin.readline()
         if not line:
             break
-        server = os.getpid()
+        job, server = json.loads(line), os.getpid()
+        _import(job["imports"])
         pid = os.fork()
         if pid == 0:
-            code = _do(json.loads(line), server)
+            code = _do(job, server)
             atexit._run_exitfuncs()
             sys.stdout.flush()
             os._exit(code)  # at once: an ordinary end takes half a second to free all of torch

@@ -22,7 +22,7 @@ from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.files import read_plain, write_whole
 from soa.records import as_record, parse_json
-from stages.benchmark import benchmark_targets, ladder
+from stages.benchmark import benchmark_targets, bound_call, ladder, seconds_of
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.emulate import emulate_candidate
@@ -34,6 +34,8 @@ from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
 from stages.validate import validate_candidate
 
 Say = Callable[[str], None]
+_HEAVY_S = 1e-3  # of a call with the fewest rows
+
 Show = Callable[[str, float | None], AbstractContextManager[object]]
 """Shows a step while it is at work, and the seconds that it took the time before, if known."""
 
@@ -52,6 +54,8 @@ class Work:
     try_again: bool = False
     """Whether a candidate failed for lack of time or memory: the next run tries it again."""
     show: Show = show_nothing
+    beside: Callable[[], object] = lambda: None
+    """What this process may do while compilers are at work in others."""
     model: str = ""
     """Whose steps they are: how long each took is kept for its next run."""
     before: dict[str, float] = field(default_factory=dict)
@@ -118,9 +122,9 @@ def build_targets(
     """Every candidate of each target with its verdict, and the race of the valid ones.
 
     Candidates are compiled and validated side by side. Where nobody named the engines, those that
-    only stand in for another one come last, and only where that one gave no valid artifact.
-    Targets of one device race together. `key` stands for all that a result depends on besides the
-    recipe.
+    only stand in for another one come last, and only where that one gave no valid artifact, or
+    where they may be faster than it. Targets of one device race together. `key` stands for all that
+    a result depends on besides the recipe.
     """
 
     def make(target: Target, name: str) -> _Made:
@@ -135,12 +139,17 @@ def build_targets(
 
     def wanted(target: Target, name: str) -> bool:
         first = found.get((target, engine(name).in_place_of))
-        return first is None or not (first.report.valid or first.report.unverified)
+        if first is None or not first.report.valid:
+            return first is None or not first.report.unverified
+        return engine(name).for_heavy_rows and _is_heavy(work, captured, first)
 
-    last = {n for n in recipe.engines if recipe.by_default and engine(n).in_place_of}
-    for several in (set(recipe.engines) - last, last):
+    first = first_engines(recipe.engines, recipe.by_default)
+    for several in (set(first), set(recipe.engines) - set(first)):
+        some = [pair for pair in pairs if pair[1] in several and wanted(*pair)]
         with side_by_side() as pool:
-            at_work = {p: pool.submit(make, *p) for p in pairs if p[1] in several and wanted(*p)}
+            at_work = {pair: pool.submit(make, *pair) for pair in some}
+            if several == set(first):
+                pool.submit(work.beside)
             found |= {pair: future.result() for pair, future in at_work.items()}
     tiles: dict[str, int] = {}
     made = {
@@ -167,6 +176,11 @@ def build_targets(
                 [name for name in timed if name != str(target)],
             )
     return {str(target): results[str(target)] for target in targets}
+
+
+def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
+    """Those that are built whatever the others give."""
+    return [name for name in engines if not (by_default and engine(name).in_place_of)]
 
 
 def _make(
@@ -353,6 +367,32 @@ def _judged(
     return work.cache.result(step, key, build, load, keep=lambda report: report.verdict == keep)
 
 
+def _is_heavy(work: Work, captured: Capture, made: _Made) -> bool:
+    """Whether a call with the fewest rows takes long: the lanes that have no row cost as much as
+    the others, and what works on one row alone may be faster."""
+
+    def build(folder: Path) -> bool:
+        session = _session(captured, made.compiled, made.target)
+        call = bound_call(
+            session, Reference.load(captured.reference).inputs, ladder(captured.signature)[0]
+        )
+        heavy = min(seconds_of(call) for _ in range(5)) > _HEAVY_S
+        (folder / "heavy.json").write_text(json.dumps(heavy))
+        return heavy
+
+    def load(folder: Path) -> bool:
+        heavy: bool = json.loads((folder / "heavy.json").read_text())
+        return heavy
+
+    return work.cache.result("heavy", content_key({**made.parts, "host": host()}), build, load)
+
+
+def _session(captured: Capture, compiled: Compiled, target: Target) -> Session:
+    device = torch.device(target.torch_device)
+    file = _artifact_of(compiled, captured)
+    return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
+
+
 def _tile(
     work: Work, captured: Capture, target: Target, compiled: Compiled, parts: Mapping[str, Any]
 ) -> int:
@@ -360,10 +400,7 @@ def _tile(
 
     def build(folder: Path) -> int:
         with work.step(f"tiles for {compiled.engine} on {target}"):
-            executable = open_candidate(
-                compiled.engine, _artifact_of(compiled, captured), torch.device("cpu")
-            )
-            session = Session(captured.signature, executable)
+            session = _session(captured, compiled, target)
             rows = fastest_tile(session, Reference.load(captured.reference).inputs) or 0
         (folder / "tile.json").write_text(json.dumps(rows))
         return rows
@@ -395,9 +432,7 @@ def _benchmark(
             for each in racing:
                 same = content_key(each.parts)
                 if same not in opened:
-                    file = _artifact_of(each.compiled, captured)
-                    whole = open_candidate(each.compiled.engine, file, device)
-                    opened[same] = tiled(Session(captured.signature, whole, device), each.tile)
+                    opened[same] = tiled(_session(captured, each.compiled, each.target), each.tile)
                 sessions.setdefault(str(each.target), {})[each.compiled.engine] = opened[same]
             reports = benchmark_targets(
                 captured.signature,
@@ -426,7 +461,6 @@ def _artifact_of(compiled: Compiled, captured: Capture) -> Path:
 
 def chosen_session(captured: Capture, result: TargetResult) -> Session:
     """Of the candidate that was chosen for a target which this host runs."""
-    name, device = str(result.chosen), torch.device(Target.parse(result.target).torch_device)
-    file = _artifact_of(result.compiled[name], captured)
-    whole = Session(captured.signature, open_candidate(name, file, device), device)
+    name = str(result.chosen)
+    whole = _session(captured, result.compiled[name], Target.parse(result.target))
     return tiled(whole, result.tiles.get(name, 0))

@@ -22,6 +22,7 @@ from pipeline.building.candidates import (
     Work,
     build_targets,
     chosen_session,
+    first_engines,
     show_nothing,
 )
 from pipeline.building.provenance import code_digest, host, provenance, tools
@@ -96,7 +97,8 @@ def run(
     if quick:
         config = config.quick()
     store = registry or Registry()
-    progress = Work(StageCache(work or Path("pipeline-work")), say, show=show, model=config.name)
+    cache = StageCache(work or Path("pipeline-work"))
+    progress = Work(cache, say, show=show, beside=store.get_ready, model=config.name)
     root, key = progress.cache.root, _keys(config)
     record = root / "runs" / f"{key['run']}.json"
     known = _finished(record, root, store)
@@ -246,7 +248,8 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
 
     def build(folder: Path) -> Capture:
         with work.step("capture"):
-            expect_jobs(min(len(config.engines), len(os.sched_getaffinity(0)), 2))
+            first = first_engines(config.engines, not config.names_engines)
+            expect_jobs(min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2))
             signature = config.signature()
 
             def say(text: str) -> None:

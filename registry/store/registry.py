@@ -56,6 +56,12 @@ class Registry(Reader):
     is for what is built on the registry, as is `writing`.
     """
 
+    def get_ready(self) -> None:
+        """Import what writing needs, and make the tables where there are none: that takes seconds,
+        which other work may hide. What fails here fails again where it is needed, and says so."""
+        with contextlib.suppress(RegistryError), self.client(write=True):
+            pass
+
     def sign(
         self,
         version: Version,
