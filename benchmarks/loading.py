@@ -143,7 +143,7 @@ def _bundle(made: Subject) -> Path:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     from engines import Target
-    from registry.bundle.bundle import seal
+    from registry.bundle.digests import seal
     from registry.bundle.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
     from registry.trust import sign
 

@@ -34,8 +34,8 @@ from pipeline.report.tables import microseconds, new_table, show
 from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
+from runtime.checked import recorded_tolerances
 from runtime.checked.comparison import compare
-from runtime.loader import recorded_tolerances
 from runtime.session.session import Session
 from serving.client.options import RemoteOptions
 from serving.errors import ServingError

@@ -15,8 +15,8 @@ import torch
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from registry.shadow import ShadowRecord
-from runtime.devices.shadow import ShadowedSession
 from runtime.session.session import Session
+from runtime.versions.shadow import ShadowedSession
 
 CAPTION = f"Time of a production call of a small MLP.\nx: to no shadow; {SPREAD} of the rounds."
 FRACTIONS = (0.0, 0.01, 0.1, 1.0)

@@ -16,7 +16,8 @@ from soa.options import known_options
 if TYPE_CHECKING:  # a session of an artifact that needs no torch imports none
     import torch
 
-    from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession
+    from runtime.devices import MultiDeviceSession
+    from runtime.versions import LiveSession, ShadowedSession
     from serving.remote import RemoteSession
     from serving.site import Site, SiteSession
 
@@ -139,7 +140,7 @@ def load(
     session = load_here(opening, device, live)
     if shadow is None:
         return session
-    from runtime.devices import shadowed
+    from runtime.versions import shadowed
 
     return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
 

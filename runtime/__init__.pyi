@@ -2,11 +2,8 @@ from .checked import CheckedSession as CheckedSession
 from .checked import CheckReport as CheckReport
 from .checked import Deviation as Deviation
 from .checked import Tolerance as Tolerance
-from .devices import LiveBinding as LiveBinding
-from .devices import LiveSession as LiveSession
 from .devices import MultiDeviceSession as MultiDeviceSession
 from .devices import Scheduler as Scheduler
-from .devices import ShadowedSession as ShadowedSession
 from .devices import Staging as Staging
 from .errors import BindError as BindError
 from .errors import DeviationError as DeviationError
@@ -16,3 +13,6 @@ from .loader import load as load
 from .session import Binding as Binding
 from .session import Origin as Origin
 from .session import Session as Session
+from .versions import LiveBinding as LiveBinding
+from .versions import LiveSession as LiveSession
+from .versions import ShadowedSession as ShadowedSession

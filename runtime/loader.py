@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from engines.processes import Lock
 from engines.target import Target
-from registry.bundle import Manifest, Tolerance
 from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
@@ -28,7 +27,6 @@ from runtime.process import has_torch, settle_threads
 from runtime.session import Origin, Session
 from soa.memory import CPU
 from soa.options import known_options
-from soa.signature import Signature
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +71,7 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
             f"live: {opening.ref} is always the same version: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
-    from runtime.devices import LiveSession
+    from runtime.versions import LiveSession
 
     return LiveSession(name, lambda opened: session_on(opened, where))
 
@@ -181,7 +179,7 @@ def checked(
     opened: Opened, executable: Any, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
     """Every answer is compared with that of the portable program on the same device."""
-    from runtime.checked import CheckedSession  # it needs torch
+    from runtime.checked import CheckedSession, recorded_tolerances  # they need torch
 
     reference = open_program(opened, device)
     tolerances = recorded_tolerances(opened.bundle.manifest)
@@ -198,14 +196,6 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
     device = torch.device(Target.parse(target).torch_device)
     executable = open_artifact(opened, target, engine_name, device)
     return Session(opened.signature, executable, device)
-
-
-def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
-    """The tolerances a version was validated with, by output."""
-    for bound in Signature.from_dict(manifest.signature).outputs:
-        if bound.name not in manifest.tolerances:
-            raise LoadError(f"{manifest.name}: its manifest has no tolerance for {bound.name!r}")
-    return dict(manifest.tolerances)
 
 
 def device_here(device: str | torch.device) -> torch.device:

@@ -244,7 +244,7 @@ def _require_travelling(collection: str, column: str, dtype: str) -> None:
 def mergeable(signature: Signature) -> bool:
     """Whether rows of several requests can share a run at all: one row dimension, no scalars.
 
-    Whether that leaves the answers as they are is another question: see stages/tiles.py.
+    Whether that leaves the answers as they are is another question: see stages/independence.py.
     """
     blocks = (*signature.inputs, *signature.outputs)
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)

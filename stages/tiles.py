@@ -1,30 +1,19 @@
 """Tiles: so many rows at a time through the same bound memory, where rows do not see each other.
 
 What a run computes in between then stays in the processor's cache however many rows there are, and
-several threads may share the tiles. Whether a row's answer is its own is read off the program's
-graph when it is captured (engines/exported/rows.py). A second opinion is the artifact's: some of
-the reference's rows, alone and in another order, must give the answers they gave among the others;
-and every case of the reference is then validated through the tiles as well.
+several threads may share the tiles. Whether a row's answer is its own is asked first
+(independence.py); every case of the reference is then validated through the tiles as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
-import torch
-
-from runtime.checked import Tolerance, compare
 from runtime.session import Session, in_tiles
-from soa.memory import Collection, read_block
 from soa.signature import Signature
 from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
-SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
-Columns = Mapping[str, Mapping[str, torch.Tensor]]
-
-_ROWS = 256
 _WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
 _AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
 _SECONDS = 0.3
@@ -72,56 +61,3 @@ def tiled(session: Session, rows: int) -> Session:
     """The same opened artifact, run on `rows` rows at a time; 0: on all at once."""
     executable = in_tiles(session.executable, session.signature, rows)
     return Session(session.signature, executable, str(session.device))
-
-
-def rows_are_independent(
-    session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
-) -> bool:
-    """Whether every row's answer is its own, within the tolerances, as far as the reference's rows
-    show it.
-
-    `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
-    """
-    signature = session.signature
-    if signature.tile_kinds is None:
-        return False
-    (dim,) = signature.dims
-    low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
-    some = max(low, high // 3, 1)
-    if some >= high:  # no room for a part: nothing can be tried
-        return False
-    shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1)).tolist()
-    whole = _answers(session, inputs, range(high))
-    trials = [shuffled[:some], shuffled, list(range(high - some, high)), shuffled[-some:]]
-    return all(_agree(_answers(session, inputs, rows), whole, rows, tolerances) for rows in trials)
-
-
-def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The outputs by block for these rows of the inputs, in this order."""
-    signature = session.signature
-    index = torch.tensor(rows)
-    given = {name: Collection(signature.layouts[name], len(rows)) for name in inputs}
-    for name, collection in given.items():
-        for column in collection.layout.numbers:
-            values = inputs[name][column.name]
-            collection.fill(column.name, values if column.kind == "scalar" else values[index])
-    written = {
-        name: given.get(name) or Collection(signature.layouts[name], len(rows))
-        for name in signature.output_collections
-    }
-    session.run(given, written)
-    return {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
-
-
-def _agree(
-    part: Mapping[str, torch.Tensor],
-    whole: Mapping[str, torch.Tensor],
-    rows: Sequence[int],
-    tolerances: Mapping[str, Tolerance],
-) -> bool:
-    index = torch.tensor(rows)
-    return all(
-        compare(found, whole[name][index], tolerances[name], classifier=False).outside
-        <= tolerances[name].max_outside
-        for name, found in part.items()
-    )

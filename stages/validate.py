@@ -37,6 +37,7 @@ from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
 from stages.errors import ReferenceDataError
+from stages.independence import SEE_EACH_OTHER, rows_are_independent
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -52,7 +53,7 @@ from stages.reference import (
     windows,
 )
 from stages.reports import CaseReport, ValidationReport
-from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
+from stages.tiles import tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.

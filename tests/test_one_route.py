@@ -107,7 +107,7 @@ def test_the_route_alone_makes_what_may_be_opened() -> None:
         for call in calls(tree)
         if ast.unparse(call.func) in ("Opened", "records.Opened")
     }
-    assert makers == {f"{ROOM}route.py"}
+    assert makers == {f"{ROOM}lookup.py"}
 
 
 def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:

@@ -19,7 +19,7 @@ from engines.exported.archive import load_program
 from pipeline.cli.housekeeping import cached_name
 from pipeline.config import load_config, load_policy
 from pipeline.config.site_file import load_site
-from registry.bundle.bundle import SUMS, open_file
+from registry.bundle.digests import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow.stored import StoredVersion
@@ -100,8 +100,8 @@ def test_one_function_parses_json() -> None:
 
 
 def test_one_function_prints() -> None:
-    assert callers("echo") == {"pipeline/report/tables.py", "pipeline/cli/options.py"}  # JSON
-    bars = {"pipeline/cli/applying.py", "pipeline/cli/options.py"}  # on a terminal
+    assert callers("echo") == {"pipeline/report/tables.py", "pipeline/cli/answers.py"}  # JSON
+    bars = {"pipeline/cli/applying.py", "pipeline/cli/answers.py"}  # on a terminal
     assert callers("Console", "Text") == bars
     assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("new_table", "microseconds")

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engines.errors import first_line
-from pipeline.applying.plan import Execute, Piece, Plan, Scored
+from pipeline.applying.pieces import Execute, Piece, Plan, Scored
 from pipeline.applying.score import score
 from pipeline.errors import ApplyError
 from soa.errors import SoaPipelineError, needs_extra

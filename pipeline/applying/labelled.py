@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.applying.columns import column_of
-from pipeline.applying.plan import Plan
+from pipeline.applying.pieces import Plan
 from pipeline.applying.prepare import model_columns
 from pipeline.applying.score import Scorer
 from pipeline.applying.sources import Source, open_source, reading

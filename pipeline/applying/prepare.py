@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.applying.about import Input
 from pipeline.applying.columns import Array, counts_of, is_jagged
 from pipeline.applying.outputs import WRITERS, Rows, require_held
-from pipeline.applying.plan import Job, Output, Piece, Plan
+from pipeline.applying.pieces import Job, Output, Piece, Plan, cuts, rows_at_a_time
 from pipeline.applying.score import Scorer, row_dimension
 from pipeline.applying.sources import Source, open_source
 from pipeline.config import BuiltFrom, names_in
@@ -25,13 +25,11 @@ from registry.store import Registry
 from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
-from soa.dtypes import itemsize
 from soa.errors import CollectionError, needs_extra
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
 """Beside the outputs, or its name ends in that: the parts of a job that is not done."""
-_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 _TRIED = 256
 
 
@@ -55,7 +53,7 @@ def prepare(
         import pyarrow as pyarrow
     opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
     files: list[Input] = []
-    cuts: list[list[int]] = []
+    cut_at: list[list[int]] = []
     row_dimension(opened.signature)
     for path in map(Path.absolute, inputs):
         if str(path) in (each.path for each in files):
@@ -66,10 +64,10 @@ def prepare(
             names = plan.names
             source.require(names)
             edges, now = source.edges(names), path.stat()
-            cuts.append(list(_cuts(edges, plan.batch, source.seeks)))
+            cut_at.append(list(cuts(edges, plan.batch, source.seeks)))
             rows = edges[-1], now.st_size, now.st_mtime_ns
             files.append(Input(str(path), source.tree, source.ntuple, *rows))
-    outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cuts)
+    outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cut_at)
     counters = _try(plan, opened, files, outputs)
     return Job(plan, outputs, str(folder), _about(opened), counters)
 
@@ -95,7 +93,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
         ),
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
-        _batch(opened.signature, len(kept)),
+        rows_at_a_time(opened.signature, len(kept)),
         BuiltFrom(opened.bundle.manifest).missing,
     )
 
@@ -150,30 +148,6 @@ def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     if both := [name for name in found.values() if name in keep]:
         raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
     return found
-
-
-def _batch(signature: Signature, keep: int) -> int:
-    """Rows that take about 16 MiB."""
-    row = 8 * keep
-    for name in signature.input_collections:
-        items = signature.jagged.get(name, 1)
-        row += (
-            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
-        )
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
-
-
-def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
-    last = 0
-    yield last
-    for edge in edges[1:]:
-        while seeks and edge - last >= 2 * rows:
-            last += rows
-            yield last
-        if edge > last and (edge - last >= rows or edge == edges[-1]):  # some groups are empty
-            last = edge
-            yield last
 
 
 def _try(
@@ -256,7 +230,7 @@ def _counters(
 
 
 def _outputs(
-    key: str, out: Path, suffix: str | None, files: Sequence[Input], cuts: Sequence[Sequence[int]]
+    key: str, out: Path, suffix: str | None, files: Sequence[Input], cut_at: Sequence[Sequence[int]]
 ) -> tuple[tuple[Output, ...], Path]:
     """What is written, and the folder of its parts until then."""
     one = out.suffix in WRITERS and not out.is_dir()
@@ -264,7 +238,7 @@ def _outputs(
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
     folder = folder_of(out) if one else out / FOLDER
     found: dict[Path, list[Piece]] = {}
-    for i, (given, edges) in enumerate(zip(files, cuts, strict=True)):
+    for i, (given, edges) in enumerate(zip(files, cut_at, strict=True)):
         name = Path(given.path)
         path = out if one else out / f"{name.stem}{suffix or name.suffix}"
         if path in found and not one:

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from pipeline.applying.about import About, read_about
 from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
+from pipeline.applying.pieces import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import FOLDER, folder_of, prepare
 from pipeline.applying.score import score
 from pipeline.applying.sources import ABOUT

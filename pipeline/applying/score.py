@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.applying.about import Input
 from pipeline.applying.columns import Array, as_arrow, column_of, counts_of, is_jagged
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import Piece, Plan, Scored
+from pipeline.applying.pieces import Piece, Plan, Scored
 from pipeline.applying.sources import Source, open_source, reading
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError

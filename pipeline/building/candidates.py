@@ -26,11 +26,12 @@ from stages.benchmark import benchmark_targets, bound_call, ladder, seconds_of
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.emulate import emulate_candidate
+from stages.independence import SEE_EACH_OTHER
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
+from stages.tiles import fastest_tile, tiled, tiles_of
 from stages.validate import validate_candidate
 
 Say = Callable[[str], None]

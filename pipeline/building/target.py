@@ -27,8 +27,8 @@ from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError
 from registry.store import CACHE_VARIABLE, Registry, cache_root
 from registry.version import Version, tag_of
+from runtime.checked import recorded_tolerances
 from runtime.errors import LoadError
-from runtime.loader import recorded_tolerances
 from runtime.opening import Opening, open_version
 from soa.signature import Signature
 from stages.capture import Capture

@@ -1,3 +1,3 @@
 from . import main as main
-from .options import say as say
-from .options import tell as tell
+from .answers import say as say
+from .answers import tell as tell

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, html_option, on_terminal, say, write_page
+from pipeline.cli.answers import Answer, command, html_option, on_terminal, say, write_page
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Progress, Report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, opened_at, sayer, steps
+from pipeline.cli.answers import Answer, command, opened_at, sayer, steps
 
 if TYPE_CHECKING:
     from pipeline.building import Added, RunResult

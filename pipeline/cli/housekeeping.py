@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, complain, say, steps
+from pipeline.cli.answers import Answer, Number, command, complain, say, steps
 from soa.files import read_plain
 from soa.records import as_record, parse_json
 from soa.text import plain

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command
+from pipeline.cli.answers import Answer, command
 
 if TYPE_CHECKING:
     from pipeline.init import Ask

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import (
+from pipeline.cli.answers import (
     Answer,
     Number,
     command,

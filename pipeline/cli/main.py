@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import click
 
+from pipeline.cli.answers import complain, fail
 from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, ui, validate
-from pipeline.cli.options import complain, fail
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
 from pipeline.cli.signing import sign, verify

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, give, say
+from pipeline.cli.answers import Answer, Number, command, give, say
 
 if TYPE_CHECKING:
     from registry.store import Registry

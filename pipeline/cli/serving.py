@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pipeline.cli.options import Answer, command, give, say
+from pipeline.cli.answers import Answer, command, give, say
 from soa.text import number
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import Answer, command, opened_at
+from pipeline.cli.answers import Answer, command, opened_at
 
 if TYPE_CHECKING:
     from registry.store import Registry

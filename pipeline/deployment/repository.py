@@ -14,7 +14,7 @@ from engines.target import Target, choose_target
 from pipeline.promotion import pull_version
 from registry.bundle import Bundle
 from registry.store import Registry
-from runtime.loader import recorded_tolerances
+from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening, copy_artifact, open_program, open_version, withheld
 from runtime.session import Session
 from serving.client import RemoteOptions
@@ -41,9 +41,9 @@ from serving.triton import (
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.capture import dependence_of
+from stages.independence import rows_are_independent
 from stages.reference import Reference
 from stages.reports import ValidationReport
-from stages.tiles import rows_are_independent
 from stages.validate import validate_session
 
 _CALL_S = 60.0  # the largest batch of a large model

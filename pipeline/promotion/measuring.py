@@ -30,14 +30,15 @@ from registry.shadow import ShadowRecord
 from registry.store import Registry
 from registry.trust import trusted
 from registry.version import Version
-from runtime.loader import measured_session, recorded_tolerances
+from runtime.checked import recorded_tolerances
+from runtime.loader import measured_session
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.capture import dependence_of
+from stages.independence import SEE_EACH_OTHER
 from stages.reference import Reference, proof_of, too_much
 from stages.reports import ValidationReport
 from stages.reproduce import reproduce
-from stages.tiles import SEE_EACH_OTHER
 from stages.validate import validate_candidate
 
 Say = Callable[[str], None]

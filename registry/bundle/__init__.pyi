@@ -7,12 +7,12 @@ from .annex import prefix_of as prefix_of
 from .bundle import ANNEXES as ANNEXES
 from .bundle import BENCHMARK as BENCHMARK
 from .bundle import CURVES as CURVES
-from .bundle import MLFLOW_NOTE as MLFLOW_NOTE
-from .bundle import SIGNATURE as SIGNATURE
-from .bundle import SUMS as SUMS
 from .bundle import VALIDATION as VALIDATION
 from .bundle import Bundle as Bundle
-from .bundle import seal as seal
+from .digests import MLFLOW_NOTE as MLFLOW_NOTE
+from .digests import SIGNATURE as SIGNATURE
+from .digests import SUMS as SUMS
+from .digests import seal as seal
 from .manifest import MOST_THREADS as MOST_THREADS
 from .manifest import SCHEMA_VERSION as SCHEMA_VERSION
 from .manifest import Below as Below

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Self
 
-from registry.bundle.bundle import ANNEXES, Bundle, Sealed, open_sealed
+from registry.bundle.bundle import ANNEXES, Bundle
+from registry.bundle.digests import Sealed, open_sealed
 from registry.bundle.manifest import (
     ModelName,
     Sha256,

@@ -22,7 +22,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from registry.bundle.bundle import Bundle, Identity, hash_file, identity, open_file
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import Identity, hash_file, identity, open_file
 from registry.errors import BundleError
 
 

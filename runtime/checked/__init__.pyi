@@ -1,10 +1,11 @@
-from .comparison import Tolerance as Tolerance
 from .comparison import combine as combine
 from .comparison import compare as compare
-from .comparison import default_tolerance as default_tolerance
 from .deviation import Deviation as Deviation
 from .poison import PoisonedRun as PoisonedRun
 from .poison import poisoned_run as poisoned_run
 from .poison import same_answers as same_answers
 from .test_mode import CheckedSession as CheckedSession
 from .test_mode import CheckReport as CheckReport
+from .tolerance import Tolerance as Tolerance
+from .tolerance import default_tolerance as default_tolerance
+from .tolerance import recorded_tolerances as recorded_tolerances

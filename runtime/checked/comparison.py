@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import torch
 
-from registry.bundle import Tolerance as Tolerance
+from registry.bundle import Tolerance
 from runtime.checked.deviation import Deviation
 
 LAST_DECADE = 9
@@ -160,14 +160,3 @@ def combine(parts: list[Deviation]) -> Deviation:
         error_bins=summed(p.error_bins for p in full),
         reclassified=_most(pairs),
     )
-
-
-def default_tolerance(dtype: str) -> Tolerance:
-    """What a correct compiler may change by reordering sums, by output dtype; integers exactly."""
-    table = {
-        "float64": Tolerance(1e-10, 1e-9),
-        "float32": Tolerance(1e-5, 1e-4),
-        "float16": Tolerance(2e-3, 5e-3),
-        "bfloat16": Tolerance(1.6e-2, 1.6e-2),
-    }
-    return table.get(dtype, Tolerance(0.0, 0.0))

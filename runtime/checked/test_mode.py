@@ -15,7 +15,8 @@ import torch
 
 from engines.base import Executable
 from engines.processes import Lock
-from runtime.checked.comparison import Tolerance, combine, compare
+from runtime.checked import Tolerance
+from runtime.checked.comparison import combine, compare
 from runtime.checked.deviation import Deviation
 from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.errors import DeviationError

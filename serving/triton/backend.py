@@ -3,7 +3,7 @@
 Triton's dynamic batcher hands over several requests at once. Their rows are joined, tensor by
 tensor, and go into the columns of one SoA collection; the artifact runs once, and each request gets
 its own rows of the answer. What is done for each request is kept small: it is the price of a batch.
-Where rows may not share a run (stages/tiles.py), each request runs alone.
+Where rows may not share a run (stages/independence.py), each request runs alone.
 """
 
 from __future__ import annotations

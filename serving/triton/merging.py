@@ -1,6 +1,6 @@
 """Does it pay that the rows of several requests share a run, and at which sizes?
 
-The version's own benchmark says so. Whether they may is asked in stages/tiles.py.
+The version's own benchmark says so. Whether they may is asked in stages/independence.py.
 """
 
 from __future__ import annotations

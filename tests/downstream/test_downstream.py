@@ -19,7 +19,8 @@ import pipeline
 import soa_pipeline
 from engines.kinds import host_cpu_levels
 from pipeline.promotion.pulling import pull
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.bundle.pulled import PulledNote, write_note
 from registry.store.registry import Registry
 from registry.trust import sign

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from soa.dtypes import DTYPES
 from soa.memory import read_block
 from stages.reference.answers import Reference

@@ -30,7 +30,8 @@ from pipeline.report.versions import (
     describe_versions,
 )
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
-from registry.bundle.bundle import MLFLOW_NOTE, Bundle
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import MLFLOW_NOTE
 from registry.bundle.manifest import Manifest, record_from_json
 from registry.bundle.pulled import PROMOTED, PulledNote, read_note
 from registry.history.event_log import (
@@ -53,7 +54,7 @@ from registry.store.lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
 from registry.trust import require_signature, trusted
 from registry.version import Promotion, Version
-from runtime.loader import recorded_tolerances
+from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening
 from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from registry.bundle.annex import Annex, AnnexRecord
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest
 from soa.records import as_record
 

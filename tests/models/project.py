@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from engines.target import Target
 from pipeline.cli.main import main
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.promotion import Decision
 from registry.store.registry import Registry
 from runtime.session.session import Session

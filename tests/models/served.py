@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engines.target import Target
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
-from runtime.checked.comparison import default_tolerance
+from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from soa.signature import offsets_layout
 from stages.benchmark import benchmark

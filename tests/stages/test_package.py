@@ -12,7 +12,7 @@ from engines import Target, engine
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
 from registry.errors import BundleError
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from runtime.session.session import Session
 from stages.benchmark import benchmark
 from stages.compile import Compiled

@@ -12,13 +12,14 @@ from torch import nn
 import pipeline
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
-from runtime.checked.comparison import default_tolerance
+from runtime.checked import default_tolerance
 from runtime.session import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
 from soa.memory import Collection, read_block
+from stages.independence import rows_are_independent
 from stages.reference.answers import Reference, make_cases
-from stages.tiles import fastest_tile, rows_are_independent, tiled, tiles_of
+from stages.tiles import fastest_tile, tiled, tiles_of
 from stages.validate import validate_here, validate_session
 from tests.models import detector, mlps, project, served
 from tests.models.building import Built, build, mlp_signature

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engines import Executable, engine
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, opaque

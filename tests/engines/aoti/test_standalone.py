@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engines import DEFAULT_ENGINES, EngineError, Portable, Target, engine, host_cpu_levels
 from engines.errors import RunError
 from engines.native import NativeExecutable
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from stages.capture import capture
 from stages.reference.answers import Reference, random_inputs
 from stages.validate import validate_session

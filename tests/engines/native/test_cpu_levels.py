@@ -11,7 +11,8 @@ import torch
 
 from engines import Portable, Target, engine
 from engines.kinds import host_cpu_levels
-from runtime.checked.comparison import compare, default_tolerance
+from runtime.checked import default_tolerance
+from runtime.checked.comparison import compare
 from runtime.session.session import Session
 from tests.engines.disassembly import BEYOND, above, level_of
 from tests.models.building import TAGS, Built

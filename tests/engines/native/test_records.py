@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 
 import pipeline
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest, record_from_json
 from registry.bundle.pulled import PulledNote, write_note
 from soa import Block, RowRange, Signature

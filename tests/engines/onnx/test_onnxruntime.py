@@ -17,7 +17,7 @@ from engines import EngineError, Portable, Target, engine
 from engines.errors import RunError
 from engines.exported import quiet_torch
 from engines.onnx.engine import OnnxCall
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import pipeline
 from pipeline.applying.about import read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import Piece, Plan, Scored
+from pipeline.applying.pieces import Piece, Plan, Scored
 from pipeline.applying.run import locally
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError

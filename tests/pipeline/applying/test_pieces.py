@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline.applying.prepare import _cuts
+from pipeline.applying.pieces import cuts
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
@@ -28,12 +28,12 @@ from tests.models.versions import promoted
     st.booleans(),
 )
 def test_pieces_follow_one_another(edges: list[int], rows: int, seeks: bool) -> None:
-    cuts = list(_cuts(edges, rows, seeks))
-    assert (cuts[0], cuts[-1]) == (0, edges[-1])
-    sizes = [stop - start for start, stop in pairwise(cuts)]
+    found = list(cuts(edges, rows, seeks))
+    assert (found[0], found[-1]) == (0, edges[-1])
+    sizes = [stop - start for start, stop in pairwise(found)]
     assert all(size > 0 for size in sizes)
     assert all(size >= rows for size in sizes[:-1])
-    assert seeks or {*cuts} <= {*edges}
+    assert seeks or {*found} <= {*edges}
     assert not seeks or all(size < 3 * rows for size in sizes)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pipeline.cli import options
+from pipeline.cli import answers
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
@@ -315,9 +315,9 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
 def test_quiet_is_quiet_in_threads_too(option: tuple[str, ...], said: str) -> None:
     """Candidates are compiled in threads, which see no running command."""
 
-    @options.command(registry=False)
+    @answers.command(registry=False)
     def work() -> None:
-        thread = Thread(target=options.sayer(), args=("compiling",))
+        thread = Thread(target=answers.sayer(), args=("compiling",))
         thread.start()
         thread.join()
 

@@ -61,7 +61,7 @@ def test_a_terminal_shows_what_is_at_work(pull: list[str]) -> None:
 
 SAYS = """
 import click
-from pipeline.cli.options import say, steps
+from pipeline.cli.answers import say, steps
 
 with click.Context(click.Command("any")).scope(), steps() as show, show("at work", 40.0):
     say("a line")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config, assemble, load_config
-from runtime.checked.comparison import default_tolerance
+from runtime.checked import default_tolerance
 from soa.signature import RowRange, offsets_layout
 from stages.errors import ReferenceDataError
 from stages.model.expressions import Expression, Features, Operation

@@ -20,9 +20,9 @@ from registry.errors import NotFoundError, PromotionRefused, RegistryError
 from registry.promotion import Decision
 from registry.shadow import ShadowRecord
 from registry.store.registry import Registry
-from runtime.devices.shadow import ShadowedSession
 from runtime.errors import LoadError
 from runtime.session.session import Session
+from runtime.versions.shadow import ShadowedSession
 from soa.memory import Collection
 from tests.models import mlps
 from tests.models.forked import in_a_child

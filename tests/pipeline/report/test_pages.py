@@ -18,7 +18,8 @@ import torch
 
 from pipeline.report.figures import error_figure, kept_of, ulp_figure
 from pipeline.report.pages import bench_page, difference_page, publish, version_page
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest
 from registry.history.event_log import Event
 from registry.promotion import Decision

@@ -20,7 +20,7 @@ from registry import (
     Version,
 )
 from registry.bundle.annex import attach, open_folder
-from registry.bundle.bundle import seal
+from registry.bundle.digests import seal
 from soa.records import as_data, as_record
 from tests.models.bundles import V3, MakeBundle, write_annex
 

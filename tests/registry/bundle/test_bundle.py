@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from registry import Bundle, BundleError, seal, write_atomically
-from registry.bundle import bundle as bundle_module
+from registry.bundle import digests
 from tests.models.bundles import MakeBundle
 
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
@@ -57,15 +57,15 @@ def test_a_process_reads_a_file_again_only_where_it_has_changed(
     make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_bundle()
-    monkeypatch.setattr("registry.bundle.bundle._SETTLED_NS", 0)
+    monkeypatch.setattr("registry.bundle.digests._SETTLED_NS", 0)
     read: list[str] = []
 
-    def counted(handle: int, root: Path, name: str) -> tuple[str, bundle_module.Identity]:
+    def counted(handle: int, root: Path, name: str) -> tuple[str, digests.Identity]:
         read.append(name)
         return hash_file(handle, root, name)
 
-    hash_file = bundle_module.hash_file
-    monkeypatch.setattr(bundle_module, "hash_file", counted)
+    hash_file = digests.hash_file
+    monkeypatch.setattr(digests, "hash_file", counted)
     opened = Bundle.open(root)
     assert sorted(read) == sorted(set(opened.files) - {"manifest.json"})
     read.clear()

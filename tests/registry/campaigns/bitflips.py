@@ -30,7 +30,8 @@ from pathlib import Path
 
 import torch
 
-from registry.bundle.bundle import SIGNATURE, SUMS, Bundle
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import SIGNATURE, SUMS
 from registry.bundle.pulled import PROMOTED, PulledNote, write_note
 from registry.trust import read_trusted, require_signature, sign
 from runtime.loader import load

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from registry.bundle.bundle import SUMS, Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import SUMS, seal
 from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError, TrustError
 from runtime.errors import LoadError

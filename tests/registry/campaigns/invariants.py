@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from registry import Registry
-from registry.bundle.bundle import SIGNATURE
+from registry.bundle.digests import SIGNATURE
 from registry.history.event_log import Event, gaps
 from registry.housekeeping.garbage import collect
 from registry.mlflow import ClientStore

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from registry import Bundle, BundleError, Registry, RegistryError
-from registry.bundle.bundle import SUMS
+from registry.bundle.digests import SUMS
 from registry.errors import NotCachedError, RegistryUnavailableError
 from registry.store.cache import Cache, cache_root, parse_size
 from tests.models.bundles import MakeBundle, write_annex

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engines import Executable
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError
 from runtime.session.session import Origin

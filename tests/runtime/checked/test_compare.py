@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checked.comparison import MOST_PAIRS, Tolerance, combine, compare, default_tolerance
+from runtime.checked import Tolerance, default_tolerance
+from runtime.checked.comparison import MOST_PAIRS, combine, compare
 from runtime.checked.deviation import Deviation
 
 NAN, INF = float("nan"), float("inf")

@@ -16,7 +16,8 @@ import pipeline
 from engines.errors import RunError
 from pipeline.deployment.repository import deploy
 from pipeline.promotion.pulling import pull
-from registry.bundle.bundle import Bundle, seal
+from registry.bundle.bundle import Bundle
+from registry.bundle.digests import seal
 from registry.bundle.pulled import read_note, write_note
 from registry.errors import TrustError
 from registry.promotion.policy import Policy

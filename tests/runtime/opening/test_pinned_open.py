@@ -14,7 +14,7 @@ import torch
 
 from engines.base import engine
 from engines.errors import EngineError
-from registry.bundle.bundle import seal
+from registry.bundle.digests import seal
 from registry.bundle.pinned import Pinned
 from registry.errors import BundleError
 from runtime.opening import Opened, Opening, copy_artifact, held_files, open_artifact, open_version

@@ -12,7 +12,7 @@ import torch
 
 from engines import Executable
 from engines.errors import RunError
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
 from runtime.session import RangedExecutable

@@ -9,8 +9,8 @@ COLUMNS = """
 import sys
 import numpy as np
 import soa, runtime.session, engines.native, soa.memory.incoming, soa.describe
-import runtime.loader, runtime.opening.route, runtime.opening.target_choice
-import runtime.opening.artifact, runtime.devices.scheduler, runtime.devices.live
+import runtime.loader, runtime.opening.lookup, runtime.opening.target_choice
+import runtime.opening.artifact, runtime.devices.scheduler, runtime.versions.live
 from engines.native import NativeExecutable, PreparedCall, run_many
 from engines.base import Executable, Prepared
 from runtime.session import Binding, Session

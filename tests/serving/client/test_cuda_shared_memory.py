@@ -24,9 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
+from runtime.checked import recorded_tolerances
 from runtime.errors import BindError
 from runtime.loader import load as load_here
-from runtime.loader import recorded_tolerances
 from runtime.opening import Opening, open_version
 from serving.arrays import Arrays, Tensors
 from serving.client.calls import Client

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.checked.comparison import default_tolerance
+from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from serving.errors import ServingError
 from serving.native.artifact import Backend, Native, ProgramExecutable, make_native

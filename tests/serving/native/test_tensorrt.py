@@ -21,7 +21,7 @@ from engines.target import gpu_target
 from pipeline.deployment.repository import deploy
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
-from runtime.checked.comparison import default_tolerance
+from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from serving.errors import ServingError
 from serving.native.artifact import ProgramExecutable, artifact_of, make_native

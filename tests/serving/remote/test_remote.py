@@ -22,10 +22,10 @@ import pipeline
 from engines.errors import RunError
 from registry.errors import BundleError
 from registry.store.registry import Registry
+from runtime.checked import recorded_tolerances
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
 from runtime.loader import load as load_here
-from runtime.loader import recorded_tolerances
 from serving.client.options import HEADERS, RemoteOptions, Tls
 from serving.errors import (
     AnswerError,

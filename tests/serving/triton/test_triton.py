@@ -20,7 +20,7 @@ import torch
 
 import pipeline
 from pipeline.deployment.repository import deploy
-from runtime.loader import recorded_tolerances
+from runtime.checked import recorded_tolerances
 from serving.client.options import RemoteOptions, Tls
 from serving.errors import (
     DeadlineError,

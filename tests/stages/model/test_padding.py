@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column
 from soa.dtypes import torch_dtype
 from soa.layout import Column, Storage

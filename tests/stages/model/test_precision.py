@@ -15,7 +15,7 @@ from pipeline.config import load_config
 from pipeline.config.assemble import tolerances_of
 from pipeline.errors import ConfigError
 from runtime import process
-from runtime.checked.comparison import Tolerance, default_tolerance
+from runtime.checked import Tolerance, default_tolerance
 from runtime.errors import LoadError
 from runtime.session.session import Session
 from soa import Signature

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeline.config.expressions import features_of
 from pipeline.config.schema import ColumnConfig, PreprocessConfig
-from runtime.checked.comparison import Tolerance
+from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import Capture
 from stages.model.expressions import BINARY, UNARY, Expression, Features, Operation

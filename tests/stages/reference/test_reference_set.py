@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from runtime.loader import recorded_tolerances
+from runtime.checked import recorded_tolerances
 from soa.block import Block
 from soa.layout import Layout, column
 from soa.signature import RowRange, Signature

@@ -1,4 +1,5 @@
-"""A job, decided once: which version scores which rows of which files, into which parts.
+"""Pieces of files, and a job of them, decided once: which version scores which rows, into which
+parts.
 
 All of it pickles, and means the same in every process and on every host that sees the files.
 `score(plan, piece)` (score.py) does one piece of it.
@@ -8,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.applying.about import Input
 from runtime.loader import Reopening
+from soa.dtypes import itemsize
+from soa.signature import Signature
+
+_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
 
 @dataclass(frozen=True)
@@ -111,3 +116,27 @@ def _digest(of: list[Any]) -> str:
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
 """Scores pieces somewhere, and yields each once its part is written, in any order."""
+
+
+def rows_at_a_time(signature: Signature, keep: int) -> int:
+    """Rows that take about 16 MiB."""
+    row = 8 * keep
+    for name in signature.input_collections:
+        items = signature.jagged.get(name, 1)
+        row += (
+            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        )
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
+
+
+def cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
+    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
+    last = 0
+    yield last
+    for edge in edges[1:]:
+        while seeks and edge - last >= 2 * rows:
+            last += rows
+            yield last
+        if edge > last and (edge - last >= rows or edge == edges[-1]):  # some groups are empty
+            last = edge
+            yield last

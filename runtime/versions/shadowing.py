@@ -11,11 +11,11 @@ import torch
 from registry.bundle import record_to_json
 from registry.shadow import ShadowRecord
 from registry.trust import require_signature
-from runtime.devices.live import contract
-from runtime.devices.shadow import ShadowedSession
 from runtime.errors import LoadError
 from runtime.opening import Opening, keys_asked_for, open_here, open_version
 from runtime.session import Session
+from runtime.versions.live import contract
+from runtime.versions.shadow import ShadowedSession
 from soa.files import write_whole
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 from engines.base import Executable
 from engines.processes import Lock, OwnProcess
 from registry.store import Lookup
-from runtime.devices.everywhere import MultiDeviceSession
+from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.opening import Name, Opened
 from runtime.session import Binding, Collections, Origin, Rows, Session

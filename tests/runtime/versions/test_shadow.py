@@ -6,8 +6,8 @@ import pytest
 
 from engines import Executable
 from registry.shadow import ShadowRecord
-from runtime.devices.shadow import ShadowedSession
 from runtime.session.session import Session
+from runtime.versions.shadow import ShadowedSession
 from tests.models import rogues
 
 BEGUN = ShadowRecord(

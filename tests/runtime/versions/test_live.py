@@ -24,10 +24,10 @@ from registry.store.cache import Cache, cache_root
 from registry.store.registry import Registry
 from runtime.checked.test_mode import CheckedSession, CheckReport
 from runtime.devices.everywhere import MultiDeviceSession
-from runtime.devices.live import LiveSession, Watcher
 from runtime.devices.scheduler import Scheduler
 from runtime.errors import BindError, LoadError
 from runtime.session.session import Session
+from runtime.versions.live import LiveSession, Watcher
 from soa.memory import Collection
 from tests.models.forked import in_a_child
 from tests.models.project import TARGET, Built, described, resealed

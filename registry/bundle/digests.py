@@ -1,0 +1,261 @@
+"""A seal: `SHA256SUMS` lists every other file of a folder, in the format of `sha256sum -c`.
+
+Its own digest is the identity of the folder. A missing, altered or extra file, a link or a special
+file is refused, for a registry hands these files to other people's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from registry.bundle.manifest import safe_relative
+from registry.bundle.pulled import PROMOTED
+from registry.errors import BundleError
+from soa.files import open_plain, read_plain
+from soa.options import known_options
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+SIGNATURE = "bundle.sig"
+MLFLOW_NOTE = "registered_model_meta"
+"""MLflow writes it into the folder from which it loads a model; it names the version."""
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
+"""Files about the folder, written after it was sealed: `SHA256SUMS` does not list them."""
+
+_SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
+_HASHERS = 8
+_WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
+
+Identity = tuple[int, ...]
+"""Which file it is, and what changes with whatever is written to it."""
+
+# Digests that this process has computed: a file that is still the same is not read again. A write
+# within one tick of the clock might not show, so a file that was written just now is not kept.
+_seen: dict[Identity, str] = {}
+_SETTLED_NS = 2_000_000_000
+
+
+def identity(place: int | Path) -> Identity:
+    """Of an open file, or of what lies at a path."""
+    at = os.fstat(place) if isinstance(place, int) else place.lstat()
+    return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """An opened folder with a seal: a bundle or an annex."""
+
+    path: Path
+    digest: str
+    """The sha256 of `SHA256SUMS`."""
+    files: Mapping[str, str] = field(repr=False)
+    """Each file's path in the folder, and its listed sha256."""
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    """What each file was when its digest was checked: see registry/bundle/pinned.py."""
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    """Objects whose life keeps the files in the cache: see registry/store/cache.py."""
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Self:
+        """Refuse, with a BundleError naming the file, whatever is not such a folder."""
+        raise NotImplementedError
+
+    def verify(self) -> None:
+        """Check again that every byte of the folder is still what was opened."""
+        _seen.clear()
+        if self.open(self.path).digest != self.digest:
+            raise BundleError(
+                f"{self.path}: sealed anew since it was opened", code="bundle-altered"
+            )
+
+
+def open_sealed(
+    path: str | Path, main: str, *, aside: Collection[str] = (), verify: bool = True
+) -> tuple[bytes, dict[str, Any]]:
+    """Check a sealed folder: the content of `main`, which names the others, and fields of `Sealed`.
+
+    `aside` names folders in it that the seal does not cover. Raises BundleError.
+    """
+    root = Path(path).absolute()
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such {'bundle' if main == MANIFEST else 'annex'} folder")
+    text = read_sealed(root, SUMS)
+    listed = _parse_sums(root, text, main)
+    _compare_listing(root, listed, aside)
+    content = read_sealed(root, main)
+    _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
+    hashed: dict[str, Identity] = {}
+    names = [name for name in listed if verify and name != main]
+    for name, (found, was) in zip(names, _hashes(root, names), strict=True):
+        _require_digest(root, name, listed, found, was[2])
+        hashed[name] = was
+    return content, {
+        "path": root,
+        "digest": hashlib.sha256(text).hexdigest(),
+        "files": MappingProxyType(listed),
+        "hashed": MappingProxyType(hashed),
+    }
+
+
+@known_options()
+def seal(path: str | Path) -> str:
+    """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
+    root = Path(path)
+    names = sorted(name for name in _listing(root) if name not in _BESIDE)
+    digests = [digest for digest, _ in _hashes(root, names)]
+    text = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True)).encode()
+    (root / SUMS).write_bytes(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of a plain file; BundleError for a link or anything else."""
+    with _read_errors(root, name):
+        return open_plain(root / name)
+
+
+def read_sealed(root: Path, name: str) -> bytes:
+    """The content of a plain file; BundleError for a link or anything else."""
+    with _read_errors(root, name):
+        return read_plain(root / name)
+
+
+@contextlib.contextmanager
+def _read_errors(root: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise BundleError(f"{root}: {name} is missing", code="bundle-altered") from None
+    except OSError as error:
+        raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
+
+
+def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
+    """Of each file; those that are new and large one a core at a time: hashing leaves the GIL."""
+    try:
+        total = sum(found[2] for name in names if (found := identity(root / name)) not in _seen)
+    except OSError:  # one has gone since it was listed, which is said when it is read
+        total = 0
+    cores = len(os.sched_getaffinity(0))
+    if total < _WORTH_A_THREAD or cores == 1:
+        return [_hash(root, name) for name in names]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(cores, _HASHERS)) as pool:
+        return list(pool.map(lambda name: _hash(root, name), names))
+
+
+def _hash(root: Path, name: str) -> tuple[str, Identity]:
+    handle, now = open_file(root, name), time.time_ns()
+    try:
+        was = identity(handle)
+        if (known := _seen.get(was)) is not None:
+            return known, was
+        digest, was = hash_file(handle, root, name)
+        if now - max(was[3:]) > _SETTLED_NS:
+            _seen[was] = digest
+        return digest, was
+    finally:
+        os.close(handle)
+
+
+def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
+    """The sha256 of an open file, and what it was throughout."""
+    digest, at = hashlib.sha256(), 0
+    chunk = memoryview(bytearray(_CHUNK))
+    with _read_errors(root, name):
+        before = identity(handle)
+        while read := os.preadv(handle, [chunk], at):
+            digest.update(chunk[:read])
+            at += read
+        after = identity(handle)
+    if before != after:
+        raise BundleError(f"{root}: {name} was changed while it was read", code="bundle-altered")
+    return digest.hexdigest(), after
+
+
+def _require_digest(
+    root: Path, name: str, listed: Mapping[str, str], found: str, size: int
+) -> None:
+    if found != listed[name]:
+        raise BundleError(
+            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
+            f"{SUMS} says {listed[name][:12]}…)",
+            code="bundle-altered",
+        )
+
+
+def _require_safe(root: Path, name: str) -> None:
+    try:
+        safe_relative(name)
+    except ValueError as error:
+        raise BundleError(f"{root}: {error}") from None
+
+
+def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise BundleError(f"{root}: {SUMS} is not text") from None
+    if not text.endswith("\n"):
+        raise BundleError(
+            f"{root}: {SUMS} is truncated: its last line has no end", code="bundle-altered"
+        )
+    listed: dict[str, str] = {}
+    for number, line in enumerate(text[:-1].split("\n"), start=1):
+        match = _SUMS_LINE.fullmatch(line)
+        if match is None:
+            raise BundleError(f"{root}: {SUMS}, line {number}: not '<sha256>  <file>'")
+        digest, name = match.groups()
+        _require_safe(root, name)
+        if name in listed:
+            raise BundleError(f"{root}: {SUMS}, line {number}: lists {name} twice")
+        listed[name] = digest
+    if main not in listed:
+        raise BundleError(f"{root}: {SUMS} does not list {main}: not a bundle of this program")
+    return listed
+
+
+def _listing(root: Path) -> Iterator[str]:
+    """All files below `root`, relative to it; links, special files and odd names are refused."""
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(root).as_posix()
+                if entry.is_symlink():
+                    raise BundleError(f"{root}: {name} is a symbolic link, not allowed in a bundle")
+                if entry.is_dir():
+                    pending.append(Path(entry.path))
+                elif entry.is_file():
+                    _require_safe(root, name)
+                    yield name
+                else:
+                    raise BundleError(f"{root}: {name} is not a plain file")
+
+
+def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
+    try:
+        there = {name for name in _listing(root) if name.partition("/")[0] not in aside}
+    except OSError as error:
+        raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
+    if missing := sorted(listed.keys() - there):
+        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}", code="bundle-altered")
+    if extra := sorted(there - listed.keys() - _BESIDE):
+        raise BundleError(
+            f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}", code="bundle-altered"
+        )
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
