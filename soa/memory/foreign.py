@@ -146,15 +146,15 @@ def refuse_mask(array: object) -> None:
 
 
 def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
-    if not torch_drives_gpus():
-        return _unchecked(memory, device or "cuda")
-    import torch
-
-    address, readonly = memory.__cuda_array_interface__["data"]
     if device is None:
         # Without an index torch takes the current GPU, and would copy from another one.
         known = hasattr(memory, "__dlpack_device__")
         device = f"cuda:{memory.__dlpack_device__()[1]}" if known else "cuda"
+    if not torch_drives_gpus():
+        return _unchecked(memory, Device(device))
+    import torch
+
+    address, readonly = memory.__cuda_array_interface__["data"]
     try:
         tensor = torch.as_tensor(memory, device=device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -164,19 +164,21 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
     return _from_tensor(tensor, bool(readonly))
 
 
-def _unchecked(memory: Any, device: str) -> Foreign:
+def _unchecked(memory: Any, device: Device) -> Foreign:
     """What `__cuda_array_interface__` says, without torch."""
     said = memory.__cuda_array_interface__
-    address, readonly = said["data"]
-    shape, strides = tuple(said["shape"]), said.get("strides")
-    dtype = np.dtype(said["typestr"])
     if said.get("mask") is not None:
-        raise CollectionError("memory with a mask of valid values: fill it first")
-    dense = [math.prod(shape[k + 1 :]) * dtype.itemsize for k in range(len(shape))]
+        raise CollectionError("this GPU memory has a mask of valid values: fill it first")
+    try:
+        address, readonly = said["data"]
+        shape, strides, dtype = tuple(said["shape"]), said.get("strides"), np.dtype(said["typestr"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CollectionError(f"__cuda_array_interface__ is not whole: {error}") from None
+    dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
     plain = strides is None or 0 in shape or list(strides) == dense
     _require_contiguous(plain, strides, shape, "memory")
     nbytes = math.prod(shape) * dtype.itemsize
-    found = _at(address or 0, nbytes, Device(device), bool(readonly), memory)
+    found = _at(address or 0, nbytes, device, bool(readonly), memory)
     return Foreign(found, dtype_name(dtype), shape)
 
 
