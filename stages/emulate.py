@@ -190,6 +190,8 @@ def _refused(
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:_LONGEST]
     if done.returncode == 1:
         return ValidationReport.refused(name, f"{emulator.said}: {said}")
+    if done.returncode == 2:
+        return ValidationReport.failed(name, f"{emulator.said}: {said}")
     code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"

@@ -76,6 +76,17 @@ def runs() -> dict[str, Any]:
     }
 
 
+def wherever() -> dict[str, Any]:
+    """On the CPU, by a session for every device."""
+    session = package.load(ref, device="auto")
+    columns = dict(zip("abcdef", FEATURES.T, strict=True))
+    jets = package.Collection.from_arrays(session.layout("jets"), columns)
+    tags = package.Collection(session.layout("tags"), jets.n)
+    session.run(jets, tags)
+    answers = np.stack([tags[name] for name in "xyz"], 1).tolist()
+    return {"given": FEATURES.tolist(), "answers": answers}
+
+
 def loads() -> dict[str, Any]:
     return {"engine": opened().origin.engine}
 
@@ -88,7 +99,7 @@ def refusal(call: Callable[[], object]) -> list[str]:
     return []
 
 
-CASES: dict[str, Callable[[], Any]] = {"runs": runs, "loads": loads}
+CASES: dict[str, Callable[[], Any]] = {"runs": runs, "loads": loads, "wherever": wherever}
 try:
     print(json.dumps(CASES[sys.argv[2]]()))
 except package.SoaPipelineError as error:

@@ -113,6 +113,13 @@ def host(
     )
 
 
+def whole(built: Built, folder: Path) -> Path:
+    """A promoted copy with all targets."""
+    shutil.copytree(built.bundle.path, folder)
+    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
+    return folder
+
+
 def pulled(built: Built, folder: Path, **changes: Any) -> Path:
     """A promoted copy that has the CUDA target alone, with another record."""
 
@@ -182,6 +189,9 @@ def test_what_the_validation_lacks_is_no_verdict(
     assert found["code"] == "load-not-verified" and "g++" in found["why"]
     assert "\n" not in found["why"] and not here.verdicts()
     (here.cache / "emulators").symlink_to(emulators / "emulators")
+    full = here.answer(folder, SOA_EMULATED_FAULT="cuMemAlloc_v2 2")
+    assert full["code"] == "load-not-verified" and "out of device memory" in full["why"]
+    assert "\n" not in full["why"] and not here.verdicts()
     assert here.answer(folder) == {"engine": "lanes"}
 
 
@@ -214,6 +224,7 @@ def test_a_worker_without_torch(built: Built, emulators: Path, tmp_path: Path) -
     assert found["refused"]["test mode"][0] == "load-without-torch"
     waits = here.answer(pulled(built, tmp_path / "waits"), "loads", "soa_runtime", **more)
     assert waits["code"] == "load-not-verified" and "emulated" in waits["why"]
+    require_right(here.answer(whole(built, tmp_path / "whole"), "wherever", "soa_runtime", **more))
     missing = here.answer(verified, "loads", "soa_runtime", **more, LD_LIBRARY_PATH="")
     assert missing["code"] == "load-without-torch" and "libcuda" in missing["why"]
 
