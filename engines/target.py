@@ -134,7 +134,7 @@ def check_torch_runs(target: Target) -> None:
 
 def torch_runs(target: Target) -> bool:
     """Whether `check_torch_runs` passes."""
-    return host_runs(target) and _kind(target.device).torch_runs()
+    return _kind(target.device).torch_runs() and host_runs(target)
 
 
 @known_options()

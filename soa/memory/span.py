@@ -161,7 +161,7 @@ def torch_drives_gpus() -> bool:
 
 def _require_torch(device: str | torch.device) -> None:
     """CollectionError for memory of a GPU where torch does not drive it."""
-    if Device(device).type != "cpu" and not torch_drives_gpus():
+    if Device(device).type == "cuda" and not torch_drives_gpus():
         raise CollectionError(
             f"memory of {device} is allocated, copied and viewed by torch, and no torch that is "
             "built for GPUs is here: bind memory of your own (Collection.wrap or from_columns)"
