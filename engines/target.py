@@ -37,6 +37,10 @@ class Kind(ABC):
         Raises TargetError where there is no such device.
         """
 
+    def torch_runs(self) -> bool:
+        """Whether torch works on devices of this kind: building and measuring take it."""
+        return True
+
     @abstractmethod
     def why_not(self, arch: str) -> str:
         """What this host lacks to run `arch`, which is none of those that it runs."""
@@ -116,6 +120,21 @@ def host_runs(target: Target) -> bool:
     except TargetError:
         return False
     return True
+
+
+def check_torch_runs(target: Target) -> None:
+    """Raise TargetError unless this host runs `target`, and torch works on its device."""
+    check_host_runs(target)
+    if not _kind(target.device).torch_runs():
+        raise TargetError(
+            f"this host has a GPU for {target}, and no torch that is built for GPUs: building and "
+            "measuring take it"
+        )
+
+
+def torch_runs(target: Target) -> bool:
+    """Whether `check_torch_runs` passes."""
+    return _kind(target.device).torch_runs() and host_runs(target)
 
 
 @known_options()

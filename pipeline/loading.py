@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
+from engines.errors import EngineError
 from runtime.errors import LoadError
 from runtime.loader import load_here
 from runtime.opening import Mode, Opened, Opening, Options
@@ -167,12 +168,19 @@ def _on_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Se
 
 
 def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
-    """A `Prover`: validated against the reference, in a process of its own."""
+    """A `Prover`: validated against the reference, in a process of its own. LoadError, which is no
+    verdict, where something that it takes is missing, or it does not end."""
+    what = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
     if not has_torch():
-        return "at its first use it is validated, which takes torch: pip install torch"
+        raise LoadError(f"{what}, which takes torch: pip install torch", code="load-without-torch")
     from pipeline.promotion import revalidate  # only here: the stages take a second
 
-    report = revalidate(opened, target, engine_name)
+    try:
+        report = revalidate(opened, target, engine_name)
+    except EngineError as error:
+        raise LoadError(f"{what}: {error}", code="load-not-verified") from None
+    if report.verdict == "failed":  # out of memory, say: another time it may end otherwise
+        raise LoadError(f"{what}, which failed: {report.reason}", code="load-not-verified")
     return None if report.valid else report.reason or "it was not validated"
 
 

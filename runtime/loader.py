@@ -4,11 +4,14 @@ pickled is opened again by the same way."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from engines.errors import RunError
+from engines.native import gpus
 from engines.processes import Lock
 from engines.target import Target
 from runtime.errors import LoadError
@@ -23,9 +26,9 @@ from runtime.opening import (
     open_program,
     open_version,
 )
-from runtime.process import has_torch, settle_threads
+from runtime.process import has_torch, settle_threads, torch_runs_on
 from runtime.session import Origin, Session
-from soa.memory import CPU
+from soa.memory import CPU, Device, torch_drives_gpus
 from soa.options import known_options
 
 if TYPE_CHECKING:
@@ -59,6 +62,11 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
         raise LoadError(
             f"target {opening.target!r} with device 'auto': each device has its own target"
         )
+    if live and where is not None and not torch_runs_on(where) and where.type != "cpu":
+        raise LoadError(
+            f"live: before a session on {where} moves to another version torch waits for the GPU, "
+            "and no torch that is built for GPUs is here: load it without live"
+        )
     if not live:
         return session_on(open_version(opening), where)
     name = name_of(opening)
@@ -78,12 +86,7 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
 
 def session_on(opened: Opened, device: torch.device | None) -> Session:
     """A session on one device; with None on each, opened at the first event there."""
-    if not opened.production and not has_torch():
-        raise LoadError(
-            f"{opened.label}: test mode compares with the portable program, which torch runs, and "
-            "torch is not installed here: pip install torch, or load it with mode='production'",
-            code="load-without-torch",
-        )
+    _require_reference(opened, device or CPU)
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device is None:
@@ -96,7 +99,20 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     return made
 
 
+def _require_reference(opened: Opened, device: Device | torch.device) -> None:
+    """LoadError where test mode has no torch to run the portable program on."""
+    if opened.production or torch_runs_on(device):
+        return
+    lacks = "is not built for GPUs" if has_torch() else "is not installed here: pip install torch"
+    raise LoadError(
+        f"{opened.label}: test mode compares with the portable program, which torch runs, and "
+        f"torch {lacks}, or load it with mode='production'",
+        code="load-without-torch",
+    )
+
+
 def _session(opened: Opened, device: torch.device) -> Session:
+    _require_reference(opened, device)
     executable, target, engine, any_start = open_here(opened, device)
     origin = opened.origin(target, engine)
     if opened.production:
@@ -198,14 +214,19 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
     return Session(opened.signature, executable, device)
 
 
+_ONLY_CPU = "without torch, which is not installed, use 'cpu'"
+
+
 def device_here(device: str | torch.device) -> torch.device:
-    """A device of this host, as torch knows it; the CPU also without torch. LoadError."""
+    """A device of this host, as torch knows it; also without torch the CPU, and an NVIDIA GPU that
+    its driver sees. LoadError."""
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch takes it as one
+    if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
+        return cast("torch.device", _by_driver(Device(str(device))))
     if not has_torch():
         raise LoadError(
-            f"device {str(device)!r}: without torch, which is not installed, use 'cpu'",
-            code="load-without-torch",
+            f"device {str(device)!r}: {_ONLY_CPU} or 'cuda:0'", code="load-without-torch"
         )
     import torch
 
@@ -222,3 +243,17 @@ def device_here(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
     return found
+
+
+def _by_driver(device: Device) -> Device:
+    """An NVIDIA GPU that its driver sees, where no torch is built for GPUs."""
+    code = LoadError.code if has_torch() else "load-without-torch"
+    lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU
+    try:
+        seen = len(gpus())
+    except RunError as error:
+        raise LoadError(f"device {str(device)!r}: {lacks}; {error}", code=code) from None
+    if (device.index or 0) >= seen:
+        why = f"{lacks}; NVIDIA's driver sees {seen}"
+        raise LoadError(f"device {str(device)!r}: {why}", code=code)
+    return device

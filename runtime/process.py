@@ -7,10 +7,15 @@ import sys
 import threading
 from contextlib import suppress
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from engines.processes import require_openmp
 from runtime.errors import LoadError
+from soa.memory import Device, torch_drives_gpus
 from soa.options import known_options
+
+if TYPE_CHECKING:
+    import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _NEVER = 2**31 - 1
@@ -39,6 +44,11 @@ def keep_freed_memory() -> None:
 def has_torch() -> bool:
     """Whether torch is installed here; it is not imported to find out."""
     return "torch" in sys.modules or find_spec("torch") is not None
+
+
+def torch_runs_on(device: Device | torch.device) -> bool:
+    """Whether torch of this host works on such a device."""
+    return has_torch() if device.type == "cpu" else torch_drives_gpus()
 
 
 def settle_threads(threads: int, limit: bool, production: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
 from engines.processes import run_isolated
-from engines.target import Target, check_host_runs
+from engines.target import Target, check_torch_runs
 from soa.declared import declared
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
@@ -121,7 +121,7 @@ def compile_here(
     check_precision(precision, chosen)
     made_by = engine(name)
     if not (made_by.anywhere or made_by.crosses):
-        check_host_runs(chosen)
+        check_torch_runs(chosen)
     source = Portable(Path(program), Path(torchscript) if torchscript else None)
     folder = Path(out)
     with tf32_switches(precision):

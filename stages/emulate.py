@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from engines.errors import EngineError
@@ -156,6 +156,27 @@ def emulate_candidate(
     )
 
 
+def prove_candidate(
+    name: str,
+    file: Path,
+    signature: Signature,
+    reference: Path,
+    tolerances: Mapping[str, Tolerance],
+    folder: Path,
+    timeout_s: float,
+    target: Target,
+    tile: int = 0,
+) -> ValidationReport:
+    """The same on this host's own GPU, by its driver, with no emulator in front: where torch does
+    not drive it. EngineError where the C++ compiler is missing."""
+    gpu = Emulator("on this GPU", family(target), device="cuda:0")
+    _program(gpu.machine)
+    found = emulate_candidate(
+        name, file, signature, reference, tolerances, folder, timeout_s, target, tile, emulator=gpu
+    )
+    return replace(found, valid=True, reason=None, code="") if found.unverified else found
+
+
 def _contract(signature: Signature, tolerances: Mapping[str, Tolerance]) -> dict[str, object]:
     return {
         "signature": signature.to_dict(),
@@ -169,6 +190,8 @@ def _refused(
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:_LONGEST]
     if done.returncode == 1:
         return ValidationReport.refused(name, f"{emulator.said}: {said}")
+    if done.returncode == 2:
+        return ValidationReport.failed(name, f"{emulator.said}: {said}")
     code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"

@@ -1,15 +1,22 @@
-"""GPUs of both vendors, which torch drives through `torch.cuda`."""
+"""GPUs of both vendors, which torch drives through `torch.cuda`.
+
+Where no torch is built for GPUs, NVIDIA's driver is asked. AMD's gives no name of an architecture:
+its number is the same for gfx908 and gfx90a.
+"""
 
 from __future__ import annotations
 
-from engines.errors import TargetError
+from engines.errors import RunError, TargetError
 from engines.target import Kind
+from soa.memory import torch_drives_gpus
 
 
 class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN>"):
     torch_device = "cuda"
 
     def here(self, index: int = 0) -> tuple[str, ...]:
+        if not torch_drives_gpus():
+            return self._seen_by_driver(index)
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -22,12 +29,27 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
             found = {"rocm": properties.gcnArchName.split(":")[0]}
         return tuple(arch for name, arch in found.items() if name == self.name)
 
-    def why_not(self, arch: str) -> str:
-        import torch
+    def _seen_by_driver(self, index: int) -> tuple[str, ...]:
+        from engines.native import gpus
 
-        if not torch.cuda.is_available():
-            return "torch sees no GPU"
-        return f"its GPU is {', '.join(self.here()) or 'of another kind'}"
+        try:
+            seen = gpus()
+        except RunError as error:
+            raise TargetError(f"there is no GPU {index} here: torch sees 0, and {error}") from None
+        if index >= len(seen):
+            raise TargetError(
+                f"there is no GPU {index} here: torch sees 0, and NVIDIA's driver {len(seen)}"
+            )
+        return (f"sm_{seen[index]}",) if self.name == "cuda" else ()
+
+    def torch_runs(self) -> bool:
+        return torch_drives_gpus()
+
+    def why_not(self, arch: str) -> str:
+        try:
+            return f"its GPU is {', '.join(self.here()) or 'of another kind'}"
+        except TargetError:
+            return "torch sees no GPU" + ("" if torch_drives_gpus() else ", nor does a driver")
 
 
 class Rocm(Cuda, kind="rocm", order=2, arch="gfx[0-9a-f]+", said="rocm/gfx<...>"):

@@ -37,6 +37,19 @@ class Driver {
     return reinterpret_cast<int (*)(Given...)>(found_[which])(given...);
   }
 
+  int devices() const {
+    int count = 0;
+    call(kDeviceCount, "counting devices", &count);
+    return count;
+  }
+
+  // A device's handle, by its number.
+  int device(int number) const {
+    int handle = 0;
+    call(kDevice, "opening the device", &handle, number);
+    return handle;
+  }
+
   // Architecture of a device, as 90 for sm_90 or 94 for gfx942.
   int architecture(int device) const {
     int major = 0, minor = 0;
@@ -125,10 +138,9 @@ class Device {
   Device(const Driver &driver, const std::string &device) : driver(driver) {
     const std::size_t colon = device.find(':');
     number = colon == std::string::npos ? 0 : std::atoi(device.c_str() + colon + 1);
-    int count = 0;
-    driver.call(kDeviceCount, "counting devices", &count);
+    const int count = driver.devices();
     if (number < 0 || number >= count) fail(SOA_OPEN_FAILED, "there is no GPU %d here: the driver sees %d", number, count);
-    driver.call(kDevice, "opening the device", &handle_, number);
+    handle_ = driver.device(number);
     driver.call(kRetain, "opening the device", &context_, handle_);
   }
   Device(const Device &) = delete;

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "device_driver.h"
 #include "include/soa_runner.h"
 
 namespace {
@@ -249,7 +250,31 @@ PyObject *set_error(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
+// The architectures of NVIDIA's devices, by their numbers. AMD's driver gives gfx908 and gfx90a one number.
+PyObject *gpus(PyObject *, PyObject *) {
+  std::vector<int> found;
+  std::string refused;
+  Py_BEGIN_ALLOW_THREADS
+  try {
+    const soa_runner::Driver &driver = soa_runner::Driver::of("cuda");
+    const int count = driver.devices();
+    for (int number = 0; number < count; ++number) found.push_back(driver.architecture(driver.device(number)));
+  } catch (const soa_runner::Failure &failure) {
+    refused = failure.text;
+  }
+  Py_END_ALLOW_THREADS
+  if (!refused.empty()) return raise(SOA_OPEN_FAILED, refused.c_str());
+  PyObject *made = PyList_New(0);
+  for (size_t i = 0; made != nullptr && i < found.size(); ++i) {
+    PyObject *each = PyLong_FromLong(found[i]);
+    if (each == nullptr || PyList_Append(made, each) != 0) Py_CLEAR(made);
+    Py_XDECREF(each);
+  }
+  return made;
+}
+
 PyMethodDef functions[] = {
+    {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},
     {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
     {"run_many", run_many, METH_VARARGS,
      "run_many(calls, threads[, stream]): run all, on that many threads, without the GIL."},

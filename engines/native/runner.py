@@ -117,6 +117,12 @@ class PreparedCall:
             self._arguments[i] = span
 
 
+def gpus() -> list[int]:
+    """The architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90; RunError without a
+    driver. No torch is asked."""
+    return _native.gpus()
+
+
 def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:
     """Run prepared calls on `threads` native threads in one call without the GIL."""
     _native.run_many([prepared.call for prepared in calls], threads, stream)

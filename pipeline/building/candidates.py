@@ -14,7 +14,7 @@ import torch
 
 from engines.base import engine
 from engines.processes import side_by_side
-from engines.target import Target, host_runs
+from engines.target import Target, torch_runs
 from pipeline.building.cache import StageCache, content_key
 from pipeline.building.provenance import host
 from runtime.checked import Tolerance
@@ -199,7 +199,7 @@ def _make(
     elif unbounded and captured.why_dependent:
         why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
         report = ValidationReport.refused(name, why, "candidate-rows")
-    elif host_runs(target):
+    elif torch_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     elif engine(name).crosses:
         report = _emulate(work, captured, target, recipe, compiled, parts, tile)

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
-from engines.target import Target, check_host_runs
+from engines.target import Target, check_torch_runs
 from pipeline.building.cache import StageCache, content_key
 from pipeline.building.candidates import Recipe, Say, Show, Work, build_targets, show_nothing
 from pipeline.building.provenance import code_digest, host, tools
@@ -64,7 +64,7 @@ def build(
     version = registry.find(ref)
     wanted = Target.parse(target)
     version.require_free(str(wanted))
-    check_host_runs(wanted)
+    check_torch_runs(wanted)
     say(f"checking the digests of {version.ref}")
     bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
     place = work or Path("pipeline-work")
@@ -88,7 +88,7 @@ def build_at_first_use(
     run` makes; each time it is opened, its digests are checked, and a damaged one is built again.
     One process builds and the others wait.
     """
-    check_host_runs(target)
+    check_torch_runs(target)
     key = content_key({"tools": tools(), "code": code_digest()})
     root = cache_root(cache) / "built"
     place = root / bundle.digest / tag_of(str(target)) / key

@@ -164,7 +164,7 @@ def validate(ref: str, target: str | None, registry: Registry) -> Answer:
 
 def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
     from engines.errors import TargetError
-    from engines.target import Target, check_host_runs
+    from engines.target import Target, check_torch_runs
     from pipeline.promotion import runnable
 
     have = list(bundle.manifest.targets)
@@ -176,7 +176,7 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
     target = str(Target.parse(wanted))
     if target not in have:
         raise TargetError(f"the version has no target {target}; it has: {', '.join(have)}")
-    check_host_runs(Target.parse(target))
+    check_torch_runs(Target.parse(target))
     return [target]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engines.processes import run_isolated
-from engines.target import Target, host_runs
+from engines.target import Target, torch_runs
 from pipeline.applying import Labelled, Measurement
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
 from registry.promotion import Measured
@@ -119,7 +119,7 @@ def _metrics(
             old = dict.fromkeys(new, Measurement(math.nan, "it cannot be run here"))
             if other is not None:
                 have = {t: r for t, r in other.bundle.manifest.targets.items() if r.chosen}
-                there = [t for t in (target, *have) if t in have and host_runs(Target.parse(t))]
+                there = [t for t in (target, *have) if t in have and torch_runs(Target.parse(t))]
                 old = _values(labelled, other, there[0]) if there else old
             for name, one in asked.functions.items():
                 found, before = new[name], old[name]

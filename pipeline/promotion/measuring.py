@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.target import Target, check_host_runs, host_runs
+from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.bounds import bounded, shadowed
 from registry.bundle import Manifest, Worst
@@ -35,6 +35,7 @@ from runtime.loader import measured_session
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.capture import dependence_of
+from stages.emulate import prove_candidate
 from stages.independence import SEE_EACH_OTHER
 from stages.reference import Reference, proof_of, too_much
 from stages.reports import ValidationReport
@@ -109,8 +110,8 @@ def measure(
 
 
 def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
-    """Those of the targets that this host runs."""
-    return [target for target in targets if host_runs(Target.parse(target))]
+    """Those of the targets that this host runs and measures."""
+    return [target for target in targets if torch_runs(Target.parse(target))]
 
 
 def revalidate(
@@ -126,7 +127,8 @@ def revalidate(
         return ValidationReport.failed(engine_name, reason)
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
-    report = _validated(opened, target, engine_name)
+    by_torch = torch_runs(Target.parse(target))
+    report = (_validated if by_torch else _by_driver)(opened, target, engine_name)
     if report.reason:
         say(f"{engine_name} on {target} is refused: {report.why}")
     if candidate.windows and report.window and report.valid:
@@ -178,6 +180,27 @@ def _validated(
             program=program if beside else None,
             nonfinite=nonfinite,
             tile=candidate.tile or 0,
+        )
+
+
+def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
+    """One artifact on a GPU that torch does not drive."""
+    manifest = opened.bundle.manifest
+    candidate = manifest.targets[target].candidates[engine_name]
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+        held_files(opened, target, engine_name) as held,
+    ):
+        return prove_candidate(
+            engine_name,
+            held.file(candidate.files[0]),
+            opened.signature,
+            held.file(manifest.reference),
+            recorded_tolerances(manifest),
+            Path(folder),
+            _VALIDATION_LIMIT_S,
+            Target.parse(target),
+            candidate.tile or 0,
         )
 
 

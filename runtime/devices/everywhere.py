@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engines.base import Executable
 from engines.errors import RunError
 from engines.processes import Lock
 from runtime.session import Binding, Collections, Session, data_device
-from soa.memory import Collection, Device
+from soa.memory import Collection, Device, torch_drives_gpus
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ class _OnDevice:
 
 def _indexed(device: torch.device | str) -> torch.device:
     """`cuda` is the current GPU: a device has one name here."""
+    if not torch_drives_gpus():
+        return cast("torch.device", Device(device))  # torch takes it as one
     import torch
 
     where = torch.device(device)

@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engines.kinds import cpu_flags
+from engines.target import gpu_target
 from registry.bundle import TargetRecord
 from runtime.errors import LoadError
 from soa.files import read_plain, write_whole
+from soa.memory import torch_drives_gpus
 from soa.records import parse_json
 from soa.text import logger
 
@@ -82,6 +84,8 @@ def _verdict(
 def _kind(device: torch.device) -> str:
     if device.type == "cpu":
         return " ".join(sorted(cpu_flags()))
+    if not torch_drives_gpus():
+        return f"{gpu_target(device.index or 0)} by its driver"
     import torch
 
     return f"{torch.cuda.get_device_name(device)} {torch.version.cuda} {torch.version.hip}"

@@ -27,7 +27,8 @@ Builder = Callable[[Bundle, Target], Annex]
 
 
 Prover = Callable[["Opened", str, str], str | None]
-"""Why an engine's artifact for a target is refused on this host's own device; None: it is right."""
+"""Why an engine's artifact for a target is refused on this host's own device; None: it is right.
+LoadError where that cannot be found out here."""
 
 
 class Options(TypedDict, total=False):

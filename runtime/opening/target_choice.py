@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
 from runtime.opening.bits import check_bits
-from runtime.opening.first_use import proven
+from runtime.opening.first_use import WAITING, proven
 from runtime.opening.opening import Builder, Opened
-from runtime.process import has_torch, settle_tf32, settle_threads
+from runtime.process import settle_tf32, settle_threads, torch_runs_on
 
 if TYPE_CHECKING:
     import torch
@@ -33,14 +33,17 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
     opening = opened.opening
     if opening.builder is not None:
         opened = _completed(opened, device, opening.target, opening.builder)
-    if opening.engine_name is None and not has_torch():
-        opened = _without_torch(opened)
+    by_torch = torch_runs_on(device)
+    if opening.engine_name is None and not by_torch:
+        opened = _without_torch(opened, device)
     target = choose(opened, device, opening.target)
+    if device.type == "cuda" and not by_torch:
+        _require_no_torch(opened, target, opening.engine_name)
     if opening.prover is not None:
         opened = proven(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
-    if device.type == "cuda":
+    if device.type == "cuda" and by_torch:
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
     made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
@@ -101,13 +104,13 @@ def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
     return best
 
 
-def engine_without_torch(record: TargetRecord) -> str | None:
+def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid",)) -> str | None:
     """Of a target, the candidate that runs where torch is not installed: the chosen one, if it
     does, else the first valid one that does; None where there is none."""
     order = dict.fromkeys((*record.engines(), *record.candidates))
     for engine in order:
         candidate = record.candidates[engine]
-        if engine in WITHOUT_TORCH and candidate.status == "valid" and candidate.files:
+        if engine in WITHOUT_TORCH and candidate.status in statuses and candidate.files:
             return engine
     return None
 
@@ -128,20 +131,38 @@ def why_torch(manifest: Manifest) -> str | None:
     )
 
 
-def _without_torch(opened: Opened) -> Opened:
-    """Of its targets those that run where torch is not installed, each by what runs there."""
+def _without_torch(opened: Opened, device: torch.device) -> Opened:
+    """Of its targets those that run where torch is not installed, or on a GPU that torch does not
+    drive, each by what runs there. On a GPU also what waits for its first use."""
     manifest = opened.bundle.manifest
-    if why := why_torch(manifest):
+    statuses: tuple[str, ...] = ("valid",)
+    if device.type != "cpu":
+        statuses += WAITING
+    elif why := why_torch(manifest):
         raise LoadError(why, code="load-without-torch")
     targets = {}
     for target, record in manifest.targets.items():
-        engine = engine_without_torch(record)
+        engine = engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
-        if engine:
+        if engine or device.type != "cpu":  # there what needs torch is refused by its name
             targets[target] = record
     found = replace(manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=found))
+
+
+def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:
+    """LoadError unless an artifact for a GPU runs by the driver alone."""
+    record = opened.bundle.manifest.targets[target]
+    needs = [
+        name for name in ([wanted] if wanted else record.engines()) if name not in WITHOUT_TORCH
+    ]
+    if needs:
+        raise LoadError(
+            f"{opened.label}: {', '.join(needs)} for {target} runs on torch, and no torch that is "
+            "built for GPUs is here: install it, or build the version with lanes among its engines",
+            code="load-without-torch",
+        )
 
 
 def withheld(opened: Opened) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
+from runtime.process import torch_runs_on
 from runtime.session.binding import Binding
 from runtime.session.memory_checks import Collections, by_name
 from runtime.session.streams import raw_stream
@@ -90,6 +91,8 @@ class Session:
         naming the collection, what was found and what is needed.
         """
         kind = Binding
+        if graph and not torch_runs_on(self.device):
+            raise BindError(f"graph=True: torch records graphs, and none for {self.device} is here")
         if graph:
             from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
         return kind(self, *self._named(inputs, outputs))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import BindError
-from soa.memory import Device
+from soa.memory import Device, torch_drives_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +21,14 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
     """
     if device.type == "cpu":
         raise BindError("stream= was given, but the model runs on the CPU, which has no streams")
-    import torch
-
     if stream is None:
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        return _current(device)
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
             raise BindError(f"stream {stream} is no raw handle: give the address as it is")
         return stream
-    if isinstance(stream, torch.cuda.Stream):
+    torch = sys.modules.get("torch")  # without it nothing is torch's
+    if torch is not None and isinstance(stream, torch.cuda.Stream):
         _require_device(stream.device, device)
         return int(stream.cuda_stream)
     if hasattr(stream, "__cuda_stream__"):
@@ -40,6 +40,17 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
     raise BindError(
         f"stream is a {type(stream).__name__}: give a torch or CuPy stream, or a raw handle"
     )
+
+
+def _current(device: Device | torch.device) -> int:
+    if not torch_drives_gpus():
+        raise BindError(
+            "stream= is missing: by default it is torch's current stream, and no torch that is "
+            "built for GPUs is here: give a stream, or its raw handle"
+        )
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:

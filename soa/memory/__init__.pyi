@@ -16,3 +16,4 @@ from .span import Device as Device
 from .span import Span as Span
 from .span import allocate as allocate
 from .span import span_of as span_of
+from .span import torch_drives_gpus as torch_drives_gpus

@@ -2,13 +2,15 @@
 
 Accepted: an address with a size, anything with the buffer protocol (bytes, mmap, memoryview),
 NumPy, torch, and any exporter of `__cuda_array_interface__`, `__array_interface__` or DLPack. The
-span that comes back keeps the exporter alive; an address must be kept alive by the caller. Only
-memory of a GPU, which torch checks, and torch's own tensors need torch.
+span that comes back keeps the exporter alive; an address must be kept alive by the caller. Torch
+checks memory of a GPU. Where no torch is built for GPUs, an address and `__cuda_array_interface__`
+are taken as they are, and the runner asks the driver whose memory it is when it is bound.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +19,16 @@ import numpy as np
 from soa.dtypes import DTYPES, dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
-from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
+from soa.memory.span import (
+    CPU,
+    Array,
+    At,
+    Device,
+    Span,
+    is_tensor,
+    span_of,
+    torch_drives_gpus,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +98,7 @@ def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -
     if nbytes and not address:
         raise CollectionError(f"null address for {nbytes} bytes")
     raw = Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
-    if device == CPU or not nbytes:
+    if device == CPU or not nbytes or not torch_drives_gpus():
         return raw
     return _from_cuda_interface(At(raw, "|u1", "__cuda_array_interface__"), device).bytes
 
@@ -135,13 +146,15 @@ def refuse_mask(array: object) -> None:
 
 
 def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
-    import torch
-
-    address, readonly = memory.__cuda_array_interface__["data"]
     if device is None:
         # Without an index torch takes the current GPU, and would copy from another one.
         known = hasattr(memory, "__dlpack_device__")
         device = f"cuda:{memory.__dlpack_device__()[1]}" if known else "cuda"
+    if not torch_drives_gpus():
+        return _unchecked(memory, Device(device))
+    import torch
+
+    address, readonly = memory.__cuda_array_interface__["data"]
     try:
         tensor = torch.as_tensor(memory, device=device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -149,6 +162,24 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
     if tensor.numel() and tensor.data_ptr() != address:
         raise CollectionError(f"this memory does not lie on {device}: say which GPU (device=)")
     return _from_tensor(tensor, bool(readonly))
+
+
+def _unchecked(memory: Any, device: Device) -> Foreign:
+    """What `__cuda_array_interface__` says, without torch."""
+    said = memory.__cuda_array_interface__
+    if said.get("mask") is not None:
+        raise CollectionError("this GPU memory has a mask of valid values: fill it first")
+    try:
+        address, readonly = said["data"]
+        shape, strides, dtype = tuple(said["shape"]), said.get("strides"), np.dtype(said["typestr"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CollectionError(f"__cuda_array_interface__ is not whole: {error}") from None
+    dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
+    plain = strides is None or 0 in shape or list(strides) == dense
+    _require_contiguous(plain, strides, shape, "memory")
+    nbytes = math.prod(shape) * dtype.itemsize
+    found = _at(address or 0, nbytes, device, bool(readonly), memory)
+    return Foreign(found, dtype_name(dtype), shape)
 
 
 class _Exporter:
@@ -197,6 +228,11 @@ def _from_dlpack(memory: Any) -> Foreign:
                 return found._replace(bytes=found.bytes._replace(readonly=exporter.readonly))
             except RuntimeError:
                 pass
+        elif not torch_drives_gpus():
+            raise CollectionError(
+                "memory of a GPU comes through DLPack by torch, and no torch that is built for "
+                "GPUs is here: give its address, or __cuda_array_interface__"
+            )
         import torch
 
         return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)

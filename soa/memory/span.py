@@ -63,8 +63,7 @@ CPU = Device("cpu")
 class Span(NamedTuple):
     """Borrowed memory: `shape` elements of `dtype`, row by row without gaps.
 
-    `owner` keeps it alive: a flat uint8 tensor around it where the memory came by torch, as on a
-    GPU always.
+    `owner` keeps it alive: a flat uint8 tensor around it where the memory came by torch.
     """
 
     address: int
@@ -111,6 +110,7 @@ class Span(NamedTuple):
         if self.device.type == "cpu" and not is_tensor(values):
             self.numpy()[...] = values
             return
+        _require_torch(self.device)
         import torch
 
         self.tensor().copy_(torch.as_tensor(values))
@@ -120,6 +120,7 @@ class Span(NamedTuple):
 
         What is opaque has its bytes for a last dimension.
         """
+        _require_torch(self.device)
         import torch
 
         if is_opaque(self.dtype):
@@ -147,6 +148,24 @@ class At:
         data = (span.address, False)
         found = {"shape": span.shape, "typestr": typestr, "data": data, "version": 3}
         setattr(self, protocol, found)
+
+
+def torch_drives_gpus() -> bool:
+    """Whether torch is installed and built for GPUs, even if it sees none. It is imported."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.version.cuda or torch.version.hip)
+
+
+def _require_torch(device: str | torch.device) -> None:
+    """CollectionError for memory of a GPU where torch does not drive it."""
+    if Device(device).type == "cuda" and not torch_drives_gpus():
+        raise CollectionError(
+            f"memory of {device} is allocated, copied and viewed by torch, and no torch that is "
+            "built for GPUs is here: bind memory of your own (Collection.wrap or from_columns)"
+        )
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -178,6 +197,7 @@ def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> S
             raise CollectionError(f"no memory for {nbytes} bytes") from None
         address = room.ctypes.data
         return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, room)
+    _require_torch(device)
     import torch
 
     flat = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=str(device))

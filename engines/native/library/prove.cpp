@@ -4,7 +4,8 @@
 //
 // FOLDER is the artifact's; CONTRACT a file of JSON with a manifest's signature and tolerances; REFERENCE its safetensors.
 // The bytes that rows of outputs have in case number CASE go to ANSWERS, column by column, as runtime/opening/bits.py digests
-// them. Says `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for each output and ends with 0, or says why not and ends with 1.
+// them. Says `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for each output and ends with 0. Ends with 1 where
+// the answers are wrong, with 2 where there are none, and says why.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -133,8 +134,9 @@ int main(int count, char **given) {
     return 0;
   } catch (const soa_runner::Failure &failure) {
     std::fprintf(stderr, "%s\n", failure.text.c_str());
+    return failure.code == SOA_DEVIATES ? 1 : 2;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "%s\n", error.what());
   }
-  return 1;
+  return 2;
 }

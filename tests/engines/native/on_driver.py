@@ -5,7 +5,6 @@ Prints what a case came to, as JSON. SOA_EMULATED and LD_LIBRARY_PATH say where 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from collections.abc import Callable
@@ -16,48 +15,10 @@ import numpy as np
 
 from engines.errors import RunError
 from engines.native import NativeExecutable
+from tests.models.gpu import copy_in, copy_out, new_stream, room, synchronise, turn_to
 
 ROWS, PITCH, FEATURES, ANSWERS = 131, 160, 6, 3
-driver = ctypes.CDLL("libcuda.so.1")
 kernel = Path(sys.argv[1])
-
-
-def ask(function: str, *arguments: Any) -> None:
-    code = getattr(driver, function)(*arguments)
-    assert code == 0, (function, code)
-
-
-def turn_to(device: int) -> None:
-    ask("cuInit", 0)
-    context = ctypes.c_void_p()
-    ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    ask("cuCtxPushCurrent_v2", context)
-
-
-def room(values: np.ndarray[Any, Any]) -> int:
-    address = ctypes.c_size_t()
-    ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(values.nbytes))
-    return address.value
-
-
-def new_stream() -> int:
-    stream = ctypes.c_void_p()
-    ask("cuStreamCreate", ctypes.byref(stream), 1)
-    return int(stream.value or 0)
-
-
-def copy_in(to: int, values: np.ndarray[Any, Any], stream: int) -> None:
-    size, address = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
-    ask("cuMemcpyHtoDAsync_v2", ctypes.c_size_t(to), address, size, ctypes.c_void_p(stream))
-
-
-def copy_out(values: np.ndarray[Any, Any], of: int, stream: int) -> None:
-    size, address = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
-    ask("cuMemcpyDtoHAsync_v2", address, ctypes.c_size_t(of), size, ctypes.c_void_p(stream))
-
-
-def synchronise(stream: int) -> None:
-    ask("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 def inputs() -> np.ndarray[Any, Any]:

@@ -65,8 +65,11 @@ def test_without_torch_nothing_is_validated(
     bare_jets: Built, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "has_torch", lambda: False)
-    with pytest.raises(LoadError, match="pip install torch"):
-        load(emulated(bare_jets, tmp_path / "edited"))
+    folder = emulated(bare_jets, tmp_path / "edited")
+    with pytest.raises(LoadError, match="pip install torch") as refused:
+        load(folder)
+    assert refused.value.code == "load-without-torch"
+    assert not cache.exists()  # that is no verdict: where torch is installed, it is asked
 
 
 def test_what_was_verified_comes_first(bare_jets: Built, tmp_path: Path, cache: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from soa.errors import CollectionError
 from soa.layout import Layout, column, scalar
-from soa.memory import Collection, import_bytes
+from soa.memory import Collection, import_bytes, torch_drives_gpus
 from tests.soa.exporters import (
     Array,
     OldDLPack,
@@ -249,19 +249,38 @@ def test_an_exporter_of_a_copy() -> None:
         import_bytes(Copying(np.zeros(4)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
-def test_gpu_memory_without_a_gpu() -> None:
-    class Elsewhere:
-        def __init__(self) -> None:
-            self.__cuda_array_interface__ = {
-                "shape": (4,),
-                "typestr": "<f4",
-                "data": (4096, False),
-                "version": 3,
-            }
+class OnGpu:
+    """An exporter of a GPU's memory, which nobody reads here."""
 
-    with pytest.raises(CollectionError, match="torch cannot import this GPU memory"):
-        import_bytes(Elsewhere())
+    def __init__(self, **changes: Any) -> None:
+        said = {"shape": (4, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
+        self.__cuda_array_interface__ = said | changes
+
+
+@pytest.mark.skipif(torch_drives_gpus(), reason="says what comes where no torch is built for GPUs")
+def test_gpu_memory_without_torch() -> None:
+    memory = OnGpu(strides=(12, 4))
+    span, dtype, shape = import_bytes(memory)
+    assert (span.address, span.nbytes, span.device) == (4096, 48, "cuda:0")
+    assert span.readonly and span.owner is memory and (dtype, shape) == ("float32", (4, 3))
+    assert import_bytes(8192, 16, "cuda:1").bytes.device == "cuda:1"
+    for made in (OnGpu(strides=(4, 16)), OnGpu(mask=memory), OnGpu(shape=None)):
+        with pytest.raises(CollectionError):
+            import_bytes(made)
+
+
+@pytest.mark.skipif(torch_drives_gpus(), reason="says what comes where no torch is built for GPUs")
+def test_gpu_memory_is_neither_made_nor_read_without_torch() -> None:
+    there = Collection.wrap(LAYOUT, 4096, N, nbytes=NBYTES, device="cuda:0")
+    for call in (
+        lambda: Collection(LAYOUT, N, "cuda"),
+        lambda: there.to("cpu"),
+        lambda: there.tensor("x"),
+        lambda: there.rows(1).fill("x", np.zeros(1)),
+    ):
+        with pytest.raises(CollectionError, match="no torch that is built for GPUs"):
+            call()
+    assert "cuda:0" in repr(there)
 
 
 # -- lifetime --------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""`python by_driver.py PACKAGE CASE REF`: a version on a GPU that torch does not drive.
+
+Prints what a case came to, as JSON. PACKAGE is pipeline or soa_runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+package = importlib.import_module(sys.argv[1])
+ref = sys.argv[3]
+FEATURES = np.random.default_rng(5).normal(size=(33, 6)).astype(np.float32)
+
+
+class Exporter:
+    """As CuPy gives its memory."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        data = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = data
+
+
+def opened(**options: Any) -> Any:
+    return package.load(ref, device="cuda", **options)
+
+
+def moved(collection: Any, stream: int) -> tuple[int, np.ndarray[Any, Any]]:
+    """Memory of the device with what a collection of the CPU has, and that as bytes."""
+    from tests.models import gpu
+
+    values = collection.spans()[0].numpy()
+    address = gpu.room(values)
+    gpu.copy_in(address, values, stream)
+    return address, values
+
+
+def runs() -> dict[str, Any]:
+    from tests.models import gpu
+
+    gpu.turn_to(0)
+    session, stream, given = opened(), gpu.new_stream(), FEATURES
+    jets, tags = session.layout("jets"), session.layout("tags")
+    n, columns = len(given), dict(zip("abcdef", given.T, strict=True))
+    x, values = moved(package.Collection.from_arrays(jets, columns), stream)
+    y, answers = moved(package.Collection(tags, n), stream)
+    here = package.Collection.wrap(jets, x, n, nbytes=values.nbytes, device="cuda:0")
+    there = package.Collection.wrap(tags, Exporter(y, answers.nbytes), n)
+    binding = session.bind(here, there)
+    binding(stream=stream)
+    gpu.copy_out(answers, y, stream)
+    gpu.synchronise(stream)
+    found = package.Collection.wrap(tags, answers, n)
+    of_host = package.Collection.wrap(
+        jets, values.ctypes.data & ~127, n, nbytes=values.nbytes, device="cuda:0"
+    )
+    return {
+        "target": session.origin.target,
+        "engine": session.origin.engine,
+        "given": given.tolist(),
+        "answers": np.stack([found[name] for name in "xyz"], 1).tolist(),
+        "torch": "torch" in sys.modules,
+        "refused": {
+            "allocate": refusal(lambda: session.collection("jets", 3)),
+            "no stream": refusal(binding),
+            "graph": refusal(lambda: session.bind(here, there, graph=True)),
+            "memory of the host": refusal(lambda: session.bind(of_host, there)),
+            "test mode": refusal(lambda: opened(mode="test")),
+            "another GPU": refusal(lambda: package.load(ref, device="cuda:1")),
+        },
+    }
+
+
+def wherever() -> dict[str, Any]:
+    """On the CPU, by a session for every device."""
+    session = package.load(ref, device="auto")
+    columns = dict(zip("abcdef", FEATURES.T, strict=True))
+    jets = package.Collection.from_arrays(session.layout("jets"), columns)
+    tags = package.Collection(session.layout("tags"), jets.n)
+    session.run(jets, tags)
+    answers = np.stack([tags[name] for name in "xyz"], 1).tolist()
+    return {"given": FEATURES.tolist(), "answers": answers}
+
+
+def loads() -> dict[str, Any]:
+    return {"engine": opened().origin.engine}
+
+
+def refusal(call: Callable[[], object]) -> list[str]:
+    try:
+        call()
+    except package.SoaPipelineError as error:
+        return [error.code, str(error)]
+    return []
+
+
+CASES: dict[str, Callable[[], Any]] = {"runs": runs, "loads": loads, "wherever": wherever}
+try:
+    print(json.dumps(CASES[sys.argv[2]]()))
+except package.SoaPipelineError as error:
+    print(json.dumps({"code": error.code, "why": str(error)}))
