@@ -4,7 +4,8 @@
 //
 // FOLDER is the artifact's; CONTRACT a file of JSON with a manifest's signature and tolerances; REFERENCE its safetensors.
 // The bytes that rows of outputs have in case number CASE go to ANSWERS, column by column, as runtime/opening/bits.py digests
-// them. Says `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for each output and ends with 0, or says why not and ends with 1.
+// them. Says `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for each output and ends with 0, or says why not,
+// with the code of the mistake at the end, and ends with 1.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -132,7 +133,7 @@ int main(int count, char **given) {
     prove(given);
     return 0;
   } catch (const soa_runner::Failure &failure) {
-    std::fprintf(stderr, "%s\n", failure.text.c_str());
+    std::fprintf(stderr, "%s [%s]\n", failure.text.c_str(), failure.refusal.code);
   } catch (const std::exception &error) {
     std::fprintf(stderr, "%s\n", error.what());
   }

@@ -72,7 +72,7 @@ int main() {
       read(kind, line.substr(space + 1));
       if (kind != "json") std::printf("ok");
     } catch (const soa_runner::Failure &failure) {
-      std::printf("no: %s", soa_library::plain(failure.text).c_str());
+      std::printf("no: %s [%s]", soa_library::plain(failure.text).c_str(), failure.refusal.code);
     } catch (const std::exception &error) {
       std::printf("no: %s", soa_library::plain(error.what()).c_str());
     }
