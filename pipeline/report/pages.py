@@ -357,7 +357,7 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         of = ", ".join(Path(given.path).name for given in each.inputs)
         files.add_row(Path(path).name, f"{each.rows:,}", state, of)
     more = len(done.outputs) - len(about)
-    now = "" if scored == done.rows else f", {scored:,} of them now" if scored else ", none of them now"
+    now = "" if scored == done.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
     return page(
         f"{done.rows:,} rows scored by {ref}{now}",
         [

@@ -57,16 +57,24 @@ class Mapped {
   std::array<long, 7> identity{};
 };
 
+bool is_text(const std::string &content) {
+  const char *at = content.data(), *end = at + content.size();
+  while (at != end && next_character(at, end) >= 0) continue;
+  return at == end;
+}
+
 std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text, const std::string &main) {
+  if (!is_text(text)) fail(refusals::bundle, "%s: SHA256SUMS is not text", root.c_str());
+  if (text.empty() || text.back() != '\n') fail(refusals::bundle_altered, "%s: SHA256SUMS is cut off", root.c_str());
   std::map<std::string, std::string> listed;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) {
     const std::string name = line.size() > 66 ? line.substr(66) : "";
-    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() && !lines.eof() &&
+    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() &&
                       (line[65] == ' ' || line[65] == '*') && is_safe(name);
     if (!good || !listed.emplace(name, line.substr(0, 64)).second) {
-      fail(lines.eof() ? refusals::bundle_altered : refusals::bundle, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or cut off", root.c_str(), listed.size() + 1);
+      fail(refusals::bundle, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or listed twice", root.c_str(), listed.size() + 1);
     }
   }
   if (listed.count(main) == 0) fail(refusals::bundle, "%s: SHA256SUMS does not list %s", root.c_str(), main.c_str());

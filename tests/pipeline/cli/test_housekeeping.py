@@ -123,4 +123,5 @@ def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Pat
     said = cli("import", out, "--with-aliases", "--registry", away.uri).stdout
     assert "jets/1 is now @production" in said
     kinds = [event.kind for event in away.history("jets")]
-    assert kinds == ["import"] * 2 + ["promotion", "refusal", "refusal", "approval"] + ["promotion"] * 2
+    refused = ["promotion", "refusal", "refusal", "approval"]
+    assert kinds == ["import"] * 2 + refused + ["promotion"] * 2
