@@ -35,6 +35,8 @@ _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
 _SYSROOT = "/usr/{machine}-linux-gnu"
 _LONGEST = 300  # characters of what an emulator said
+_CODES = {"deviation": "candidate-deviates", "deviation-memory": "candidate-elsewhere"}
+"""What `prove` found wrong with the answers, and a candidate's code for it."""
 
 _DRIVERS = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 _KERNEL = (
@@ -187,11 +189,15 @@ def _contract(signature: Signature, tolerances: Mapping[str, Tolerance]) -> dict
 def _refused(
     name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:_LONGEST]
+    line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     if done.returncode == 1:
-        return ValidationReport.refused(name, f"{emulator.said}: {said}")
-    if done.returncode == 2:
-        return ValidationReport.failed(name, f"{emulator.said}: {said}")
+        text, _, found = line.removesuffix("]").rpartition(" [")
+        if found in _CODES:
+            why = f"{emulator.said}: {text[:_LONGEST]}"
+            return ValidationReport.refused(name, why, _CODES[found])
+        why = f"{emulator.said}: {line[:_LONGEST]}"
+        return ValidationReport.failed(name, why, code="candidate-failed")
+    said = line[:_LONGEST]
     code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"

@@ -18,7 +18,7 @@ from soa.errors import needs_extra
 from stages.errors import MetricError
 from stages.histogram import Histogram
 from stages.model import load_callable
-from stages.reports import Curve, Residual, Roc
+from stages.reports import Curve, NotDrawn, Residual, Roc
 
 Values = npt.NDArray[Any]
 _POINTS = 100
@@ -89,11 +89,13 @@ class Metric:
             raise MetricError(f"{where} gave {number} on {len(labels)} rows")
         return number
 
-    def curve(self, labels: Values, output: Values) -> Curve | None:
-        """What is drawn of it: the ROC of a score, the residuals of a regression; else None."""
+    def curve(self, labels: Values, output: Values) -> Curve:
+        """What is drawn of it: the ROC of a score, the residuals of a regression."""
         _, takes = self._function()
+        if takes == "all":
+            return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
         if output.ndim > 1:
-            return None
+            return NotDrawn(f"{self.output} has several columns")
         known = self._of(labels)
         if takes == "class" and self.threshold is not None:
             takes = "score"
@@ -101,7 +103,7 @@ class Metric:
             return roc(known == (1 if self.function == "efficiency" else known.max()), output)
         if takes == "value" or (takes == "class" and output.dtype.kind == "f"):
             return residual(known, output, bool(self.kwargs.get("relative", False)))
-        return None
+        return NotDrawn(f"{self.output} is a class, and only scores and residuals are drawn")
 
     def _of(self, labels: Values) -> Values:
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
@@ -147,13 +149,12 @@ def efficiency(
     return float(np.mean(scores[signal] > threshold))
 
 
-def roc(signal: Values, scores: Values) -> Roc | None:
-    """The curve as far as a plot shows it, for a linear and for a logarithmic axis; None where one
-    of the two is not there."""
+def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
+    """The curve as far as a plot shows it, for a linear and for a logarithmic axis."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     ranked, passing = scores[order], signal[order]
     if passing.all() or not passing.any():
-        return None
+        return NotDrawn(f"the labelled rows have no {'background' if passing.all() else 'signal'}")
     ends = np.append(ranked[1:] != ranked[:-1], True)  # rows of one score pass together
     kept, fake = np.cumsum(passing)[ends], np.cumsum(~passing)[ends]
     kept, fake = kept / kept[-1], fake / fake[-1]

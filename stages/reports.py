@@ -90,7 +90,14 @@ class Residual:
     relative: bool = False
 
 
-Curve = Roc | Residual
+@dataclass(frozen=True)
+class NotDrawn:
+    """Nothing is drawn of the metric; `why` ends a sentence."""
+
+    why: str
+
+
+Curve = Roc | Residual | NotDrawn
 """What is drawn of a metric."""
 
 NOT_TRIED = "not tried"

@@ -61,6 +61,9 @@ def trees() -> Iterator[ast.AST]:
 for _package in PACKAGES:
     if (ROOT / _package / "errors.py").is_file():
         importlib.import_module(f"{_package}.errors")
+CPP = (ROOT / "engines/native/include/soa_error.hpp").read_text()
+CPP_CODES = re.findall(r'\b\w+\{"([a-z-]+)", SOA_\w+\}', CPP)
+CPP_ALONE = {"header"}
 CLASSES = {each.__name__: each for each in classes()}
 TREES = list(trees())
 
@@ -77,6 +80,7 @@ def codes() -> Iterator[str]:
             gates = [said(each) for each in node.args[:1]]
             yield from (Decision(gate, False, "", "", "").code for gate in gates if gate)
     yield from ANYWHERE
+    yield from CPP_ALONE
 
 
 def said(node: ast.AST) -> str:
@@ -108,6 +112,17 @@ def test_each_code_has_one_section_and_each_section_is_of_a_code() -> None:
         code, text = section.split("\n", 1)
         assert f"[{code}]\n```" in text, f"the example of {code}"
         assert "**Do**: " in text, code
+
+
+def test_cpp_has_the_codes_of_python() -> None:
+    """One table; nothing else in C++ has a code."""
+    assert len(CPP_CODES) == len(set(CPP_CODES)) > 20
+    assert len(CPP_CODES) == CPP.count(", SOA_")
+    assert set(CPP_CODES) - set(codes()) == set() and set(CPP_CODES) >= CPP_ALONE
+    native = ROOT / "engines/native"
+    for file in (*native.rglob("*.h"), *native.rglob("*.hpp"), *native.rglob("*.cpp")):
+        for thrown in re.findall(r"throw \w*Error\(.*?\);", file.read_text(), re.DOTALL):
+            assert "refusal" in thrown, (file, thrown)
 
 
 # -- by doing the mistake ------------------------------------------------------------------------

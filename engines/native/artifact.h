@@ -11,22 +11,39 @@
 #include <string>
 #include <vector>
 
-#include "include/soa_runner.h"
+#include "include/soa_error.hpp"
 
 namespace soa_runner {
 
 struct Failure {
-  int code;
+  soa::Refusal refusal;
   std::string text;
 };
 
-[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(int code, const char *format, ...) {
+// What is refused; of what a function returns, where no more is known of it.
+struct Refused : soa::Refusal {
+  Refused(const soa::Refusal &refusal) : soa::Refusal(refusal) {}
+  Refused(int returned_code)
+      : soa::Refusal{returned_code == SOA_BAD_ARGUMENT ? soa::refusals::bind.code : soa::refusals::run.code, returned_code} {}
+};
+
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Refused what, const char *format, ...) {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  throw Failure{code, text};
+  throw Failure{what, text};
+}
+
+// The code that soa_refusal gives.
+inline thread_local const char *last_refusal = "";
+
+// What a function of the C interface does with what was refused.
+inline int told(const soa::Refusal &refusal, const std::string &text, char *message, size_t size) {
+  last_refusal = refusal.code;
+  if (message != nullptr && size > 0) std::snprintf(message, size, "%s", text.c_str());
+  return refusal.returned;
 }
 
 struct Dtype {
@@ -67,15 +84,15 @@ inline Memory checked(const soa_tensor &given, size_t index) {
   }
   const auto address = reinterpret_cast<uintptr_t>(given.data);
   if (address == 0 && bytes > 0) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: null pointer for %llu bytes", index,
+    fail(soa::refusals::collection, "argument %zu: null pointer for %llu bytes", index,
          static_cast<unsigned long long>(bytes));
   }
   if (address % kDtypes[type].bytes != 0) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
+    fail(soa::refusals::collection, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
          given.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
   }
   if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: its sizes pass the end of memory", index);
+    fail(soa::refusals::collection, "argument %zu: its sizes pass the end of memory", index);
   }
   const auto ndim = static_cast<size_t>(given.ndim);
   return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};

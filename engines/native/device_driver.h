@@ -169,7 +169,7 @@ class Device {
     const std::uintptr_t wanted = driver.rocm() ? static_cast<std::uintptr_t>(number) : reinterpret_cast<std::uintptr_t>(context_);
     const int code = driver.attempt(kStreamOwner, stream, &owner);
     if (code != 0 || owner != wanted) {
-      fail(SOA_BAD_ARGUMENT, "the stream is not one of device %d, on which the artifact was opened", number);
+      fail(soa::refusals::bind_device, "the stream is not one of device %d, on which the artifact was opened", number);
     }
   }
 
@@ -177,11 +177,11 @@ class Device {
     int owner = -1;
     const int code = driver.attempt(kPointer, &owner, 9, address);  // whose it is
     if (code != 0) {
-      fail(SOA_BAD_ARGUMENT, "argument %zu: address %p is no memory that the driver knows: the artifact runs on device %d",
+      fail(soa::refusals::bind_device, "argument %zu: address %p is no memory that the driver knows: the artifact runs on device %d",
            argument, address, number);
     }
     if (owner != number) {
-      fail(SOA_BAD_ARGUMENT, "argument %zu: its memory is of device %d, the artifact runs on device %d", argument, owner, number);
+      fail(soa::refusals::bind_device, "argument %zu: its memory is of device %d, the artifact runs on device %d", argument, owner, number);
     }
   }
 

@@ -122,11 +122,6 @@ void in_child() {
 
 [[maybe_unused]] const int forks_are_seen = pthread_atfork(before_fork, after_fork, in_child);
 
-int told(int code, const char *text, char *message, size_t size) {
-  if (message != nullptr && size > 0) std::snprintf(message, size, "%s", text);
-  return code;
-}
-
 // Do the work of an interface function: what it throws becomes a code and a message.
 template <typename Work>
 int guarded(int otherwise, char *message, size_t size, const Work &work) {
@@ -134,9 +129,9 @@ int guarded(int otherwise, char *message, size_t size, const Work &work) {
     work();
     return SOA_OK;
   } catch (const soa_runner::Failure &failure) {
-    return told(failure.code, failure.text.c_str(), message, size);
+    return soa_runner::told(failure.refusal, failure.text, message, size);
   } catch (const std::exception &error) {
-    return told(otherwise, error.what(), message, size);
+    return soa_runner::told(soa_runner::Refused(otherwise), error.what(), message, size);
   }
 }
 
@@ -170,6 +165,8 @@ void run_call(soa_call *call, void *stream) {
 }  // namespace
 
 extern "C" {
+
+const char *soa_refusal(void) { return soa_runner::last_refusal; }
 
 int soa_model_open(const char *library, const char *device, const char *folder, int32_t instances,
                    int32_t threads, soa_model **model, char *message, size_t size) {
@@ -274,7 +271,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
   std::atomic<size_t> next{0};
   std::mutex first;
   size_t worst = count;
-  soa_runner::Failure failure{SOA_OK, ""};
+  soa_runner::Failure failure{{"", SOA_OK}, ""};
   const int code = guarded(SOA_RUN_FAILED, message, size, [&] {
     if ((calls == nullptr && count > 0) || threads < 1) {
       fail(SOA_BAD_ARGUMENT, "calls and at least 1 thread are needed");
@@ -293,7 +290,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
           std::lock_guard<std::mutex> lock(first);
           if (i < worst) {
             worst = i;
-            failure = {found, "call " + std::to_string(i) + ": " + why};
+            failure = {{soa_refusal(), found}, "call " + std::to_string(i) + ": " + why};
           }
           next.store(count);
           return;
@@ -301,9 +298,9 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
       }
     };
     soa_runner::WorkerPool::instance().run(static_cast<int>(workers) - 1, work);
-    if (failure.code != SOA_OK) throw failure;
+    if (failure.refusal.returned != SOA_OK) throw failure;
   });
-  if (failed != nullptr && (code == SOA_OK || failure.code != SOA_OK)) *failed = worst;
+  if (failed != nullptr && (code == SOA_OK || failure.refusal.returned != SOA_OK)) *failed = worst;
   return code;
 }
 

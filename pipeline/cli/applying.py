@@ -83,7 +83,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
         f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
         f"start {done.start:.1f} s, {spent})",
         *(
-            f"wrote {path}" if path in done.written else f"{path} was there, whole"
+            f"wrote {path}" if path in done.written else f"{path} is already complete"
             for path in done.outputs
         ),
         *said,

@@ -15,6 +15,7 @@ from soa.records import as_record, parse_json
 from soa.text import plain
 
 if TYPE_CHECKING:
+    from registry.errors import PromotionRefused
     from registry.ref import Ref
     from registry.store import Entry, Registry
     from registry.version import Version
@@ -249,12 +250,11 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     with 1 where a gate refuses an alias.
     """
     promoted: dict[str, str] = {}
-    refused: dict[str, str] = {}
+    errors: dict[str, PromotionRefused] = {}
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
         found, promoted, errors = import_with_aliases(registry, path, name, say)
-        refused = {alias: str(error) for alias, error in errors.items()}
     else:
         from registry.housekeeping import import_from
 
@@ -268,16 +268,17 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
         "versions": versions,
         "events": found.events,
         "promoted": promoted,
-        "refused": refused,
+        "refused": {alias: str(error) for alias, error in errors.items()},
+        "codes": {alias: error.code for alias, error in errors.items()},
     }
     shown = [
         *(f"{was} of {export.registry} is {ref}" for was, ref in versions.items()),
         f"{found.events} events are recorded",
         *(f"{ref} is now @{alias}" for alias, ref in promoted.items()),
     ]
-    for error in refused.values():
-        complain(f"pipeline: {error}")
-    return Answer(data, shown, passed=not refused)
+    for error in errors.values():
+        complain(f"pipeline: {error} [{error.code}]")
+    return Answer(data, shown, passed=not errors)
 
 
 def _page_of(registry: Registry, version: Version) -> None:

@@ -14,7 +14,15 @@ from typing import Any, Literal
 from runtime.checked import Deviation
 from soa.text import in_html, microseconds, number, plain
 from stages.histogram import Histogram
-from stages.reports import COPIES, EAGER, BenchmarkReport, Roc, ValidationReport
+from stages.reports import (
+    COPIES,
+    EAGER,
+    BenchmarkReport,
+    Curve,
+    NotDrawn,
+    Roc,
+    ValidationReport,
+)
 
 _TEXT, _GRID = "#010203", "#010204"
 _SERIES = tuple(f"#0102{i:02x}" for i in range(16, 23))
@@ -166,23 +174,41 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
 
 def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:
     """Counts between edges."""
-    if not any(found.counts) or not 0 < found.high - found.low < math.inf:
+    if not _has_bins(found):
         return None
     edges = found.edges()
     return _stepped(caption, Axis(label, "values", number), [Steps(label, found.counts)], edges)
+
+
+def _has_bins(found: Histogram) -> bool:
+    return any(found.counts) and 0 < found.high - found.low < math.inf
+
+
+def why_not_drawn(curve: Curve) -> str:
+    """Why a figure of it would be empty; empty where one can be drawn."""
+    if isinstance(curve, NotDrawn):
+        return curve.why
+    if isinstance(curve, Roc):
+        single = len({signal for signal, _ in _points(curve) if signal > 0}) < 2
+        return "no background passes before all of the signal does" if single else ""
+    return "" if _has_bins(curve.found) else "no difference to the label is a finite number"
 
 
 def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
     """The background that passes with the signal, which is how a tagger's point is chosen."""
     lines = []
     for name, roc in curves.items():
-        pairs = zip(roc.signal, roc.background, strict=False)
-        points = [(signal, background) for signal, background in pairs if background > 0]
-        if points:
+        if points := _points(roc):
             lines.append(Line(name, points, marked=False))
     return _drawn(
         caption, lines, Axis("signal efficiency", "background efficiency", _share, _share)
     )
+
+
+def _points(roc: Roc) -> Points:
+    """Those that a logarithmic axis has."""
+    pairs = zip(roc.signal, roc.background, strict=False)
+    return [(signal, background) for signal, background in pairs if background > 0]
 
 
 def _off(

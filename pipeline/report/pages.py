@@ -24,6 +24,7 @@ from pipeline.report.figures import (
     roc_figure,
     speed_figure,
     ulp_figure,
+    why_not_drawn,
 )
 from pipeline.report.tables import Part, Table, new_table
 from pipeline.report.versions import (
@@ -51,7 +52,7 @@ from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import microseconds, number, plain
 from stages.reference import Reference, inputs_at
-from stages.reports import BenchmarkReport, Roc, ValidationReport
+from stages.reports import BenchmarkReport, Curve, NotDrawn, Residual, Roc, ValidationReport
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Report
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 _MOST_VALUES = 8
 _MOST_PLOTS = 24
+_NOT_KEPT = NotDrawn("the release that built it kept nothing to draw")
 
 
 @dataclass(frozen=True)
@@ -267,19 +269,28 @@ def _worst_rows(
     return table if table.rows else None
 
 
-def _curves(bundle: Bundle) -> Iterator[Figure | None]:
-    """A ROC of each score, named by its metrics; the residuals of each regression."""
-    for target, curves in curves_of(bundle):
-        scores: dict[Roc, list[str]] = {}
-        for name, curve in curves.items():
-            if isinstance(curve, Roc):
-                scores.setdefault(curve, []).append(name)
-                continue
+def _curves(bundle: Bundle) -> Iterator[Part | Figure | None]:
+    recorded = dict(curves_of(bundle))
+    for target, record in bundle.manifest.targets.items():
+        kept = recorded.get(target, {})
+        yield from _curves_on(target, dict.fromkeys(record.metrics, _NOT_KEPT) | kept)
+
+
+def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figure | None]:
+    """A ROC of each score, named by its metrics; the residuals of each regression; of all else why
+    it is not drawn."""
+    scores: dict[Roc, list[str]] = {}
+    for name, curve in curves.items():
+        if why := why_not_drawn(curve):
+            yield f"{target}: {name} is not drawn: {why}."
+        elif isinstance(curve, Roc):
+            scores.setdefault(curve, []).append(name)
+        elif isinstance(curve, Residual):
             what = "(output - label) / label" if curve.relative else "output - label"
             caption = "; ".join([f"{target}: residuals of {name}", *curve.found.notes()])
             yield histogram_figure(caption, what, curve.found)
-        named = {", ".join(names): curve for curve, names in scores.items()}
-        yield roc_figure(f"{target}: background that passes with the signal", named)
+    named = {", ".join(names): curve for curve, names in scores.items()}
+    yield roc_figure(f"{target}: background that passes with the signal", named)
 
 
 def _speed(bundle: Bundle) -> Iterator[Part | Figure | None]:
@@ -338,16 +349,17 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
             if name != "rows" and value
         ),
         "columns kept": ", ".join(first.keep),
-        "by": f"{first.by}, {first.software}",
+        "by": f"{first.by} at {first.created}, {first.software}",
     }
-    files = new_table("", "output", "rows", "state", "of")
+    files = new_table("", "output", "rows", "state", "input")
     for path, each in zip(done.outputs, about, strict=False):
-        state = "written" if path in done.written else "was there, whole"
+        state = "written now" if path in done.written else "already complete"
         of = ", ".join(Path(given.path).name for given in each.inputs)
         files.add_row(Path(path).name, f"{each.rows:,}", state, of)
     more = len(done.outputs) - len(about)
+    now = "" if scored == done.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
     return page(
-        f"{done.rows:,} rows scored by {ref}",
+        f"{done.rows:,} rows scored by {ref}{now}",
         [
             Section("The run", [new_table("", "", "", rows=_said(facts)), files,
                                 f"and {more:,} more outputs" if more else None]),

@@ -7,9 +7,10 @@
 
 namespace {
 
-template <typename Kind>
-int refused(const char *kind, const Kind &error) {
-  std::cerr << kind << ": " << error.what() << '\n';
+int refused(const char *kind, const soa::Error &error) {
+  const std::string code = error.code();
+  if (error.what() != error.message() + " [" + code + "]") return 2;
+  std::cerr << kind << ' ' << code << ": " << error.message() << '\n';
   return 1;
 }
 

@@ -22,6 +22,7 @@ from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.bundle.pulled import PulledNote, write_note
+from registry.errors import BundleError
 from registry.store.registry import Registry
 from registry.trust import sign
 from tests.models import cplusplus
@@ -78,7 +79,7 @@ def score(
 def refused(
     project: Path, folder: Path, *words: str, env: Mapping[str, str] | None = None
 ) -> tuple[str, str]:
-    """The exception's class, and its one line."""
+    """The exception's class with its code, and its one line."""
     done = run(project / "score", folder, 5, *words, env=env)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
@@ -100,13 +101,13 @@ def test_production_asks_for_a_promotion_of_this_bundle(
     project: Path, jets: Built, pulled: Path
 ) -> None:
     kind, said = refused(project, jets.bundle.path)
-    assert kind == "PromotionError" and "pipeline pull" in said
+    assert kind == "PromotionError load-not-promoted" and "pipeline pull" in said
     assert score(project, jets.bundle.path, "test")[0].split()[1] == "-"
     note = json.loads((pulled / "PROMOTED.json").read_text())
     (pulled / "PROMOTED.json").write_text(json.dumps(note | {"digest": "0" * 64}))
-    assert refused(project, pulled)[0] == "PromotionError"
+    assert refused(project, pulled)[0] == "PromotionError load-altered"
     (pulled / "PROMOTED.json").write_text("{")
-    assert refused(project, pulled)[0] == "BundleError"
+    assert refused(project, pulled)[0] == "BundleError bundle"
 
 
 def truncate(folder: Path) -> str:
@@ -167,12 +168,14 @@ def test_a_folder_that_is_not_the_sealed_bundle(
     shutil.copytree(jets.bundle.path, folder)
     name = damage(folder)
     kind, said = refused(project, folder, "test", "any_version")
-    assert kind == "BundleError" and name in said
+    with pytest.raises(BundleError) as caught:
+        pipeline.load(folder, mode="test")
+    assert kind == f"BundleError {caught.value.code}" and name in said
 
 
 def test_a_folder_that_is_none(project: Path, tmp_path: Path) -> None:
-    assert refused(project, tmp_path / "nowhere")[0] == "BundleError"
-    assert refused(project, tmp_path)[0] == "BundleError"
+    assert refused(project, tmp_path / "nowhere")[0] == "BundleError bundle"
+    assert refused(project, tmp_path)[0] == "BundleError bundle"
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
@@ -180,16 +183,16 @@ def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.Ellip
     own, other = make_keys(tmp_path, "own", curve), make_keys(tmp_path, "other", curve)
     (tmp_path / "trusted").mkdir()
     shutil.copy(own.public, tmp_path / "trusted")
-    assert refused(project, pulled, f"keys={own.public}")[0] == "TrustError"  # not signed
+    assert refused(project, pulled, f"keys={own.public}")[0] == "TrustError trust"  # not signed
     sign(Bundle.open(pulled), own.private)
     for keys in (own.public, f"{other.public}:{own.public}", tmp_path / "trusted"):
         assert score(project, pulled, f"keys={keys}")
-    assert refused(project, pulled, f"keys={other.public}")[0] == "TrustError"
-    assert refused(project, pulled, f"keys={own.private}")[0] == "TrustError"
+    assert refused(project, pulled, f"keys={other.public}")[0] == "TrustError trust"
+    assert refused(project, pulled, f"keys={own.private}")[0] == "TrustError trust"
     # The host asks besides.
     host = {"PIPELINE_TRUSTED_KEYS": str(other.public)}
-    assert refused(project, pulled, f"keys={own.public}", env=host)[0] == "TrustError"
-    assert refused(project, pulled, env={"PIPELINE_TRUSTED_KEYS": ""})[0] == "TrustError"
+    assert refused(project, pulled, f"keys={own.public}", env=host)[0] == "TrustError trust"
+    assert refused(project, pulled, env={"PIPELINE_TRUSTED_KEYS": ""})[0] == "TrustError trust"
     assert score(project, pulled, "test", env=host)
     # What is changed and sealed again has the right digests, and no signature.
     manifest = json.loads((pulled / "manifest.json").read_text())
@@ -197,7 +200,7 @@ def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.Ellip
     seal(pulled)
     promoted(pulled)
     kind, said = refused(project, pulled, "any_version", f"keys={own.public}")
-    assert kind == "TrustError" and "exactly these files" in said
+    assert kind == "TrustError trust" and "exactly these files" in said
 
 
 def test_each_group_of_keys_must_have_signed(project: Path, pulled: Path, tmp_path: Path) -> None:
@@ -216,7 +219,7 @@ def test_each_group_of_keys_must_have_signed(project: Path, pulled: Path, tmp_pa
         if taken:
             assert score(project, pulled, f"keys={given}", env=env)
         else:
-            assert refused(project, pulled, f"keys={given}", env=env)[0] == "TrustError"
+            assert refused(project, pulled, f"keys={given}", env=env)[0] == "TrustError trust"
 
 
 MEANWHILE = """
@@ -247,7 +250,7 @@ def test_a_file_that_is_replaced_while_cpp_opens_it(
     shutil.copy(file, tmp_path / name)  # of the same content: who looks at that sees nothing
     env = {"LD_PRELOAD": str(library), "FROM": str(tmp_path / name), "TO": str(file)}
     kind, said = refused(project, pulled, env=env)
-    assert kind == "BundleError" and name in said
+    assert kind == "BundleError bundle-altered" and name in said
     assert score(project, pulled)
 
 
@@ -263,10 +266,13 @@ def test_cpp_runs_in_production_only_what_was_verified(
         record["below"] = []
         record["candidates"]["aoti"]["status"] = "invalid"
 
-    for edit, word in ((unverified, f"target={TARGET}"), (failed, "engine=aoti")):
+    for edit, word, code in (
+        (unverified, f"target={TARGET}", "load-not-verified"),
+        (failed, "engine=aoti", "load-target"),  # the chosen one is for Python
+    ):
         folder = promoted(resealed(jets.bundle, tmp_path / edit.__name__, edit).path)
-        assert refused(project, folder, "any_version", word)[0] == "HostError"
-        assert refused(project, folder, "any_version")[0] == "HostError"
+        assert refused(project, folder, "any_version", word)[0] == "HostError load-not-verified"
+        assert refused(project, folder, "any_version")[0] == f"HostError {code}"
         assert score(project, folder, "any_version", "test", word)
 
 
@@ -275,7 +281,7 @@ def test_certificates_are_refused(project: Path, pulled: Path, tmp_path: Path) -
     ada = certify(tmp_path, "ada", root)
     sign(Bundle.open(pulled), ada.private, chain=[ada.pem])
     kind, said = refused(project, pulled, f"keys={root.pem}")
-    assert kind == "TrustError" and "certificate" in said
+    assert kind == "TrustError trust" and "certificate" in said
 
 
 def test_test_mode_runs_the_bundles_own_reference(
@@ -289,7 +295,7 @@ def test_test_mode_runs_the_bundles_own_reference(
 
     folder = resealed(jets.bundle, tmp_path / "other", edit).path
     kind, said = refused(project, folder, "test", "any_version")
-    assert kind == "DeviationError" and "'probabilities': 1 of" in said
+    assert kind == "DeviationError deviation" and "'probabilities': 1 of" in said
     assert score(project, promoted(folder), "any_version")
 
 
@@ -301,11 +307,12 @@ def test_targets_and_engines_that_cannot_run_here(
 
     other = resealed(jets.bundle, tmp_path / "other", edit).path
     kind, said = refused(project, other, "test", "any_version")
-    assert kind == "HostError" and "cpu/aarch64: it lacks another processor family" in said
+    assert kind == "HostError target" and "cpu/aarch64: it lacks another processor family" in said
     folder = jets.bundle.path
-    assert refused(project, folder, "test", "target=cpu/x86-64-v1")[0] == "HostError"
+    missing = refused(project, folder, "test", "target=cpu/x86-64-v1")[0]
+    assert missing == "HostError load-target"
     kind, said = refused(project, folder, "test", "engine=torchscript")
-    assert kind == "HostError" and "torchscript is no native library" in said
+    assert kind == "HostError load-target" and "torchscript is no native library" in said
 
 
 def test_the_fastest_native_engine_where_another_was_chosen(
@@ -321,7 +328,8 @@ def test_the_fastest_native_engine_where_another_was_chosen(
 def test_a_header_of_another_version(project: Path, jets: Built, tmp_path: Path) -> None:
     folder = described(jets.bundle, tmp_path / "two", "the second").path
     kind, said = refused(project, folder, "test")
-    assert kind == "HeaderError" and jets.bundle.digest[:12] in said and "pipeline cxx" in said
+    assert kind == "HeaderError header"
+    assert jets.bundle.digest[:12] in said and "pipeline cxx" in said
     assert score(project, folder, "test", "any_version")
 
 
@@ -334,7 +342,7 @@ def test_a_header_of_other_columns(project: Path, jets: Built, tmp_path: Path) -
 
     folder = promoted(resealed(jets.bundle, tmp_path / "other", edit).path)
     kind, said = refused(project, folder, "any_version")
-    assert kind == "HeaderError" and "'tags'" in said
+    assert kind == "HeaderError header" and "'tags'" in said
 
 
 def test_another_type_or_name_does_not_compile(project: Path, prefix: Path, tmp_path: Path) -> None:
@@ -402,7 +410,8 @@ int main(int argc, char **argv) {
   soa_origin *origin = 0;
   soa_loading loading = {.test = argc > 2};
   int code = soa_load(argv[1], &loading, &model, &origin, message, sizeof message);
-  printf("%d %s %d\\n", code, code ? message : origin->engine, (int)soa_model_arguments(model));
+  const char *engine = code ? "" : origin->engine;
+  printf("%d %s%s %d\\n", code, soa_refusal(), engine, (int)soa_model_arguments(model));
   soa_model_close(model);
   soa_origin_delete(origin);
   return 0;
@@ -419,7 +428,7 @@ def test_the_c_interface_by_pkg_config(prefix: Path, jets: Built, tmp_path: Path
     flags += ["-std=c99", "-Wall", "-Werror", f"-Wl,-rpath,{prefix}/lib"]
     execute("gcc", tmp_path / "use.c", "-o", tmp_path / "use", *flags)
     assert run(tmp_path / "use", jets.bundle.path, "test").stdout == "0 aoti 3\n"
-    assert run(tmp_path / "use", jets.bundle.path).stdout.startswith("17 ")
+    assert run(tmp_path / "use", jets.bundle.path).stdout == "17 load-not-promoted 0\n"
     version = execute("env", path, "pkg-config", "--modversion", "soa-model")
     assert version.strip() == soa_pipeline.__version__
 

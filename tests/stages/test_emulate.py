@@ -278,13 +278,16 @@ def test_without_a_driver(arm: Arm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("right", "wrong", "code"),
     [
-        ("row < given.rows", "row + 1 < given.rows"),  # the last row
-        (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u"),
+        ("row < given.rows", "row + 1 < given.rows", "candidate-deviates"),  # the last row
+        (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u", "candidate-deviates"),
+        (r"row < given.rows", "row < given.rows + 1", "candidate-elsewhere"),
     ],
 )
-def test_a_wrong_kernel_is_refused(arm: Arm, tmp_path: Path, right: str, wrong: str) -> None:
+def test_a_wrong_kernel_is_refused(
+    arm: Arm, tmp_path: Path, right: str, wrong: str, code: str
+) -> None:
     """A fault that is planted in what the emitter writes."""
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
@@ -295,7 +298,18 @@ def test_a_wrong_kernel_is_refused(arm: Arm, tmp_path: Path, right: str, wrong: 
     assert planted != text
     (folder / "network.cu").write_text(planted)
     report = again(arm, tmp_path, target=CUDA, folder=folder)
-    assert report.verdict == "refused" and "outside" in str(report.reason)
+    assert (report.verdict, report.code) == ("refused", code), report.reason
+    assert "[" not in str(report.reason)
+
+
+def test_what_cannot_be_opened_failed(arm: Arm, tmp_path: Path) -> None:
+    if CUDA not in arm[1]:
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    compiled = arm[1][CUDA].compiled["lanes"]
+    driver = emulate.emulator_of(Target.parse(CUDA), compiled.folder, tmp_path)
+    fault = {**driver.environment, "SOA_EMULATED_FAULT": "cuModuleLoadData 222"}
+    report = again(arm, tmp_path, target=CUDA, emulator=replace(driver, environment=fault))
+    assert (report.verdict, report.code) == ("failed", "candidate-failed"), report.reason
 
 
 def test_an_architecture_that_nobody_knows(arm: Arm, tmp_path: Path) -> None:
@@ -347,7 +361,7 @@ def test_other_answers_are_refused(arm: Arm, tmp_path: Path) -> None:
             tensors[name] = tensors[name] * 1.001
     save_file(tensors, tmp_path / "reference.safetensors", metadata)
     report = again(arm, tmp_path, tmp_path / "reference.safetensors")
-    assert report.verdict == "refused" and "outside" in str(report.reason)
+    assert (report.verdict, report.code) == ("refused", "candidate-deviates"), report.reason
 
 
 @needs_arm

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stages.errors import MetricError
 from stages.metrics import Metric, Values, efficiency, resolution
+from stages.reports import NotDrawn
 
 metrics = pytest.importorskip("sklearn.metrics", reason="the extra `metrics` has it")
 
@@ -219,7 +220,13 @@ def test_the_curve_of_the_signal_that_is_named() -> None:
     ],
 )
 def test_no_curve(function: str, output: Values, more: dict[str, Any]) -> None:
-    assert curve(function, LABELS, output, **more) is None
+    assert isinstance(curve(function, LABELS, output, **more), NotDrawn)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_no_curve_of_one_class(label: int) -> None:
+    found = curve("efficiency", np.full(4, label), np.linspace(0, 1, 4))
+    assert isinstance(found, NotDrawn)
 
 
 def test_residuals() -> None:

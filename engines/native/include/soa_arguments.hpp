@@ -48,18 +48,19 @@ struct State {
   Origin origin;
 };
 
-[[noreturn]] inline void refuse(int code, const std::string &said) {
-  switch (code) {
-    case SOA_BAD_BUNDLE: throw BundleError(said);
-    case SOA_NOT_PROMOTED: throw PromotionError(said);
-    case SOA_NOT_SIGNED: throw TrustError(said);
-    case SOA_WRONG_HOST: throw HostError(said);
-    case SOA_WRONG_VERSION: throw HeaderError(said);
-    case SOA_DEVIATES: throw DeviationError(said);
+[[noreturn]] inline void refuse(const Refusal &refusal, const std::string &said) {
+  switch (refusal.returned) {
+    case SOA_BAD_BUNDLE: throw BundleError(said, refusal);
+    case SOA_NOT_PROMOTED: throw PromotionError(said, refusal);
+    case SOA_NOT_SIGNED: throw TrustError(said, refusal);
+    case SOA_WRONG_HOST: throw HostError(said, refusal);
+    case SOA_WRONG_VERSION: throw HeaderError(said, refusal);
+    case SOA_DEVIATES: throw DeviationError(said, refusal);
     default: break;
   }
-  const bool torch = code == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
-  throw Error(torch ? said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH" : said);
+  const bool torch = refusal.returned == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
+  if (!torch) throw Error(said, refusal);
+  throw Error(said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch);
 }
 
 // A call of the C interface, `call(message, size)`: what it refuses is thrown.
@@ -67,7 +68,7 @@ template <typename Call>
 void check(const Call &call) {
   char message[2048];
   message[0] = 0;
-  if (const int code = call(message, sizeof message); code != SOA_OK) refuse(code, message);
+  if (const int code = call(message, sizeof message); code != SOA_OK) refuse({soa_refusal(), code}, message);
 }
 
 // The keys of a map, for errors.
@@ -156,7 +157,7 @@ inline void read_description(std::istream &stream, const std::string &where, Sta
   const bool found = static_cast<bool>(std::getline(stream, line));
   const bool says_storage = found && line == "soa-arguments 2";
   if (!found || (line != "soa-arguments 1" && !says_storage)) {
-    throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)");
+    throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)", refusals::bundle);
   }
   while (std::getline(stream, line)) {
     std::istringstream fields(line);
@@ -168,7 +169,7 @@ inline void read_description(std::istream &stream, const std::string &where, Sta
     if (word == "argument") good = read_argument(fields, state);
     if (word == "tile") good = read_tile(fields, state);
     if (word == "windows") state.any_first = true;
-    if (fields.fail() || !good) throw Error(where + ": makes no sense: " + line);
+    if (fields.fail() || !good) throw Error(where + ": makes no sense: " + line, refusals::bundle);
   }
 }
 
@@ -192,7 +193,8 @@ inline void require_layouts(const std::string &expected, const State &found) {
     if (there == found.layouts.end() || !(there->second == layout) || header.layouts.size() != found.layouts.size()) {
       throw HeaderError("the generated header does not fit " + found.origin.name + " (bundle " +
                         found.origin.digest.substr(0, 12) + "): its collection '" + name +
-                        "' has other columns there, or it has other collections: run `pipeline cxx` again");
+                        "' has other columns there, or it has other collections: run `pipeline cxx` again",
+                        refusals::header);
     }
   }
 }

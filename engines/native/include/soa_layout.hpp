@@ -6,40 +6,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace soa {
+#include "soa_error.hpp"
 
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-// The folder is not the sealed bundle: something is missing, altered, truncated or too many.
-class BundleError : public Error {
-  using Error::Error;
-};
-// No promotion vouches for it, and production asks for one.
-class PromotionError : public Error {
-  using Error::Error;
-};
-// No trusted key has signed it.
-class TrustError : public Error {
-  using Error::Error;
-};
-// This host runs none of its artifacts.
-class HostError : public Error {
-  using Error::Error;
-};
-// A generated header is of another version, or of other layouts.
-class HeaderError : public Error {
-  using Error::Error;
-};
-// Test mode: an answer is not the reference's.
-class DeviationError : public Error {
-  using Error::Error;
-};
+namespace soa {
 
 // `bytes` up to the next multiple of `alignment`.
 constexpr std::size_t padded(std::size_t bytes, std::size_t alignment) {
@@ -50,7 +22,8 @@ constexpr std::size_t padded(std::size_t bytes, std::size_t alignment) {
 inline std::size_t bytes_of(std::size_t count, std::size_t size, std::size_t more = 0) {
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(count, size, &bytes) || __builtin_add_overflow(bytes, more, &bytes) || bytes > PTRDIFF_MAX / 2) {
-    throw Error(std::to_string(count) + " times " + std::to_string(size) + " bytes pass the end of memory");
+    throw Error(std::to_string(count) + " times " + std::to_string(size) + " bytes pass the end of memory",
+                refusals::collection);
   }
   return bytes;
 }
@@ -104,13 +77,13 @@ class Layout {
       if (column.name == name) return at;
       at = bytes_of(pitch(column, n), column.components, at);
     }
-    throw Error("no column '" + name + "'");
+    throw Error("no column '" + name + "'", refusals::layout);
   }
   const Column &operator[](const std::string &name) const {
     for (const Column &column : columns) {
       if (column.name == name) return column;
     }
-    throw Error("no column '" + name + "'");
+    throw Error("no column '" + name + "'", refusals::layout);
   }
   std::size_t nbytes(std::size_t n) const {
     require_buffer();
@@ -121,7 +94,7 @@ class Layout {
 
  private:
   void require_buffer() const {
-    if (storage != "buffer") throw Error("separate columns have no place in a buffer");
+    if (storage != "buffer") throw Error("separate columns have no place in a buffer", refusals::layout);
   }
 };
 

@@ -97,21 +97,27 @@ struct Memory {
     require_counts();
     const auto room = static_cast<std::size_t>(capacity);
     if (layout.storage == "buffer") {
-      if (!columns.empty()) throw Error(quoted() + " lies in one buffer: give its address");
+      if (!columns.empty()) throw Error(quoted() + " lies in one buffer: give its address", refusals::bind_layout);
       check_address(quoted(), data, layout.nbytes(room), layout.alignment);
       return;
     }
-    if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each");
+    if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each", refusals::bind_layout);
     for (const auto &[column, addresses] : columns) {
+      const std::string &name = column;
+      const auto is_it = [&name](const Column &each) { return each.name == name; };
+      if (std::none_of(layout.columns.begin(), layout.columns.end(), is_it)) {
+        throw Error(quoted() + " has no column '" + column + "'", refusals::collection);
+      }
       if (addresses.size() != layout[column].components) {
         throw Error(quoted() + ", column '" + column + "': " + std::to_string(layout[column].components) +
-                    " addresses are needed, found " + std::to_string(addresses.size()));
+                    " addresses are needed, found " + std::to_string(addresses.size()),
+                    refusals::collection);
       }
     }
     for (const Column &column : layout.columns) {
       const auto found = columns.find(column.name);
       const std::string where = quoted() + ", column '" + column.name + "'";
-      if (found == columns.end()) throw Error(where + ": no address");
+      if (found == columns.end()) throw Error(where + ": no address", refusals::collection);
       const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : room, column.itemsize);
       for (const void *address : found->second) check_address(where, address, size, layout.alignment_of(column));
     }
@@ -130,15 +136,17 @@ struct Memory {
   void require_counts() const {
     if (n >= 0 && first >= 0 && capacity >= first && n <= capacity - first) return;
     throw Error(quoted() + ": " + std::to_string(n) + " rows from row " + std::to_string(first) + " on are not among " +
-                std::to_string(capacity));
+                    std::to_string(capacity),
+                refusals::collection);
   }
 
   static void check_address(const std::string &where, const void *address, std::size_t size, std::size_t alignment) {
     const auto begin = reinterpret_cast<std::uintptr_t>(address);
     if (size == 0) return;
-    if (begin == 0) throw Error(where + ": null pointer");
-    if (begin % alignment != 0) throw Error(where + ": not aligned to " + std::to_string(alignment));
-    if (size > UINTPTR_MAX - begin) throw Error(where + ": " + std::to_string(size) + " bytes pass the end of memory");
+    const auto refuse = [&](const std::string &why) { throw Error(where + ": " + why, refusals::collection); };
+    if (begin == 0) refuse("null pointer");
+    if (begin % alignment != 0) refuse("not aligned to " + std::to_string(alignment));
+    if (size > UINTPTR_MAX - begin) refuse(std::to_string(size) + " bytes pass the end of memory");
   }
 };
 
@@ -147,7 +155,7 @@ struct Memory {
 class Collection {
  public:
   Collection(std::string name, const Layout &layout, std::int64_t n) : name_(std::move(name)), layout_(&layout), n_(n) {
-    if (n < 0) throw Error("collection '" + name_ + "' cannot have " + std::to_string(n) + " elements");
+    if (n < 0) throw Error("collection '" + name_ + "' cannot have " + std::to_string(n) + " elements", refusals::collection);
     const auto rows = static_cast<std::size_t>(n);
     if (layout.storage == "buffer") {
       allocate(layout.nbytes(rows), layout.alignment);
@@ -166,7 +174,9 @@ class Collection {
 
   // The address of its buffer; Error where columns are separate.
   void *data() const {
-    if (layout_->storage != "buffer") throw Error("'" + name_ + "' has separate columns: column(name) is the address of one");
+    if (layout_->storage != "buffer") {
+      throw Error("'" + name_ + "' has separate columns: column(name) is the address of one", refusals::collection);
+    }
     return pieces_[0].first.get();
   }
 
@@ -176,9 +186,12 @@ class Collection {
     const Column &found = (*layout_)[name];
     if (sizeof(T) != 1 && sizeof(T) != found.itemsize) {
       throw Error("column '" + name + "' is " + found.dtype + ": its elements have " + std::to_string(found.itemsize) +
-                  " bytes, not " + std::to_string(sizeof(T)));
+                  " bytes, not " + std::to_string(sizeof(T)),
+                  refusals::collection);
     }
-    if (component >= found.components) throw Error("column '" + name + "' has no component " + std::to_string(component));
+    if (component >= found.components) {
+      throw Error("column '" + name + "' has no component " + std::to_string(component), refusals::collection);
+    }
     if (layout_->storage != "buffer") return static_cast<T *>(columns_.at(name)[component]);
     const auto rows = static_cast<std::size_t>(n_);
     return reinterpret_cast<T *>(static_cast<char *>(data()) + layout_->offset(name, rows) +
@@ -200,7 +213,9 @@ class Collection {
     const std::size_t least = std::max(alignment, sizeof(void *));
     const std::size_t bytes = padded(std::max<std::size_t>(size, 1), least);
     std::unique_ptr<void, void (*)(void *)> memory(std::aligned_alloc(least, bytes), std::free);
-    if (memory == nullptr) throw Error("collection '" + name_ + "': no memory for " + std::to_string(bytes) + " bytes");
+    if (memory == nullptr) {
+      throw Error("collection '" + name_ + "': no memory for " + std::to_string(bytes) + " bytes", refusals::collection);
+    }
     pieces_.emplace_back(std::move(memory), bytes);
     return std::memset(pieces_.back().first.get(), 0, bytes);
   }

@@ -11,7 +11,7 @@
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
 // Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}. Without `first` it
 // is memory for up to `capacity` rows. An output shares no byte with any other memory that is bound.
-// Memory stays the caller's. Mistakes are soa::Error with one line each.
+// Memory stays the caller's. Mistakes are soa::Error with one line and a code each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
 
@@ -65,7 +65,7 @@ class Binding {
   // From now on n rows are bound, of the same memory, in every collection whose rows are `dim`.
   void resize(std::int64_t n, const std::string &dim = "n") {
     Counts rows = bound_;
-    if (rows.count(dim) == 0) throw Error("no rows '" + dim + "', this model has " + detail::listed(rows));
+    if (rows.count(dim) == 0) throw Error("no rows '" + dim + "', this model has " + detail::listed(rows), refusals::bind_rows);
     rows[dim] = n;
     use(rows);
     bound_ = rows_;
@@ -105,13 +105,13 @@ class Binding {
     if (rows == rows_) return;
     const auto same_dim = [](const auto &a, const auto &b) { return a.first == b.first; };
     if (!std::equal(rows.begin(), rows.end(), rows_.begin(), rows_.end(), same_dim)) {
-      throw Error("rows for " + detail::listed(rows) + ", this model has " + detail::listed(rows_));
+      throw Error("rows for " + detail::listed(rows) + ", this model has " + detail::listed(rows_), refusals::bind_rows);
     }
     for (const auto &[dim, n] : rows) check_range(dim, n);
     for (const Memory &memory : memory_) {
       const std::string &dim = state_->layouts.at(memory.collection).rows;
       if (rows.at(dim) <= memory.most()) continue;
-      throw Error("'" + memory.collection + "' has no room for " + dim + " = " + std::to_string(rows.at(dim)));
+      throw Error("'" + memory.collection + "' has no room for " + dim + " = " + std::to_string(rows.at(dim)), refusals::bind_rows);
     }
     std::vector<std::size_t> indices;
     std::vector<soa_tensor> tensors;
@@ -132,19 +132,20 @@ class Binding {
   // One collection's memory, as far as it can be judged by itself.
   void check_memory(const Memory &given) {
     const auto found = state_->layouts.find(given.collection);
-    if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'");
+    if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'", refusals::bind);
     const Layout &layout = found->second;
     const auto step = static_cast<std::int64_t>(layout.row_step());
     if (given.first % step != 0 && !state_->any_first) {
       throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
-                  "artifact was not validated on such: begin at a multiple of " + std::to_string(step));
+                  "artifact was not validated on such: begin at a multiple of " + std::to_string(step),
+                  refusals::bind_rows);
     }
     given.require(layout);
     if (given.readonly && state_->written.count(given.collection) > 0) {
-      throw Error("'" + given.collection + "' is an output, and its memory is const");
+      throw Error("'" + given.collection + "' is an output, and its memory is const", refusals::bind_read_only);
     }
     if (rows_.emplace(layout.rows, given.n).first->second != given.n) {
-      throw Error("collections disagree on the number of rows '" + layout.rows + "'");
+      throw Error("collections disagree on the number of rows '" + layout.rows + "'", refusals::bind_rows);
     }
     check_range(layout.rows, given.n);
   }
@@ -159,8 +160,10 @@ class Binding {
     for (const auto &[name, layout] : state_->layouts) {
       const auto is_it = [&name = name](const Memory &memory) { return memory.collection == name; };
       const auto found = std::find_if(memory_.begin(), memory_.end(), is_it);
-      if (found == memory_.end()) throw Error("no memory for collection '" + name + "'");
-      if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) throw Error("collection '" + name + "' is given twice");
+      if (found == memory_.end()) throw Error("no memory for collection '" + name + "'", refusals::bind);
+      if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) {
+        throw Error("collection '" + name + "' is given twice", refusals::bind);
+      }
       for (const auto &[begin, end] : found->pieces(layout)) pieces.push_back({begin, end, &name});
     }
     std::sort(pieces.begin(), pieces.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
@@ -168,7 +171,8 @@ class Binding {
     for (const Piece &piece : pieces) {
       const auto written = [this](const Piece &each) { return state_->written.count(*each.collection) > 0; };
       if (last != nullptr && piece.begin < last->end && (written(piece) || written(*last))) {
-        throw Error("collections '" + *last->collection + "' and '" + *piece.collection + "' overlap in memory");
+        throw Error("collections '" + *last->collection + "' and '" + *piece.collection + "' overlap in memory",
+                    refusals::bind_overlap);
       }
       if (last == nullptr || piece.end > last->end) last = &piece;
     }
@@ -184,7 +188,8 @@ class Binding {
     const auto &range = state_->rows.at(dim);
     if (n < range.min || n > range.max) {
       throw Error(dim + " = " + std::to_string(n) + " is outside the compiled range " +
-                  std::to_string(range.min) + " ... " + std::to_string(range.max));
+                      std::to_string(range.min) + " ... " + std::to_string(range.max),
+                  refusals::bind_rows);
     }
   }
 
@@ -249,7 +254,8 @@ class Model {
     std::ifstream stream(described_in);
     if (!stream) {
       throw Error(described_in + ": cannot be read: is this the folder of an aoti artifact? One "
-                  "of separate columns that was built before they ran in C++ is to be built again");
+                  "of separate columns that was built before they ran in C++ is to be built again",
+                  refusals::load);
     }
     const std::string arguments{std::istreambuf_iterator<char>(stream), {}};
     auto state = detail::described(nullptr, soa_model_close, arguments.c_str(), described_in, threads);
@@ -258,7 +264,7 @@ class Model {
       if (entry.path().extension() == ".so" || entry.path().extension() == ".kernel") libraries.push_back(entry.path());
     }
     if (libraries.size() != 1) {
-      throw Error(folder.string() + ": one library is needed, found " + std::to_string(libraries.size()));
+      throw Error(folder.string() + ": one library is needed, found " + std::to_string(libraries.size()), refusals::load);
     }
     soa_model *model = nullptr;
     detail::check([&](char *text, std::size_t size) {
@@ -274,7 +280,7 @@ class Model {
 
   const Layout &layout(const std::string &collection) const {
     const auto found = state_->layouts.find(collection);
-    if (found == state_->layouts.end()) throw Error("no collection '" + collection + "'");
+    if (found == state_->layouts.end()) throw Error("no collection '" + collection + "'", refusals::bind);
     return found->second;
   }
 

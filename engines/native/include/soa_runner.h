@@ -12,7 +12,7 @@
  * forked, from one of several threads: OpenMP would wait for workers that are not there.
  *
  * Every function that can fail returns a code and, if it is not SOA_OK, a message in the caller's
- * buffer. No exception leaves these functions.
+ * buffer; soa_refusal then says more exactly what was refused. No exception leaves these functions.
  */
 #ifndef SOA_RUNNER_H
 #define SOA_RUNNER_H
@@ -49,6 +49,10 @@ typedef struct soa_tensor {
   int32_t ndim;      /* 1 or 2 */
   int64_t sizes[2];
 } soa_tensor;
+
+/* The code in words of the last mistake that a function told this thread, as "bind-rows"; "" if there
+ * was none. docs/reference/refusals.md explains each. Never null, and it stays valid. */
+const char *soa_refusal(void);
 
 /* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". folder: the artifact's
  * folder, with its GPU kernels; if it holds weights.bin (described by weights.txt), the weights are

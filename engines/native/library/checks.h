@@ -84,8 +84,8 @@ struct Contract {
 };
 
 // Test mode: run `model` on every case of the reference (stored: safetensors), in memory that was filled with 0xff before.
-// Fails with SOA_DEVIATES where more values of an output are outside its tolerance than the version allows, or where a
-// byte has changed that is no output; with std::exception where the reference is not of this manifest.
+// Fails with `deviation` where more values of an output are outside its tolerance than the version allows, with
+// `deviation-memory` where a byte has changed that is no output; with std::exception where the reference is not of this manifest.
 struct Worst {
   std::size_t elements = 0, outside = 0;
   double gap = 0, relative = 0;

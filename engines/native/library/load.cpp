@@ -14,6 +14,7 @@
 using soa_library::Json;
 using soa_library::Sealed;
 using soa_runner::fail;
+namespace refusals = soa::refusals;
 
 namespace {
 
@@ -40,7 +41,7 @@ Json promotion(const Sealed &bundle, bool test) {
   const bool there = bundle.beside("PROMOTED.json", &content);
   if (!there && test) return {};
   if (!there) {
-    fail(SOA_NOT_PROMOTED, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
+    fail(refusals::load_not_promoted, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
                            "or load it in test mode",
          root);
   }
@@ -49,12 +50,12 @@ Json promotion(const Sealed &bundle, bool test) {
     note = soa_library::read_note(content);
   } catch (const std::exception &error) {
     if (test) return {};
-    fail(SOA_BAD_BUNDLE, "%s: not the record of a promotion: %s", root, error.what());
+    fail(refusals::bundle, "%s: not the record of a promotion: %s", root, error.what());
   }
   const std::string &digest = note["digest"].text();
   if (digest == bundle.digest) return note;
   if (test) return {};
-  fail(SOA_NOT_PROMOTED, "%s: not the bundle that was promoted as %s: its digest is %.12s, promoted was %.12s", root,
+  fail(refusals::load_altered, "%s: not the bundle that was promoted as %s: its digest is %.12s, promoted was %.12s", root,
        note["ref"].text().c_str(), bundle.digest.c_str(), digest.c_str());
 }
 
@@ -76,23 +77,26 @@ std::vector<std::vector<std::string>> keys_asked_for(const soa_loading &loading)
 std::string choose_target(const Sealed &bundle, const Json &targets, const soa_loading &loading) {
   const std::string wanted = given(loading.target), root = bundle.root;
   if (wanted.empty() && std::strncmp(given(loading.device), "cuda", 4) == 0) {
-    fail(SOA_WRONG_HOST, "%s: on a GPU the target is to be named, as cuda/sm_90", root.c_str());
+    fail(refusals::load_target, "%s: on a GPU the target is to be named, as cuda/sm_90", root.c_str());
   }
   std::string lacking, best;
+  soa::Refusal refusal = wanted.empty() ? refusals::target : refusals::load_target;
   for (const std::string &target : targets.keys) {
     if (!wanted.empty() ? target != wanted : target.compare(0, 4, "cpu/") != 0) continue;
     const bool for_cpu = target.compare(0, 4, "cpu/") == 0;
     const std::string lacks = for_cpu ? soa_cpu::missing_here(target.substr(4)) : "";
     if (!lacks.empty()) {
       lacking += "; this CPU cannot run " + target + ": it lacks " + lacks;
+      if (!wanted.empty()) refusal = refusals::target;
     } else if ((loading.test == 0 || wanted.empty()) && targets[target]["status"].text() != "verified") {
       lacking += "; " + target + " is " + targets[target]["status"].text() + ", not verified";
+      refusal = refusals::load_not_verified;
     } else {
       best = std::max(best, target);  // x86-64-v4 after v3
     }
   }
   if (best.empty()) {
-    fail(SOA_WRONG_HOST, "%s: no artifact for %s%s", root.c_str(), wanted.empty() ? "the CPU" : wanted.c_str(), lacking.c_str());
+    fail(refusal, "%s: no artifact for %s%s", root.c_str(), wanted.empty() ? "the CPU" : wanted.c_str(), lacking.c_str());
   }
   return best;
 }
@@ -102,18 +106,25 @@ std::string folder_of(const Json &candidate) {
   return file.substr(0, file.rfind('/'));
 }
 
-// Why C++ cannot run an engine's artifact; "" if it can.
-std::string why_not(const Sealed &bundle, const Json &candidate, bool test) {
-  if (candidate.get("files").items.empty()) return "has no artifact";
-  if (!test && candidate["status"].text() != "valid") return "is " + candidate["status"].text();
-  if (bundle.files.count(folder_of(candidate) + "/arguments.txt") == 0) return "is no native library";
+// Why C++ cannot run an engine's artifact; empty if it can.
+struct WhyNot {
+  std::string said;
+  soa::Refusal refusal;
+};
+
+WhyNot why_not(const Sealed &bundle, const Json &candidate, bool test) {
+  if (candidate.get("files").items.empty()) return {"has no artifact", refusals::load_target};
+  if (!test && candidate["status"].text() != "valid") {
+    return {"is " + candidate["status"].text(), refusals::load_not_verified};
+  }
+  if (bundle.files.count(folder_of(candidate) + "/arguments.txt") == 0) return {"is no native library", refusals::load_target};
   const std::string library = bundle.content(candidate["files"].at(0).text());
   if (library.find("aoti_torch_proxy_executor_call_function") != std::string::npos) {
-    return "needs an operation that torch has in Python's process alone";
+    return {"needs an operation that torch has in Python's process alone", refusals::load_target};
   }
   // Found by the very name that the artifact asks for; what is loaded here stays, as it would for the artifact.
   const bool torch = library.find("libtorch_cpu.so") == std::string::npos || dlopen("libtorch_cpu.so", RTLD_LAZY) != nullptr;
-  return torch ? "" : "needs libtorch_cpu.so: link it, or name its folder in LD_LIBRARY_PATH";
+  return {torch ? "" : "needs libtorch_cpu.so: link it, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch};
 }
 
 // The wanted engine; else the one chosen for the target, or, where C++ cannot run it, the fastest that it can.
@@ -128,14 +139,24 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
     order.emplace(chosen.kind == Json::string && engine == chosen.text() ? -INFINITY : taken, engine);
   }
   std::string reasons;
+  soa::Refusal refusal = refusals::load_target;  // that of the first one, which is the one that was chosen
   for (const auto &[taken, engine] : order) {
     if (!wanted.empty() && engine != wanted) continue;
-    const std::string why = why_not(bundle, candidates[engine], loading.test != 0);
-    if (why.empty()) return engine;
-    reasons += "; " + engine + " " + why;
+    const WhyNot why = why_not(bundle, candidates[engine], loading.test != 0);
+    if (why.said.empty()) return engine;
+    if (reasons.empty()) refusal = why.refusal;
+    reasons += "; " + engine + " " + why.said;
   }
-  fail(SOA_WRONG_HOST, "%s: no artifact%s for %s that C++ can run%s", bundle.root.c_str(),
+  fail(refusal, "%s: no artifact%s for %s that C++ can run%s", bundle.root.c_str(),
        wanted.empty() ? "" : (" of " + wanted).c_str(), target.c_str(), reasons.c_str());
+}
+
+soa_library::Contract contract_of(const Sealed &bundle, const Json &manifest) {
+  try {
+    return soa_library::Contract(manifest["signature"]);
+  } catch (const std::exception &error) {
+    fail(refusals::model_signature, "%s: %s", bundle.root.c_str(), error.what());
+  }
 }
 
 void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
@@ -148,9 +169,9 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   // Of what was built later production takes what the promotion names, and, where it is to be signed, nothing.
   const Json nothing = Json::parse("{}"), &later = note.kind == Json::object && keys.empty() ? note.get("annexes") : nothing;
   soa_library::check_annexes(bundle, manifest, test ? nullptr : later.kind == Json::null ? &nothing : &later);
-  const soa_library::Contract contract(manifest["signature"]);
+  const soa_library::Contract contract = contract_of(bundle, manifest);
   if (loading.digest != nullptr && bundle.digest != loading.digest) {
-    fail(SOA_WRONG_VERSION, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
+    fail(refusals::header, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
          bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
   }
   bundle.require_signature(keys);
@@ -175,7 +196,7 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   soa_model *opened = nullptr;
   char message[2048] = "";
   const int code = soa_model_open(library.c_str(), device, found->folder, instances, threads, &opened, message, sizeof message);
-  if (code != SOA_OK) fail(code, "%s", message);
+  if (code != SOA_OK) fail(soa::Refusal{soa_refusal(), code}, "%s", message);
   std::unique_ptr<soa_model, void (*)(soa_model *)> closed(opened, soa_model_close);
   bundle.require_unchanged(place + "/");
   if (test) {
@@ -193,18 +214,19 @@ extern "C" {
 
 int soa_load(const char *folder, const soa_loading *loading, soa_model **model, soa_origin **origin, char *message,
              size_t size) {
-  const auto told = [&](int code, const std::string &text) {
-    if (message != nullptr && size > 0) std::snprintf(message, size, "%s", soa_library::plain(text).c_str());
-    return code;
+  const auto told = [&](const soa::Refusal &refusal, const std::string &text) {
+    return soa_runner::told(refusal, soa_library::plain(text), message, size);
   };
   try {
-    if (folder == nullptr || model == nullptr || origin == nullptr) return told(SOA_BAD_ARGUMENT, "a folder is needed");
+    if (folder == nullptr || model == nullptr || origin == nullptr) fail(SOA_BAD_ARGUMENT, "a folder is needed");
     load(folder, loading == nullptr ? soa_loading{} : *loading, model, origin);
     return SOA_OK;
   } catch (const soa_runner::Failure &failure) {
-    return told(failure.code, failure.text);
+    return told(failure.refusal, failure.text);
+  } catch (const soa::Error &error) {
+    return told(error.refusal(), std::string(folder) + ": " + error.message());
   } catch (const std::exception &error) {  // of what the manifest or the reference lacks
-    return told(SOA_BAD_BUNDLE, std::string(folder) + ": " + error.what());
+    return told(refusals::bundle, std::string(folder) + ": " + error.what());
   }
 }
 

@@ -16,6 +16,7 @@
 
 namespace fs = std::filesystem;
 using soa_runner::fail;
+namespace refusals = soa::refusals;
 
 namespace soa_library {
 
@@ -123,7 +124,7 @@ Json read_record(const std::string &content, const char *kind, const std::string
   }
   const Json *version = found.kind == Json::object ? found.find("schema_version") : nullptr;
   if (version != nullptr && version->kind == Json::number && version->integral && version->real() > 1) {
-    refuse("it has a later format: install a newer soa-pipeline");
+    fail(refusals::bundle_newer, "%s: it has a later format: install a newer soa-pipeline", where.c_str());
   }
   if (const std::string mistake = Schemas().mistake(found, kind); !mistake.empty()) refuse(mistake);
   return found;
@@ -167,19 +168,19 @@ std::string text_or(const Json &found, const std::string &otherwise) { return fo
 void check_annex(const Sealed &bundle, const Json &manifest, const std::string &target, const std::string *digest) {
   const std::string prefix = "annexes/" + target + "/", place = bundle.root + "/annexes/" + target;
   const Sealed annex(place, "annex.json");
-  if (digest != nullptr && annex.digest != *digest) fail(SOA_BAD_BUNDLE, "%s: another annex than the one that is meant", place.c_str());
+  if (digest != nullptr && annex.digest != *digest) fail(refusals::bundle_altered, "%s: another annex than the one that is meant", place.c_str());
   const Json read = read_annex(annex.content("annex.json")), &record = read["record"];
   for (const std::string &name : files_of(record)) {
     const bool own = name.compare(0, prefix.size(), prefix) == 0 && annex.files.count(name.substr(prefix.size())) > 0;
     const bool portable = name == text_or(manifest.get("program"), "program.pt2") || name == text_or(manifest.get("torchscript"), "");
-    if (!own && !portable) fail(SOA_BAD_BUNDLE, "%s: annex.json names %s, which is not there", place.c_str(), name.c_str());
+    if (!own && !portable) fail(refusals::bundle, "%s: annex.json names %s, which is not there", place.c_str(), name.c_str());
   }
   const Json &targets = manifest.get("targets");
   const Json *there = targets.kind == Json::null ? nullptr : targets.find(target);
   const bool known = there != nullptr && (*there)["status"].text() == "verified";
   const bool fits = read["base"].text() == bundle.digest && read["name"].text() == manifest["name"].text() &&
                     read["target"].text() == target;
-  if (!fits || known) fail(SOA_BAD_BUNDLE, "%s: not an annex of this bundle", place.c_str());
+  if (!fits || known) fail(refusals::bundle, "%s: not an annex of this bundle", place.c_str());
 }
 
 }  // namespace
@@ -258,18 +259,18 @@ void require_files(const Sealed &bundle, const Json &manifest) {
   }
   for (const std::string &name : named) {
     if (bundle.files.count(name) > 0) continue;
-    fail(SOA_BAD_BUNDLE, "%s: manifest.json names %s, which is not there", bundle.root.c_str(), name.c_str());
+    fail(refusals::bundle, "%s: manifest.json names %s, which is not there", bundle.root.c_str(), name.c_str());
   }
 }
 
 void check_annexes(const Sealed &bundle, const Json &manifest, const Json *only) {
   const fs::path root = bundle.root + "/annexes";
   std::set<std::string> found;
-  if (fs::exists(root) && !fs::is_directory(root)) fail(SOA_BAD_BUNDLE, "%s: not a folder", root.c_str());
+  if (fs::exists(root) && !fs::is_directory(root)) fail(refusals::bundle, "%s: not a folder", root.c_str());
   for (const auto &device : fs::exists(root) ? fs::directory_iterator(root) : fs::directory_iterator()) {
-    if (!device.is_directory()) fail(SOA_BAD_BUNDLE, "%s: not an annex", device.path().c_str());
+    if (!device.is_directory()) fail(refusals::bundle, "%s: not an annex", device.path().c_str());
     for (const auto &place : fs::directory_iterator(device)) {
-      if (!place.is_directory()) fail(SOA_BAD_BUNDLE, "%s: not an annex", place.path().c_str());
+      if (!place.is_directory()) fail(refusals::bundle, "%s: not an annex", place.path().c_str());
       found.insert(place.path().lexically_relative(root).generic_string());
     }
   }
@@ -278,7 +279,7 @@ void check_annexes(const Sealed &bundle, const Json &manifest, const Json *only)
     return;
   }
   for (const std::string &target : only->keys) {
-    if (found.count(target) == 0) fail(SOA_BAD_BUNDLE, "%s: annexes/%s is missing", bundle.root.c_str(), target.c_str());
+    if (found.count(target) == 0) fail(refusals::bundle_altered, "%s: annexes/%s is missing", bundle.root.c_str(), target.c_str());
     check_annex(bundle, manifest, target, &(*only)[target].text());
   }
 }

@@ -161,7 +161,7 @@ std::map<std::string, Worst> check_reference(const Json &manifest, const std::st
       for (std::size_t k = 0; k < collection.pieces().size(); ++k) {
         const auto &[address, size] = collection.pieces()[k];
         if (std::memcmp(address.get(), before.at(name).pieces()[k].first.get(), size) == 0) continue;
-        fail(SOA_DEVIATES, "the artifact wrote outside its outputs in collection '%s' (case %zu)", name.c_str(), i);
+        fail(soa::refusals::deviation_memory, "the artifact wrote outside its outputs in collection '%s' (case %zu)", name.c_str(), i);
       }
     }
   }
@@ -169,7 +169,7 @@ std::map<std::string, Worst> check_reference(const Json &manifest, const std::st
     const Json &tolerance = manifest["tolerances"][name], &allowed = tolerance.get("max_outside");
     const double most = allowed.kind == Json::null ? 0 : allowed.real();
     if (static_cast<double>(found.outside) <= most * static_cast<double>(found.elements)) continue;
-    fail(SOA_DEVIATES, "output '%s': %zu of %zu values are outside atol %g + rtol %g of the reference, the worst by %.3g",
+    fail(soa::refusals::deviation, "output '%s': %zu of %zu values are outside atol %g + rtol %g of the reference, the worst by %.3g",
          name.c_str(), found.outside, found.elements, tolerance["atol"].real(), tolerance["rtol"].real(), found.gap);
   }
   return worst;

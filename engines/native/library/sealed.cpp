@@ -17,6 +17,7 @@
 
 namespace fs = std::filesystem;
 using soa_runner::fail;
+namespace refusals = soa::refusals;
 
 namespace soa_library {
 
@@ -32,8 +33,11 @@ class Mapped {
     size = static_cast<std::size_t>(at.st_size);
     void *mapped = plain && size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
     const std::string why = file < 0 ? std::strerror(errno) : plain ? "it cannot be mapped" : "it is not a plain file";
+    const bool gone = file < 0 && errno == ENOENT;
     if (file >= 0) ::close(file);
-    if (!plain || mapped == MAP_FAILED) fail(SOA_BAD_BUNDLE, "%s: cannot read %s: %s", root.c_str(), name.c_str(), why.c_str());
+    if (!plain || mapped == MAP_FAILED) {
+      fail(gone ? refusals::bundle_altered : refusals::bundle, "%s: cannot read %s: %s", root.c_str(), name.c_str(), why.c_str());
+    }
     data = static_cast<const char *>(mapped);
     identity = identity_of(at);
   }
@@ -53,19 +57,27 @@ class Mapped {
   std::array<long, 7> identity{};
 };
 
+bool is_text(const std::string &content) {
+  const char *at = content.data(), *end = at + content.size();
+  while (at != end && next_character(at, end) >= 0) continue;
+  return at == end;
+}
+
 std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text, const std::string &main) {
+  if (!is_text(text)) fail(refusals::bundle, "%s: SHA256SUMS is not text", root.c_str());
+  if (text.empty() || text.back() != '\n') fail(refusals::bundle_altered, "%s: SHA256SUMS is cut off", root.c_str());
   std::map<std::string, std::string> listed;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) {
     const std::string name = line.size() > 66 ? line.substr(66) : "";
-    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() && !lines.eof() &&
+    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() &&
                       (line[65] == ' ' || line[65] == '*') && is_safe(name);
     if (!good || !listed.emplace(name, line.substr(0, 64)).second) {
-      fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or cut off", root.c_str(), listed.size() + 1);
+      fail(refusals::bundle, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or listed twice", root.c_str(), listed.size() + 1);
     }
   }
-  if (listed.count(main) == 0) fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS does not list %s", root.c_str(), main.c_str());
+  if (listed.count(main) == 0) fail(refusals::bundle, "%s: SHA256SUMS does not list %s", root.c_str(), main.c_str());
   return listed;
 }
 
@@ -80,12 +92,12 @@ std::set<std::string> listing(const std::string &root, bool annexes) {
     const fs::file_type type = each->symlink_status().type();
     if (type == fs::file_type::directory) continue;
     if (type != fs::file_type::regular || !is_safe(name)) {
-      fail(SOA_BAD_BUNDLE, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
+      fail(refusals::bundle, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
     }
     const bool later = annexes && name.substr(0, name.find('/')) == "annexes";  // under seals of their own
     if (!later && aside.count(name) == 0) found.insert(name);
   }
-  if (error) fail(SOA_BAD_BUNDLE, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
+  if (error) fail(refusals::bundle, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
   return found;
 }
 
@@ -104,30 +116,30 @@ std::string sha256(const void *data, std::size_t size) {
 
 Sealed::Sealed(const std::string &folder, const std::string &main) : root(folder) {
   std::string sums;
-  if (!beside("SHA256SUMS", &sums)) fail(SOA_BAD_BUNDLE, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
+  if (!beside("SHA256SUMS", &sums)) fail(refusals::bundle, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
   digest = sha256(sums.data(), sums.size());
   files = read_sums(root, sums, main);
   std::set<std::string> there = listing(root, main == "manifest.json");
   for (const auto &[name, listed] : files) {
-    if (there.erase(name) == 0) fail(SOA_BAD_BUNDLE, "%s: %s is missing", root.c_str(), name.c_str());
+    if (there.erase(name) == 0) fail(refusals::bundle_altered, "%s: %s is missing", root.c_str(), name.c_str());
     const Mapped file(root, name);
     const std::string found = sha256(file.data, file.size);
     if (found != listed) {
-      fail(SOA_BAD_BUNDLE, "%s: %s is truncated or altered (%zu bytes with sha256 %.12s, SHA256SUMS says %.12s)",
+      fail(refusals::bundle_altered, "%s: %s is truncated or altered (%zu bytes with sha256 %.12s, SHA256SUMS says %.12s)",
            root.c_str(), name.c_str(), file.size, found.c_str(), listed.c_str());
     }
     hashed_[name] = file.identity;
   }
-  if (!there.empty()) fail(SOA_BAD_BUNDLE, "%s: %s does not belong to the bundle", root.c_str(), there.begin()->c_str());
+  if (!there.empty()) fail(refusals::bundle_altered, "%s: %s does not belong to the bundle", root.c_str(), there.begin()->c_str());
 }
 
 std::string Sealed::content(const std::string &name) const {
   const auto listed = files.find(name);
-  if (listed == files.end()) fail(SOA_BAD_BUNDLE, "%s: the bundle has no file %s", root.c_str(), name.c_str());
+  if (listed == files.end()) fail(refusals::bundle, "%s: the bundle has no file %s", root.c_str(), name.c_str());
   const Mapped file(root, name);
   std::string text(file.data, file.size);
   if (sha256(text.data(), text.size()) != listed->second) {
-    fail(SOA_BAD_BUNDLE, "%s: %s was changed after its digest was checked", root.c_str(), name.c_str());
+    fail(refusals::bundle_altered, "%s: %s was changed after its digest was checked", root.c_str(), name.c_str());
   }
   return text;
 }
@@ -135,7 +147,7 @@ std::string Sealed::content(const std::string &name) const {
 bool Sealed::beside(const std::string &name, std::string *content) const {
   if (fs::symlink_status(root + "/" + name).type() == fs::file_type::not_found) return false;
   const Mapped file(root, name);
-  if (file.size > kLargestRecord) fail(SOA_BAD_BUNDLE, "%s: %s is larger than any of ours", root.c_str(), name.c_str());
+  if (file.size > kLargestRecord) fail(refusals::bundle, "%s: %s is larger than any of ours", root.c_str(), name.c_str());
   content->assign(file.data, file.size);
   return true;
 }
@@ -145,7 +157,7 @@ void Sealed::require_unchanged(const std::string &prefix) const {
        ++each) {
     struct stat now {};
     if (::lstat((root + "/" + each->first).c_str(), &now) != 0 || Mapped::identity_of(now) != each->second) {
-      fail(SOA_BAD_BUNDLE, "%s: %s was changed after its digest was checked", root.c_str(), each->first.c_str());
+      fail(refusals::bundle_altered, "%s: %s was changed after its digest was checked", root.c_str(), each->first.c_str());
     }
   }
 }

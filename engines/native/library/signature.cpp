@@ -33,7 +33,7 @@ Key read_key(const std::string &path) {
     std::fclose(file);
   }
   if (digest_of(key.get()) == nullptr) {
-    fail(SOA_NOT_SIGNED, "%s: not a public EC key on P-256, P-384 or P-521 in PEM format, which C++ needs", path.c_str());
+    fail(soa::refusals::trust, "%s: not a public EC key on P-256, P-384 or P-521 in PEM format, which C++ needs", path.c_str());
   }
   return key;
 }
@@ -47,7 +47,7 @@ std::vector<std::string> key_files(const std::vector<std::string> &paths) {
       if (suffix == ".pem" || suffix == ".pub") found.push_back(entry.path().string());
     }
   }
-  if (found.empty()) fail(SOA_NOT_SIGNED, "a signature is asked for, and there is no key that could be trusted");
+  if (found.empty()) fail(soa::refusals::trust, "a signature is asked for, and there is no key that could be trusted");
   return found;
 }
 
@@ -84,7 +84,7 @@ bool is_of(const Json &statement, const std::string &digest) {
 void Sealed::require_signature(const std::vector<std::vector<std::string>> &groups) const {
   if (groups.empty()) return;
   std::string content, payload, signature;
-  if (!beside("bundle.sig", &content)) fail(SOA_NOT_SIGNED, "%s: not signed, and a signature is asked for", root.c_str());
+  if (!beside("bundle.sig", &content)) fail(soa::refusals::trust, "%s: not signed, and a signature is asked for", root.c_str());
   bool good = false;
   try {
     const Json stored = Json::parse(content);
@@ -95,7 +95,7 @@ void Sealed::require_signature(const std::vector<std::vector<std::string>> &grou
     good = statement["predicateType"].text() == "https://model_signing/signature/v1.0" && is_of(statement, digest);
     if (stored["verificationMaterial"].find("publicKey") == nullptr) throw std::runtime_error("C++ takes no certificate");
   } catch (const std::exception &error) {
-    fail(SOA_NOT_SIGNED, "%s: bundle.sig is not a signature made with a key: %s", root.c_str(), error.what());
+    fail(soa::refusals::trust, "%s: bundle.sig is not a signature made with a key: %s", root.c_str(), error.what());
   }
   for (const std::vector<std::string> &paths : groups) {
     bool signed_here = false;
@@ -103,7 +103,7 @@ void Sealed::require_signature(const std::vector<std::vector<std::string>> &grou
       signed_here = made_by(read_key(file).get(), payload, signature) || signed_here;
     }
     if (good && signed_here) continue;
-    fail(SOA_NOT_SIGNED, "%s: bundle.sig is no signature of exactly these files by a key in %s: it is by somebody else, "
+    fail(soa::refusals::trust, "%s: bundle.sig is no signature of exactly these files by a key in %s: it is by somebody else, "
                          "forged, damaged or of another bundle",
          root.c_str(), paths[0].c_str());
   }

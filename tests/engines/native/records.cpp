@@ -72,9 +72,11 @@ int main() {
       read(kind, line.substr(space + 1));
       if (kind != "json") std::printf("ok");
     } catch (const soa_runner::Failure &failure) {
-      std::printf("no: %s", soa_library::plain(failure.text).c_str());
+      std::printf("no: %s [%s]", soa_library::plain(failure.text).c_str(), failure.refusal.code);
+    } catch (const soa::Error &error) {
+      std::printf("no: %s", error.what());
     } catch (const std::exception &error) {
-      std::printf("no: %s", soa_library::plain(error.what()).c_str());
+      std::printf("no: %s [bundle]", soa_library::plain(error.what()).c_str());
     }
     std::printf("\n");
     std::fflush(stdout);

@@ -152,7 +152,7 @@ class Python:
                 run = binding.resize if what == "resize" else binding
                 run(_rows(words, binding.bound))
         except SoaPipelineError as error:
-            return f"refused: {error}"
+            return f"refused: {error} [{error.code}]"
         return str(zlib.crc32(self._arena.tobytes()))
 
 
@@ -419,6 +419,8 @@ class Both:
         refused = [said.startswith("refused: ") for said in (theirs, ours)]
         assert refused[0] == refused[1], (case, theirs, ours)
         assert refused[0] or theirs == ours
+        if refused[0]:
+            assert theirs.rpartition(" [")[2] == ours.rpartition(" [")[2], (theirs, ours)
         return not refused[0]
 
 

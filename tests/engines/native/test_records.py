@@ -119,9 +119,11 @@ class Readers:
             ours()
             why = ""
         except (SoaPipelineError, ValueError) as error:
-            why = str(error)
+            why = f"{error} [{getattr(error, 'code', '')}]"
         theirs = self.cpp(kind, path)
         assert theirs.startswith("no: ") == bool(why), (theirs, why, path)
+        if why and kind in ("folder", "load"):
+            assert theirs.rpartition(" [")[2] == why.rpartition(" [")[2], (theirs, why)
         return not why
 
     def cpp(self, kind: str, path: Path) -> str:

@@ -48,7 +48,8 @@ def test_a_run_and_one_that_finds_all_done(tmp_path: Path, production: Registry)
     assert str(tmp_path) not in page.read_text()
     assert f"wrote {page}" in cli(*given, *where).stdout
     again = check(page.read_text())
-    assert "was there, whole" in again.text and not again.all("svg")
+    assert "100 rows scored by tagger/1, none of them now" in again.text
+    assert "already complete" in again.text and not again.all("svg")
 
 
 def test_no_page_in_place_of_data(tmp_path: Path, production: Registry) -> None:

@@ -108,15 +108,20 @@ def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Pat
         "events": 2,
         "promoted": {},
         "refused": {},
+        "codes": {},
     }
     (tmp_path / "policy.yaml").write_text("approvals: [ada]\n")
     cli("policy", tmp_path / "policy.yaml", "--registry", away.uri)
     done = answer("import", out, "--with-aliases", registry=away, code=1)
     assert done["promoted"] == {"golden": "jets/1"}
     assert "approvals" in done["refused"]["production"]
+    assert done["codes"] == {"production": "gate-approvals"}
+    said = cli("import", out, "--with-aliases", "--registry", away.uri, code=1).stderr
+    assert said.splitlines()[-1].endswith(" [gate-approvals]")
     assert away.find("jets/1").aliases == ("golden",)
     cli("approve", "jets/1", "--as", "ada", "--registry", away.uri)
     said = cli("import", out, "--with-aliases", "--registry", away.uri).stdout
     assert "jets/1 is now @production" in said
     kinds = [event.kind for event in away.history("jets")]
-    assert kinds == ["import"] * 2 + ["promotion", "refusal", "approval"] + ["promotion"] * 2
+    asked = ["promotion", "refusal"] * 2
+    assert kinds == ["import"] * 2 + asked + ["approval"] + ["promotion"] * 2

@@ -66,12 +66,14 @@ def test_the_version_has_its_metrics_and_the_rows(
     assert found["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
     assert 0 <= found["eff"] < 1
     curves = gated.bad.curves()
-    assert curves is not None and set(curves[TARGET]) == {"auc", "eff"}
+    assert curves is not None and {*curves[TARGET]} == {"auc", "eff", "accuracy", "weighted"}
+    assert {k for k, c in curves[TARGET].items() if "why" in c} == {"accuracy", "weighted"}
     empty.register(gated.bad)
     page = tmp_path / "page.html"
     cli("show", "jets/1", "--html", page, "--registry", empty.uri)
     shown = cli("show", "jets/1", "--registry", empty.uri).stdout
     assert "background that passes with the signal; auc, eff: " in page.read_text()
+    assert "weighted is not drawn: " in page.read_text()
     assert f"on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
     assert "accuracy" in shown
 

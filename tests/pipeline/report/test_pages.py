@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import html.parser
 import json
+import math
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +30,17 @@ from registry.store.registry import Registry
 from registry.version import PROMOTION, Promotion, Version
 from runtime.checked import Deviation, Tolerance, combine, compare
 from soa.records import as_record
-from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
+from stages.histogram import Histogram
+from stages.reports import (
+    BenchmarkReport,
+    CaseReport,
+    Curve,
+    NotDrawn,
+    Residual,
+    Roc,
+    Timing,
+    ValidationReport,
+)
 from tests.fuzz.hostile import require_plain
 from tests.fuzz.test_records import MANIFEST, SOUND, V3, compared, opened
 from tests.models import bundles
@@ -260,5 +273,39 @@ def agreement_page(found: Deviation) -> str:
         bundles.write_bundle(at, as_record(Manifest, MANIFEST))
         (at / "reports").mkdir(exist_ok=True)
         (at / "reports/validation.json").write_text(json.dumps({V3: {"aoti": report.to_dict()}}))
+        seal(at)
+        return version_page(Bundle.open(at))
+
+
+def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
+    half, nothing = Roc((0.5, 1.0), (0.1, 1.0)), Histogram.over(np.array([math.nan]))
+    curves: dict[str, Curve] = {
+        "auc": half,
+        "perfect": Roc((0.5, 1.0), (0.0, 1.0)),
+        "own": NotDrawn("<b>it is odd"),
+        "width": Residual(Histogram.over(np.arange(9.0)).plus(np.arange(9.0))),
+        "relative": Residual(nothing, relative=True),
+    }
+    read = check(metrics_page(curves))
+    assert len(read.all("svg")) == 3  # with that of the speed
+    said = [line for line in read.text.splitlines() if "is not drawn: " in line]
+    assert all(line.endswith(".") for line in said)
+    names = {line.removeprefix(f"{V3}: ").partition(" is not drawn")[0] for line in said}
+    assert names == {"perfect", "own", "relative", "older"} and len(said) == 4
+    assert f"{V3}: own is not drawn: <b>it is odd." in said
+    assert metrics_page({}).count("is not drawn: ") == 5
+
+
+def metrics_page(curves: Mapping[str, Curve]) -> str:
+    """Of a version with metrics of which these are recorded."""
+    data = json.loads(json.dumps(MANIFEST))
+    names = ("auc", "perfect", "own", "width", "older")
+    data["targets"][V3]["metrics"] = dict.fromkeys(names, 0.5)
+    with TemporaryDirectory() as folder:
+        at = Path(folder) / "bundle"
+        bundles.write_bundle(at, as_record(Manifest, data))
+        (at / "reports").mkdir(exist_ok=True)
+        kept = {V3: {name: asdict(curve) for name, curve in curves.items()}} if curves else {}
+        (at / "reports/metrics.json").write_text(json.dumps(kept))
         seal(at)
         return version_page(Bundle.open(at))
