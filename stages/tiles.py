@@ -1,10 +1,10 @@
-"""Tiles: so many rows at a time through the same bound memory, where rows do not see each other.
+"""Tiles: run so many rows at a time through the same bound memory, if rows do not see each other.
 
-What a run computes in between then stays in the processor's cache however many rows there are, and
-several threads may share the tiles. Whether a row's answer is its own is read off the program's
-graph when it is captured (engines/exported/rows.py). A second opinion is the artifact's: some of
-the reference's rows, alone and in another order, must give the answers they gave among the others;
-and every case of the reference is then validated through the tiles as well.
+The intermediate values of a run then stay in the processor's cache for any number of rows, and
+several threads may share the tiles. The graph of the program shows at capture whether a row's
+answer depends on this row only (engines/exported/rows.py). The artifact is tested as well: some of
+the reference's rows, alone and in another order, must give the answers that they gave among the
+others. Then every case of the reference is validated through the tiles.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a
 Columns = Mapping[str, Mapping[str, torch.Tensor]]
 
 _ROWS = 256
-_WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
-_AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
+_WORTH = 0.95  # tiles are used if they need at most this part of the time
+_AS_GOOD = 1.03  # within this factor of the fastest tile the smaller one is taken: more threads
 _SECONDS = 0.3
-_LONG_S = 0.1  # a call takes no longer while tiles are tried
+_LONG_S = 0.1  # a call takes at most so long while tiles are tried
 _MANY = 8 * TILES[-1]
 
 
@@ -42,9 +42,9 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     n = min(rows.max, _MANY)
     whole = sizes[-1] if rows.unbounded else 0
     call = bound_call(tiled(session, whole), inputs, {dim: n})
-    call()  # may be slower than the next one
+    call()  # the first call may be slower than the next one
     seconds = seconds_of(call)
-    if seconds > _LONG_S:  # fewer rows will do: they fill any cache too
+    if seconds > _LONG_S:  # take fewer rows: they fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
     runs = {
@@ -59,7 +59,7 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:
-    """The tiles to try: those that cut the largest compiled number of rows."""
+    """The tiles to try: those of at most half the largest compiled number of rows."""
     if signature.tile_kinds is None:
         return ()
     (dim,) = signature.dims
@@ -69,7 +69,7 @@ def tiles_of(signature: Signature) -> tuple[int, ...]:
 
 
 def tiled(session: Session, rows: int) -> Session:
-    """The same opened artifact, run on `rows` rows at a time; 0: on all at once."""
+    """The same opened artifact, run on `rows` rows at a time; 0: on all rows at once."""
     executable = in_tiles(session.executable, session.signature, rows)
     return Session(session.signature, executable, str(session.device))
 
@@ -77,9 +77,8 @@ def tiled(session: Session, rows: int) -> Session:
 def rows_are_independent(
     session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
 ) -> bool:
-    """Whether every row's answer is its own, within the tolerances, as far as the reference's rows
-    show it.
-
+    """Whether every row's answer depends on this row only, within the tolerances. The test uses
+    rows of the reference.
     `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
     """
     signature = session.signature
@@ -88,7 +87,7 @@ def rows_are_independent(
     (dim,) = signature.dims
     low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
     some = max(low, high // 3, 1)
-    if some >= high:  # no room for a part: nothing can be tried
+    if some >= high:  # no part of the rows can be tried
         return False
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1)).tolist()
     whole = _answers(session, inputs, range(high))
