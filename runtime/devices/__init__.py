@@ -1,4 +1,4 @@
-"""Sessions that choose: a device for each event, a version for each moment."""
+"""Sessions that choose a device for each event, or a version at each moment."""
 
 import lazy_loader
 
