@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 
-# Of both wheels and of the C++ library; docs/reference/versions.md says what it promises.
+# The version of both wheels and of the C++ library (docs/reference/versions.md).
 __version__ = "1.0.0"
 PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
 
@@ -21,7 +21,7 @@ def check_origins() -> None:
     """Raise ImportError unless each of our packages is the one beside this file.
 
     One rule for a checkout, an editable install and a wheel: all packages share this file's folder.
-    Imports nothing; a package that is imported already is judged by what was imported.
+    Imports nothing. A package that is already imported is judged by the file it came from.
     """
     here = os.path.dirname(os.path.realpath(__file__))
     for name in PACKAGES:
@@ -61,7 +61,7 @@ def _origin(name: str) -> str:
 def main() -> None:
     """Run the command, as `python -m pipeline` does.
 
-    A hidden package of ours is one line and exit status 2.
+    If another package hides one of ours, prints one line and exits with status 2.
     """
     try:
         check_origins()

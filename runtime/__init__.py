@@ -1,6 +1,6 @@
 """The runtime: load a version, bind it to memory, run it.
 
-Names are resolved on first use, so that a process that only validates imports no registry.
+Names are resolved on first use, so a process that only validates does not import the registry.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What the runtime refuses."""
+"""Errors of the runtime."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ class LoadError(SoaPipelineError):
 
 
 class BindError(SoaPipelineError):
-    """Memory that does not fit the signature: everything an artifact itself would not notice."""
+    """Memory that does not fit the signature. An artifact itself does not notice any of these
+    faults.
+    """
 
     code = "bind"
 
 
 class DeviationError(SoaPipelineError):
-    """In test mode: an event whose answer is not the reference's, or memory that was touched."""
+    """In test mode: an answer differs from the reference, or the run touched other memory."""
 
     code = "deviation"
 
 
 class QueueFullError(SoaPipelineError):
-    """A scheduler whose queue is full, and that was told to say so rather than to wait."""
+    """The queue of a scheduler is full, and its policy is to raise an error."""
 
     code = "queue-full"

@@ -22,7 +22,7 @@ _NEVER = 2**31 - 1
 
 _lock = threading.Lock()
 _tf32: list[bool] = []
-"""What GPUs of this process compute float32 in, once a version has settled it."""
+"""How GPUs of this process compute float32; None until the first version is opened on one."""
 
 
 @known_options()
@@ -30,10 +30,10 @@ def keep_freed_memory() -> None:
     """Have the C library reuse freed memory rather than return it, for the rest of this process.
 
     glibc maps every large block anew, so each run of a model with large intermediates pays a page
-    fault for every 4 KiB of them: on ParticleNet at 32 rows two thirds of the CPU time. For a
-    process that does nothing but run models. What a model allocates then holds what was there
-    before, not fresh zeros. Memory that the caller maps itself, as guarded collections are, stays
-    as it is. Nothing changes without glibc.
+    fault for every 4 KiB of them: on ParticleNet at 32 rows two thirds of the CPU time. Use this in
+    a process that only runs models. Memory that a model allocates then holds old content instead of
+    zeros. Memory that the caller maps itself, such as guarded collections, is not affected. Without
+    glibc nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
 
 
 def has_torch() -> bool:
-    """Whether torch is installed here; it is not imported to find out."""
+    """Whether torch is installed here. The check does not import torch."""
     return "torch" in sys.modules or find_spec("torch") is not None
 
 
@@ -52,10 +52,11 @@ def torch_runs_on(device: Device | torch.device) -> bool:
 
 
 def settle_threads(threads: int, limit: bool, production: bool) -> None:
-    """Check that a run with `threads` threads is possible here; with `limit`, set torch to that.
+    """Check that a run with `threads` threads is possible; with `limit`, give torch so many
+    threads.
 
-    In production torch starts no other threads of its own. Where nobody has imported torch, it is
-    not imported for that. RunError after a fork, see `require_openmp`.
+    In production torch starts no other threads of its own. If torch is not imported yet, this does
+    not import it. Raises RunError after a fork, see `require_openmp`.
     """
     require_openmp(threads)
     torch = sys.modules.get("torch")
@@ -69,11 +70,11 @@ def settle_threads(threads: int, limit: bool, production: bool) -> None:
 
 
 def settle_tf32(wanted: bool, what: str) -> None:
-    """Set what GPUs of this process compute float32 in, once and for all.
+    """Set how GPUs of this process compute float32, once for the whole process.
 
-    By itself cuDNN takes TF32 for convolutions in float32, and a version in fp32 would silently
-    lose half of its digits. `what` is the version that is being opened. LoadError if another one
-    settled it otherwise.
+    By default cuDNN uses TF32 for float32 convolutions, and a version in fp32 would silently lose
+    half of its digits. `what` is the version that is being opened. Raises LoadError if another
+    version has set it differently.
     """
     import torch
 
@@ -84,7 +85,7 @@ def settle_tf32(wanted: bool, what: str) -> None:
                 f"{what} computes in {one}, and this process has opened a version in {other} on a "
                 "GPU: torch has one setting for the whole process; load it in another process"
             )
-        # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+        # Uses the older of two switches: after the newer one torch 2.13 can export no model.
         torch.backends.cudnn.allow_tf32 = wanted
         torch.backends.cuda.matmul.allow_tf32 = wanted
         _tf32[:] = [wanted]

@@ -1,4 +1,4 @@
-"""Inference as a service: a version behind NVIDIA Triton, and sessions that run there."""
+"""Inference as a service: a version in NVIDIA Triton, and sessions that use such a server."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What requests and answers are made of: NumPy's arrays on the CPU, torch's tensors on a GPU."""
+"""The arrays of requests and answers: NumPy arrays on the CPU, torch tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from soa.dtypes import torch_dtype
 
 
 class Arrays:
-    """NumPy's arrays, over CPU memory."""
+    """NumPy arrays over CPU memory."""
 
     library: Any = np
-    """It has `isnan` and `isfinite`."""
+    """The library that has `isnan` and `isfinite` for these arrays."""
 
     device = torch.device("cpu")
 
@@ -25,7 +25,7 @@ class Arrays:
         return [argument.numpy() for argument in arguments]
 
     def here(self, values: Any) -> Any:
-        """The values on the device."""
+        """The values as an array on this device."""
         return values
 
     def dtype(self, t: WireTensor) -> Any:
@@ -36,7 +36,7 @@ class Arrays:
         return memory.view(self.dtype(t)).reshape(t.shape(n))
 
     def copy(self, values: Any) -> Any:
-        """Contiguous memory of its own."""
+        """A contiguous copy in memory of its own."""
         return np.array(values, order="C")
 
     def to_bytes(self, values: Any) -> bytes:
@@ -46,14 +46,14 @@ class Arrays:
         return np.frombuffer(raw, np.uint8)
 
     def wait(self) -> None:
-        """Until what was written is there for another process."""
+        """Wait until another process can read what was written."""
 
 
 class Tensors(Arrays):
-    """Torch's tensors on one device, which may be the CPU. No GPU has run this.
+    """Torch tensors on one device, which may be the CPU. No GPU has run this.
 
-    Copies are made in the order of the current stream. Another process knows no stream, so `wait`
-    comes before it is told of the memory, and before a caller has an answer.
+    Copies are made in the order of the current stream. Another process cannot wait for a stream, so
+    `wait` must be called before it is told of the memory, and before a caller gets an answer.
     """
 
     library = torch

@@ -1,4 +1,4 @@
-"""What can go wrong between a session and a server, as exceptions of one clear line each."""
+"""Errors between a session and a server, each with one clear line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from soa.errors import SoaPipelineError
 
 
 class ServingError(SoaPipelineError):
-    """A version that cannot be served, or a library or program that serving needs and lacks."""
+    """A version that cannot be served, or a missing library or program that serving needs."""
 
     code = "serving"
 
@@ -18,32 +18,31 @@ class ServerError(ServingError):
 
 
 class RequestError(ServingError):
-    """In the server: one request that does not fit the model; the others are answered."""
+    """In the server: one request that does not fit the model. Other requests are answered."""
 
     code = "request"
 
 
 class WrongVersionError(RequestError):
-    """In the server: a request that asks for another bundle than the one that runs, or in
-    another form."""
+    """In the server: a request for another bundle than the one that runs, or in another form."""
 
     code = "wrong-version"
 
 
 class RemoteError(ServingError):
-    """In the client: a request that got no answer that may be used. No output was written."""
+    """In the client: a request without a usable answer. No output was written."""
 
     code = "remote"
 
 
 class ServerGoneError(RemoteError):
-    """No server answers there, or it takes no more requests, after all retries."""
+    """No server answers at the address, or it accepts no more requests, after all retries."""
 
     code = "server-gone"
 
 
 class BusyError(ServerGoneError):
-    """The server's queue is full: it takes no more requests now."""
+    """The server's queue is full, so it accepts no request now."""
 
     code = "busy"
 
@@ -61,7 +60,7 @@ class RefusedError(RemoteError):
 
 
 class VersionMismatchError(RemoteError):
-    """The server runs another version or bundle than the registry says, or none of that name."""
+    """The server runs another version or bundle than the registry says, or has no such model."""
 
     code = "version-mismatch"
 
@@ -73,12 +72,12 @@ class AnswerError(RemoteError):
 
 
 class TooLargeError(RemoteError):
-    """A request or an answer beyond the size that gRPC carries."""
+    """A request or an answer that is larger than gRPC can send."""
 
     code = "too-large"
 
 
 class NowhereError(RemoteError):
-    """No server or device of the site gave an answer; the text says why for each."""
+    """No server or device of the site gave an answer. The text says why for each."""
 
     code = "nowhere"

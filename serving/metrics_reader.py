@@ -1,4 +1,4 @@
-"""Reads what a program counts of itself, in Prometheus' text format, over HTTP."""
+"""Read a program's metrics over HTTP, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _LARGEST = 1 << 24
 
 
 def get(url: str, within_s: float = 2.0) -> bytes:
-    """GET past any proxy, up to 16 MB; raises OSError, also for an error status."""
+    """GET without a proxy, up to 16 MB; raises OSError, also for an error status."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=within_s) as reply:
             return bytes(reply.read(_LARGEST))
-    except http.client.HTTPException as error:  # as from a port where another protocol is spoken
+    except http.client.HTTPException as error:  # for instance the port speaks another protocol
         raise OSError(f"{url} does not answer in HTTP: {error!r}") from None
 
 
 def sums(text: str, **labels: str) -> dict[str, float]:
-    """By metric, the sum over its series with these labels; ValueError for what is no metrics."""
+    """For each metric the sum over its series with these labels; ValueError for any other text."""
     with needs_extra("serve", ServingError):
         from prometheus_client.parser import text_string_to_metric_families
     try:
         families = list(text_string_to_metric_families(text))
-    except IndexError:  # of the parser, where a line is cut
+    except IndexError:  # raised by the parser for a cut line
         raise ValueError("not in Prometheus' text format") from None
     found: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             if labels.items() <= sample.labels.items():
-                # The parser calls a counter x_total, also where the text does not.
+                # The parser calls a counter x_total, even if the text does not.
                 name = sample.name.removesuffix("_total")
                 found[name] = found.get(name, 0.0) + sample.value
     return found

@@ -1,4 +1,4 @@
-"""What crosses the wire, in one of three forms. Client and server both follow this file.
+"""The tensors of requests and answers, in one of three forms. Client and server share this file.
 
 - `columns`: a tensor for each column, named `collection.column`: `(n, 1)`, an Eigen column `(n, r)`
   or `(n, r, c)`, a scalar `(1,)`. A plain column is its own memory, byte for byte.
@@ -27,10 +27,10 @@ from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
 Program = Callable[[Sequence[Array]], Sequence[Array]]
-"""A model on the arrays of a request in order, to those of the answer."""
+"""Runs a model: takes the arrays of a request in order, gives those of the answer."""
 Parts = Any
-"""The physical columns of a tensor, in order: a matrix of them, or a list of one each. They are
-NumPy's arrays or torch's tensors: both know slices, `T`, `reshape`, `stack` and `concatenate`."""
+"""The physical columns of a tensor, in order: a matrix with all of them, or a list of arrays. They
+are NumPy arrays or torch tensors: both have slices, `T`, `reshape`, `stack` and `concatenate`."""
 
 TRITON_DTYPES = {
     "bool": "BOOL",
@@ -45,15 +45,15 @@ TRITON_DTYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-"""Our dtypes by Triton's names. bfloat16 is left out: NumPy, on which this is built, has none."""
+"""Our dtypes by Triton's names. bfloat16 is left out, because NumPy does not have it."""
 
 
 PhysicalColumn = tuple[str, str, int]
-"""Collection, column, and component of it."""
+"""A collection, a column of it, and a component of the column."""
 
 
 def library_of(values: Any) -> Any:
-    """The library, NumPy or torch, that an array or tensor is of."""
+    """The library, NumPy or torch, of an array or tensor."""
     return torch if isinstance(values, torch.Tensor) else np
 
 
@@ -65,8 +65,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 class WireTensor:
     """A tensor of a request or an answer, and the physical columns that it holds.
 
-    `components` are those columns as (column, component), in the buffer's order where they are
-    adjacent in it; `order` says where among them each entry of a row is; `dims` is a row's shape,
+    `components` are these columns as (column, component); in the buffer's order if they adjoin
+    there. `order` gives for each entry of a row its index in `components`. `dims` is a row's shape,
     `rows` the row dimension. `rows_last`: the tensor is `(F, n)`.
     """
 
@@ -86,12 +86,12 @@ class WireTensor:
         return (*self.dims, n) if self.rows_last else (n, *self.dims)
 
     def rows_in(self, shape: Sequence[int]) -> int:
-        """n of a tensor of this shape, whose other extents are not checked; 0 for a shape ()."""
+        """The n in a tensor's shape; the other extents are not checked. 0 for the shape ()."""
         return shape[-1 if self.rows_last else 0] if shape else 0
 
     @property
     def described(self) -> str:
-        """The shape as text for people, with the name of the row dimension."""
+        """The shape as text, with the name of the row dimension."""
         extents = [self.rows if extent < 0 else str(extent) for extent in self.shape(-1)]
         return f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(extents)})"
 
@@ -116,8 +116,8 @@ class WireTensor:
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Any:
-        """Rows `at` … `at + n` of the memory itself in the wire's shape; None where it does not lie
-        that way."""
+        """Rows `at` … `at + n` in the wire's shape, as a view of the memory; None if the memory has
+        another order."""
         if self.scalar:
             return None
         if len(self.order) == 1:
@@ -128,7 +128,7 @@ class WireTensor:
         return None
 
     def gather(self, parts: Parts, at: int, n: int) -> Any:
-        """Rows `at` … `at + n` in the wire's shape: a view where the memory allows it."""
+        """Rows `at` … `at + n` in the wire's shape: a view if the memory allows it, else a copy."""
         library = library_of(parts[0])
         if self.scalar:
             return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
@@ -157,7 +157,7 @@ class Wire:
 
     @classmethod
     def of(cls, signature: Signature, form: Form = "columns") -> Wire:
-        """Of a signature; raises ServingError for what does not travel in that form."""
+        """The wire of a signature; ServingError if a block cannot be sent in this form."""
         make = _columns if form == "columns" else _blocks
         return cls(
             make(signature, signature.inputs, form), make(signature, signature.outputs, form)
@@ -242,9 +242,9 @@ def _require_travelling(collection: str, column: str, dtype: str) -> None:
 
 
 def mergeable(signature: Signature) -> bool:
-    """Whether rows of several requests can share a run at all: one row dimension, no scalars.
+    """Whether rows of several requests can share a run: one row dimension and no scalars.
 
-    Whether that leaves the answers as they are is another question: see stages/independence.py.
+    Whether the answers stay the same is another question: see stages/independence.py.
     """
     blocks = (*signature.inputs, *signature.outputs)
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)
@@ -261,7 +261,7 @@ class Location:
 
     @cached_property
     def _run(self) -> tuple[int, slice] | None:
-        """(argument, rows) where the columns are adjacent rows of one matrix."""
+        """(argument, rows) if the columns are adjacent rows of one matrix."""
         index, first = self.places[0]
         if first is None:
             return None
@@ -269,7 +269,7 @@ class Location:
         return (index, slice(first, first + len(run))) if run == self.places else None
 
     def parts(self, arguments: Sequence[Any]) -> Parts:
-        """The physical columns, as views of the arguments, which are arrays or tensors."""
+        """The physical columns, as views of the arguments; these are arrays or tensors."""
         if self._run is not None:
             index, rows = self._run
             return arguments[index][rows]
@@ -293,7 +293,7 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
 def locations(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
-    """For each tensor, by name, where an artifact's arguments of that role hold its columns."""
+    """For each tensor, by name, its columns' places among an artifact's arguments of that role."""
     place: dict[PhysicalColumn, tuple[int, int | None]] = {}
     held = argument_columns(signature)
     for index, (argument, columns) in enumerate(zip(signature.arguments, held, strict=True)):

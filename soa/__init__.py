@@ -1,6 +1,6 @@
 """Structure-of-Arrays memory: layouts, collections, blocks, and the signature of a model.
 
-Names are resolved on first use, so that what needs only the errors does not wait for torch.
+Names are resolved on first use, so a program that needs only the errors does not wait for torch.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What the files of a package declare, found by reading them: nothing is imported to be found.
+"""Find the classes that the files of a package declare, by reading the files without an import.
 
 A class says in its first line what it is, by the keyword of its family, and where it stands::
 
@@ -37,9 +37,9 @@ class Declared:
 
 @cache
 def declared(package: str, family: str) -> dict[str, Declared]:
-    """All of a family in a package of ours and its subpackages, by name, in their order.
+    """All classes of a family in one of our packages and its subpackages, by name, in their order.
 
-    Raises SoaPipelineError where two have one name.
+    Raises SoaPipelineError if two classes have one name.
     """
     found: list[Declared] = []
     for module, head in _heads(package):
@@ -61,7 +61,7 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     return by_name
 
 
-# The head of a class alone is read, and a package once: every process that runs a model does this.
+# Reads only the heads of classes, and each package once: every process that runs a model does this.
 _HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 

@@ -12,11 +12,11 @@ One record a line, fields separated by one space::
 
 KIND of a column is column, scalar or eigen; of an argument carrier, matrix, column or scalar. A
 carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in that
-of the artifact. STORAGE is buffer or columns; where all are buffers it is left out, and the first
-line is `soa-arguments 1`: programs that were built before there were two read that. `tile` is there
-where a run goes over so many rows at a time, see soa_call_tile; LIMIT is the largest n then.
-`windows any` is there where windows of larger collections may begin at any row; else they begin
-where every column is aligned. Programs that were built before there was such a line leave it aside.
+of the artifact. STORAGE is buffer or columns. If every STORAGE is buffer, the field is left out and
+the first line is `soa-arguments 1`, which programs built for the older format can read. The line
+`tile` is there if a run goes over so many rows at a time, see soa_call_tile; LIMIT is then the
+largest n. The line `windows any` is there if windows of larger collections may begin at any row;
+without it they begin where every column is aligned. Older programs ignore this line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soa.signature import Signature
 
 
 def describe(signature: Signature, tile: int | None = None, windows: bool = False) -> str:
-    """The lines, the last with its end."""
+    """The lines; each one, also the last, ends with a newline."""
     buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
     lines = [f"soa-arguments {1 if buffers else 2}"]
     for dim in signature.dims:

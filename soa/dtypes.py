@@ -1,8 +1,8 @@
 """The element types of a column, by the names that torch and NumPy share.
 
 Enumerations in CMSSW are stored as their underlying integer type; use that integer here. A model
-gets those of `DTYPES`. `uint64`, and `opaque12` (12 bytes that nothing here looks into: a struct, a
-std::array), are laid out and carried only.
+can read the types in `DTYPES`. `uint64`, and `opaque12` (12 bytes of unknown content: a struct, a
+std::array), are only laid out and carried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from soa.errors import LayoutError
 
-if TYPE_CHECKING:  # a layout is described without either
+if TYPE_CHECKING:  # describing a layout needs neither of the two
     import numpy as np
     import torch
 
@@ -36,7 +36,7 @@ _LARGEST_OPAQUE = 1 << 24
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element; LayoutError for a name that is no dtype of a column."""
+    """Bytes of one element. Raises LayoutError if no column can have a dtype of this name."""
     if name in _BYTES:
         return _BYTES[name]
     if name == "uint64":
@@ -70,7 +70,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of the same bytes; NumPy has no bfloat16."""
+    """The NumPy dtype of the same bytes. NumPy has no bfloat16."""
     import numpy as np
 
     if name == "bfloat16":
@@ -80,7 +80,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: object) -> str:
-    """Our name of a dtype of NumPy or torch; its own one where no column has it, such as `>f4`."""
+    """Our name of a dtype of NumPy or torch. A dtype that no column can have keeps its name:
+    `>f4`."""
     import numpy as np
 
     if isinstance(dtype, np.dtype) and dtype.kind == "V" and dtype.subdtype is None:

@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from soa.text import plain
 
 DISTRIBUTION = "soa-pipeline"
-"""Whose extras an error tells to install; soa-runtime has some of its own."""
+"""The distribution whose extra an error tells to install; soa-runtime has some extras itself."""
 
 
 class SoaPipelineError(Exception):
     """A user's mistake, or a state of the outside world: where, what was found, what to do.
 
-    Its text is one line, whatever text of others is in it. `code` says which refusal it is, for
-    programs: docs/reference/refusals.md has a section for each.
+    The text is one line, even if it quotes the message of another library. `code` names the refusal
+    for programs: docs/reference/refusals.md has a section for each code.
     """
 
     code = "error"
 
     def __init__(self, *said: object, code: str | None = None) -> None:
-        """`code`: a more special one than that of its class, which it begins with."""
+        """`code`: a more specific code than that of the class; it begins with the class's code."""
         super().__init__(*said)
         if code is not None:
             self.code = code
@@ -66,9 +66,9 @@ class OptionError(SoaPipelineError, TypeError):
 
 @contextmanager
 def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
-    """Inside, libraries of an optional extra are imported; `error` where one cannot be.
+    """Raise `error` if a library of an optional extra cannot be imported in this `with` block.
 
-    An OSError too: the dynamic loader does not find a library that a package needs.
+    An OSError counts too: the dynamic loader may not find a library that a package needs.
     """
     try:
         yield

@@ -9,13 +9,14 @@ import stat
 from pathlib import Path
 
 LARGEST_RECORD = 64 << 20
-"""Bytes of a record, a note, a key or a config: more is none of ours."""
+"""The most bytes that a record, a note, a key or a config may have. Larger files are refused."""
 
 
 def open_plain(path: str | Path, *, links: bool = False) -> int:
-    """A descriptor of a regular file, to read; OSError for anything else.
+    """Open a regular file and return its descriptor for reading; OSError for any other file.
 
-    `links`: whether the last part of the path may be a symbolic link. A pipe does not make it wait.
+    `links`: whether the last part of the path may be a symbolic link. The call never waits on a
+    pipe.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
@@ -44,13 +45,13 @@ def read_plain(
 
 
 def digest_of(path: str | Path) -> str:
-    """The sha256 of a regular file; OSError for anything else."""
+    """The sha256 of a regular file; OSError for any other kind of file."""
     with os.fdopen(open_plain(path, links=True), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there complete or not at all, also on a full disk or after a kill."""
+    """Write a file so that it is complete or absent, even after a full disk or a kill."""
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

@@ -42,7 +42,7 @@ class Column:
     """One named member of a layout.
 
     `shape` is `()` for a plain column and a scalar, `(r,)` for an Eigen vector, `(r, c)` for an
-    Eigen matrix. A stored column may have any name that Python takes, as older versions let it.
+    Eigen matrix. A stored column may have any name that Python takes: older versions allowed it.
     """
 
     name: str
@@ -134,10 +134,10 @@ def _named(name: str) -> str:
 class Layout:
     """Ordered columns and their alignment in bytes.
 
-    `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column,
-    aligned to 128 unless said otherwise; `columns`, each physical column in memory of its own, as
-    in Arrow. There a column whose elements are larger than the alignment is aligned to its element:
-    1, the default, asks for no more than that.
+    `storage` says who allocates the memory. `buffer`: one CMSSW-compatible buffer holds every
+    column, aligned to 128 bytes by default. `columns`: each physical column is in memory of its
+    own, as in Arrow. There the default alignment is 1: each column is aligned to the size of its
+    element.
     """
 
     columns: tuple[Column, ...]

@@ -1,4 +1,4 @@
-"""An option that a function does not have is refused in one line, with the nearest that it has."""
+"""Refuse an option that a function does not have, in one line that names the nearest option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def known_options(of: type | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For a public function. `of`: the dataclass whose fields its `**options` are; `help` then
+    """Decorate a public function. `of`: the dataclass whose fields its `**options` are; `help` then
     shows them as the function's own."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

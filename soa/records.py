@@ -1,7 +1,8 @@
 """Turn data that others may have written into records, and records into data.
 
 A record is a dataclass. Its annotations say what its values are: `as_record` checks them, and
-converts only a list to a tuple, an int to a float, and an ISO 8601 text to a time: "5" is no 5.
+converts only a list to a tuple, an int to a float, and an ISO 8601 text to a time. The text "5" is
+not accepted as the number 5.
 
 Every process that loads a model reads records, so this imports little; pydantic, which reads the
 configs of users, would cost such a process half of its start.
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MOST_LEVELS = 200
-"""How deep JSON may nest; an empty list or object is no level."""
+"""The deepest nesting of JSON that is read. An empty list or object is not counted as a level."""
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
 class Misfit(ValueError):
-    """A value that is not what its annotation says; its text begins with where the value is."""
+    """A value that does not fit its annotation. The text begins with the place of the value."""
 
     def __init__(self, said: str, *path: object) -> None:
         super().__init__(said)
@@ -51,9 +52,9 @@ class Misfit(ValueError):
 
 
 class Record:
-    """Base of records, frozen dataclasses, whose values are checked however they are made.
+    """Base of records: frozen dataclasses whose values are checked however they are made.
 
-    `__closed__`: read as data, such a record has no key that is not one of its fields.
+    `__closed__`: data for such a record may have no keys but the names of its fields.
     """
 
     __closed__ = True
@@ -63,18 +64,18 @@ class Record:
 
 
 def check_fields(record: object) -> None:
-    """Raise ValueError if a field of a dataclass is not what its annotation says."""
+    """Raise ValueError if a field of a dataclass does not fit its annotation."""
     kind: Any = type(record)
     for name, read in _record_fields(kind).items():
         object.__setattr__(record, name, _at(name, read, getattr(record, name)))
 
 
-# -- what an annotation can say besides a type: Annotated[T, …] ------------------------------------
+# -- conditions that an annotation can add to a type: Annotated[T, …] ------------------------------
 
 
 @dataclass(frozen=True)
 class Within:
-    """A number from `least` to `most`; NaN is not."""
+    """A number from `least` to `most`. NaN is refused."""
 
     least: float
     most: float | None = None
@@ -89,7 +90,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Matching:
-    """A text that is, as a whole, what the regular expression says; `what` says it in words."""
+    """A text that matches the regular expression as a whole; `what` describes the text in words."""
 
     pattern: str
     what: str
@@ -102,7 +103,7 @@ class Matching:
 
 @dataclass(frozen=True)
 class Before:
-    """What is done to a value before it is checked; `also` is what this takes besides."""
+    """Change a value before it is checked. `also` is a type that the change accepts in addition."""
 
     change: Reader
     also: Any
@@ -112,10 +113,10 @@ class Before:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON data, nested no deeper than 200; ValueError for what is not that.
+    """Read JSON data, nested no deeper than 200; ValueError if the content is no such data.
 
-    NaN, Infinity and -Infinity are numbers. Of equal keys the last counts. Text is what UTF-8 can
-    say: half of a surrogate pair is refused.
+    NaN, Infinity and -Infinity are numbers. If a key is repeated, its last value counts. A text
+    must be valid UTF-8: half of a surrogate pair is refused.
     """
     try:
         text = content.decode() if isinstance(content, bytes) else content
@@ -141,14 +142,14 @@ def _deeper(found: Any) -> bool:
 
 
 def read_record(kind: type[T], content: bytes | str) -> T:
-    """As `as_record`, from JSON."""
+    """Parse JSON, then convert it as `as_record` does."""
     return as_record(kind, parse_json(content))
 
 
 def as_record(kind: type[T], data: Any) -> T:
-    """`data` as a dataclass, or as whatever else can be written as JSON, by its annotation.
+    """`data` as a dataclass, or as any other type that JSON can express, by its annotation.
 
-    ValueError, in one line, names the first value that is not what `kind` says.
+    Raises ValueError: one line that names the first value that does not fit `kind`.
     """
     found: T = reader(kind)(data)  # type: ignore[arg-type]  # a type has a hash
     return found
@@ -174,7 +175,8 @@ def _plain(value: Any) -> Any:
 
 @cache
 def reader(kind: Any) -> Reader:
-    """What checks a value against an annotation, and gives what is to be kept; raises Misfit."""
+    """A function that checks a value against an annotation and returns what to keep; raises
+    Misfit."""
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if is_dataclass(kind):
@@ -186,7 +188,7 @@ def reader(kind: Any) -> Reader:
 
 
 def _at(key: object, read: Reader, value: Any) -> Any:
-    """Read what stands at a key."""
+    """Read the value at a key; a Misfit is given the key's name."""
     try:
         return read(value)
     except Misfit as misfit:
@@ -200,7 +202,7 @@ def _short(value: object) -> str:
 
 
 def _found(value: object) -> str:
-    """What a value is, in JSON's words."""
+    """The type of a value, in JSON's words."""
     if value is None:
         return "null"
     if isinstance(value, Mapping):
@@ -227,7 +229,7 @@ def _float(value: Any) -> float:
 
 
 def _time(value: Any) -> datetime:
-    """In a time zone."""
+    """Read a time. It must say its time zone."""
     try:
         found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ _MOST_ROWS = 1 << 40
 class RowRange:
     """The compiled range of a row dimension, and the sizes its users typically run.
 
-    `unbounded`: larger n run too, on at most `max` rows at a time.
+    `unbounded`: n may also be larger; such a run takes at most `max` rows at a time.
     """
 
     min: int
@@ -52,13 +52,13 @@ class RowRange:
 
     @property
     def proven(self) -> int:
-        """The largest n that validation runs: where it is unbounded, one that needs tiles."""
+        """The largest n that validation runs. If rows are unbounded, it is one that needs tiles."""
         return self.max + 1 if self.unbounded else self.max
 
 
 @dataclass(frozen=True)
 class BoundBlock:
-    """A block with the plan its layout allows."""
+    """A block with its plan, chosen for its collection's layout."""
 
     block: Block
     plan: Plan
@@ -104,7 +104,7 @@ def offsets_of(collection: str) -> str:
 
 
 def offsets_layout(dtype: str = "int64") -> Layout:
-    """The items of a row are those from `begin` up to `end`."""
+    """The layout of offsets: the items of a row are those from `begin` up to `end` (excluded)."""
     return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
 
 
@@ -112,8 +112,8 @@ def offsets_layout(dtype: str = "int64") -> Layout:
 class Signature:
     """Collections with their layouts and row dimensions, ordered input and output blocks.
 
-    `jagged`: collections of items that belong to rows of others (`offsets_of`), and how many of a
-    row the model sees.
+    `jagged` maps each collection of items to the number of items per row that the model sees. The
+    items belong to the rows of another dimension (`offsets_of`).
     """
 
     layouts: Mapping[str, Layout]
@@ -137,8 +137,8 @@ class Signature:
     ) -> Signature:
         """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
 
-        `stored`: names may be any, as older versions let them. Raises SignatureError or BlockError
-        naming the block, column or dimension.
+        `stored`: names may be any text, because older versions allowed it. Raises SignatureError or
+        BlockError naming the block, column or dimension.
         """
         names = {
             "collection": layouts,
@@ -239,11 +239,11 @@ class Signature:
 
     @cached_property
     def tile_kinds(self) -> str | None:
-        """Which arguments move where a run takes a part of the rows: a letter each, n for a row
-        carrier, c for a column, m for a matrix, - for what is the same for all rows.
+        """Which arguments move when a run takes a part of the rows, as a letter for each argument:
+        n for a row carrier, c for a column, m for a matrix, - for one that all rows share.
 
-        None where the rows cannot be cut: several row dimensions, a least n above 1, or an output
-        that all rows share.
+        None if the rows cannot be cut: several row dimensions, a least n above 1, or an output that
+        all rows share.
         """
         if len(self.dims) > 1 or self.ranges[self.dims[0]].min > 1:
             return None
@@ -271,7 +271,7 @@ class Signature:
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:
             block = as_data(bound.block)
-            if not bound.block.broadcast:  # as it was stored before there was such a thing
+            if not bound.block.broadcast:  # stored as versions without broadcast did
                 del block["broadcast"]
             return {**block, "plan": as_data(bound.plan)}
 
@@ -288,7 +288,7 @@ class Signature:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
-        """Read a stored signature; the stored plans must be those its layouts give."""
+        """Read a stored signature. Its plans must be those that its layouts give."""
         try:
             stored = as_record(_Stored, data)
         except ValueError as error:
@@ -311,13 +311,13 @@ class Signature:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """JSON, in which 1 is neither 1.0 nor true."""
+    """As JSON, to compare: there 1, 1.0 and true are three different values."""
     return json.dumps(data, sort_keys=True)
 
 
 def _as_stored(rows: RowRange) -> dict[str, Any]:
     data: dict[str, Any] = as_data(rows)
-    if not rows.unbounded:  # as it was stored before there was such a thing
+    if not rows.unbounded:  # stored as versions without unbounded rows did
         del data["unbounded"]
     return data
 
@@ -332,7 +332,7 @@ class _StoredCollection:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What `Signature.to_dict` gives, but for the plans, which follow from it."""
+    """The form of `Signature.to_dict` without the plans: they are computed from the rest."""
 
     collections: Mapping[str, _StoredCollection]
     rows: Mapping[str, RowRange]

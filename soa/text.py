@@ -1,8 +1,8 @@
-"""How text from outside is printed: nothing in it acts as a command or as markup.
+"""How text from outside is printed, so that nothing in it acts as a command or as markup.
 
 A reason, a description, a name in somebody's bundle, another library's message may hold escape
-sequences of a terminal, characters that turn the direction of writing, or the markup of wherever it
-is shown. Every place that prints prints with one of these.
+sequences of a terminal, characters that turn the direction of writing, or markup of the place where
+it is shown. All output is printed through one of these functions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 import unicodedata
 
-# What CommonMark, with GitHub's tables, takes for more than text.
+# The characters that are markup in CommonMark with GitHub's tables.
 _MARKDOWN = re.compile(
     r"[\\`*\[\]|~]|<(?=[A-Za-z/!?])|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])|^[-+=>#]"
     r"|(?<=^\d)[.)](?=\s|$)"
@@ -20,7 +20,7 @@ _MARKDOWN = re.compile(
 
 
 def plain(text: object, newline: str = r"\n") -> str:
-    """On one line, with what is invisible or steers a terminal escaped, as in `\\x1b` or `\\u202e`.
+    """Text on one line; invisible characters and terminal commands are escaped, as in `\\x1b`.
 
     `newline`: what a line break becomes; "\\n" keeps the lines.
     """
@@ -29,26 +29,26 @@ def plain(text: object, newline: str = r"\n") -> str:
 
 
 def _visible(character: str) -> str:
-    # C0, C1, directions, halves of pairs, what is not assigned; separators of lines.
+    # Control characters C0 and C1, directions, surrogates, unassigned ones; line separators.
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def in_html(text: object) -> str:
-    """For HTML and SVG, between tags."""
-    import html  # with a table of all its names
+    """Escape text for HTML and SVG, between tags."""
+    import html  # slow to import: it holds a table of all entity names
 
     return html.escape(plain(text, "\n"))
 
 
 def in_markdown(text: object) -> str:
-    """For one line of Markdown, also in a table's cell."""
+    """Escape text for one line of Markdown; this also fits a table's cell."""
     return _MARKDOWN.sub(r"\\\g<0>", plain(text, " ").strip())
 
 
 def logger(name: str) -> logging.Logger:
-    """A logger that prints its arguments so."""
+    """A logger that prints its arguments through `plain`."""
     found = logging.getLogger(name)
     found.addFilter(_plain_arguments)
     return found
@@ -63,12 +63,12 @@ def _plain_arguments(record: logging.LogRecord) -> bool:
 
 
 def listed(words: list[str]) -> str:
-    """`a, b and c`."""
+    """Join words: `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def number(value: float, digits: int = 3) -> str:
-    """As people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`."""
+    """A number as people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`."""
     if value == 0 or not math.isfinite(value):
         return str(value) if value else "0"
     power = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
@@ -80,13 +80,13 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def microseconds(value: float) -> str:
-    """Three significant digits, in µs, ms or s."""
+    """A time with three significant digits, in µs, ms or s."""
     scale, unit = time_unit(value)
     return f"{number(value / scale)} {unit}"
 
 
 def time_unit(value: float) -> tuple[float, str]:
-    """How many µs the unit has in which so many are written, and its name."""
+    """The unit for a time of `value` µs: how many µs it has, and its name."""
     if value < 999.5:
         return 1.0, "µs"
     return (1e3, "ms") if value < 999.5e3 else (1e6, "s")

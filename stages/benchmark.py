@@ -1,4 +1,4 @@
-"""Benchmark: the valid candidates side by side, with what users do today as the baseline.
+"""Benchmark: time the valid candidates together, with what users do today as the baseline.
 
 Every contestant starts from SoA columns and ends in SoA columns, so every copy that it needs is
 inside its time. Contestants take turns in one process, in an order shuffled every round, because
@@ -34,12 +34,14 @@ _CPU = torch.device("cpu")
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
-_LONG_S = 0.5  # of a first call: it is no slower than the next ones; of a round: few will do
-_HOPELESS = 2.0  # times the fastest: such a candidate takes part in the first rounds alone
+# A first call that took so long is no slower than later ones. A round that takes so long is run
+# only a few times.
+_LONG_S = 0.5
+_HOPELESS = 2.0  # times the fastest: a slower candidate takes part in the first rounds only
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:
-    """The typical sizes; where the config names none, 1 and the largest."""
+    """The typical sizes. If the config names none: 1 and the largest."""
     per_dim = {
         dim: list(rows.typical) or sorted({max(1, rows.min), rows.max})
         for dim, rows in ((dim, signature.ranges[dim]) for dim in signature.dims)
@@ -69,8 +71,8 @@ def benchmark(
 ) -> BenchmarkReport:
     """Time every session, and the eager model where given, for about `seconds` a size.
 
-    One torch thread, as production runs. The fastest has the smallest geometric mean of medians;
-    with one row dimension, another is taken for the sizes at which it saves a twentieth.
+    Uses one torch thread, as production does. The fastest candidate has the smallest geometric mean
+    of medians. With one row dimension, another one is taken for sizes at which it saves 5 %.
     """
     (report,) = benchmark_targets(signature, {"": sessions}, inputs, model, seconds).values()
     return report
@@ -83,9 +85,9 @@ def benchmark_targets(
     model: torch.nn.Module | None = None,
     seconds: float = 1.0,
 ) -> dict[str, BenchmarkReport]:
-    """The same for several targets of one device, `sessions[target][name]`, in one race.
+    """Time several targets of one device, `sessions[target][name]`, in one race.
 
-    So their times may be compared. A session that several targets share is timed once.
+    Times from one race may be compared. A session that several targets share is timed once.
     """
     every = {session for each in sessions.values() for session in each.values()}
     timings: dict[str, dict[str, dict[str, Timing]]] = {target: {} for target in sessions}
@@ -100,7 +102,7 @@ def benchmark_targets(
             if model is not None:
                 runs[EAGER] = row_major_call(signature, model, inputs, case)
                 copies = row_major_call(signature, None, inputs, case)
-                # By itself: beside it, which computes nothing, all would look hopeless.
+                # Timed alone: it computes nothing, beside it every candidate would look hopeless.
                 baseline = race({COPIES: copies}, _TURN_S)
             found = race(runs, seconds, stay=())
             if model is not None:
@@ -133,9 +135,9 @@ def race(
 ) -> dict[K, Timing]:
     """Time callables in turns; each turn repeats a short one until it takes a few milliseconds.
 
-    `stay` names contestants that take part to the end. Any other one that is much slower than the
-    fastest is dropped after a few rounds, or after its first call where one round takes longer than
-    `seconds`. Without `stay` nothing is dropped.
+    `stay` names contestants that take part to the end. Any other contestant that is much slower
+    than the fastest is dropped after a few rounds; or after its first call, if one round takes
+    longer than `seconds`. Without `stay` no contestant is dropped.
     """
     once = {name: seconds_of(run) for name, run in runs.items()}
     once |= {name: seconds_of(runs[name]) for name, took in once.items() if took < _LONG_S}
@@ -179,7 +181,7 @@ def race(
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """The time of one call."""
+    """The time of one call, in seconds."""
     begun = time.perf_counter()
     run()
     return time.perf_counter() - begun
@@ -197,7 +199,7 @@ def _summary(values: list[float]) -> Timing:
 
 
 def p99_us(run: Callable[[], object], seconds: float = 1.0) -> float:
-    """The 99th percentile of single calls, of as many as take so long, of 200 at least."""
+    """The 99th percentile of single calls: at least 200 calls, and at least `seconds` of them."""
     for _ in range(10):
         run()
     taken: list[int] = []
@@ -213,12 +215,12 @@ def p99_us(run: Callable[[], object], seconds: float = 1.0) -> float:
 def memory_here(
     name: str, file: str, signature: dict[str, Any], reference: str, rows: Case, tile: int
 ) -> float:
-    """What opening an artifact and running it adds to the peak of this process's memory, in MB,
-    the collections apart. For a process of its own, which has imported torch."""
+    """What opening an artifact and running it adds to this process's peak of memory, in MB. The
+    collections are not counted. Call it in a process of its own that has imported torch."""
     torch.set_num_threads(1)
     kept = Signature.from_dict(signature)
     memory = filled_collections(kept, Reference.load(Path(reference)).inputs, rows, _CPU)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM)
     before = _peak_mb()
     executable = in_tiles(open_candidate(name, Path(file), _CPU), kept, tile)
     binding = Session(kept, executable).bind(*memory)
@@ -252,7 +254,8 @@ def row_major_call(
     case: Case,
     device: torch.device = _CPU,
 ) -> Callable[[], None]:
-    """Columns on `device` → row-major tensors → model → columns; without one, the copies alone."""
+    """Columns on `device` → row-major tensors → model → columns; without a model, only the
+    copies."""
     given, written = filled_collections(signature, inputs, case, device)
     blank = [torch.zeros(b.shape(case[b.rows]), device=device) for b in signature.outputs]
 

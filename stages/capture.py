@@ -1,8 +1,8 @@
 """Capture: from a model to one portable program in the calling convention.
 
-The model is exported inside the calling convention, with dynamic row counts, and scripted or traced
-inside it. Where that is refused, the bare model is exported on row-major tensors, so that a model
-that keeps state, bakes n in, or cannot be exported is refused with its own line.
+The model is exported inside the calling convention, with dynamic row counts, and also scripted or
+traced inside it. If this export fails, the bare model is exported on row-major tensors. An error
+then names the user's own line: a model that keeps state, fixes n, or cannot be exported.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class Capture:
     torchscript_note: str | None
     precision: Precision = "fp32"
     dependence: str | None = None
-    """Why rows may see each other, by the graph; empty: they do not. None: it was not asked."""
+    """Why rows may see each other, by the graph. Empty: they do not. None: not recorded."""
 
     @cached_property
     def why_dependent(self) -> str | None:
-        """The same; also of what was captured before it was asked."""
+        """Why rows may see each other; the graph is read if the capture does not record it."""
         return dependence_of(self.dependence, self.program)
 
     @property
@@ -95,12 +95,13 @@ class Capture:
 
     @property
     def more(self) -> Path | None:
-        """The answers to further rows, each window of them a case; where the user has given any."""
+        """The answers to further rows, a case for each window; None if the user has given no
+        rows."""
         file = self.folder / "more.safetensors"
         return file if file.exists() else None
 
     def digest(self) -> str:
-        """Of the captured files together."""
+        """One digest of all captured files."""
         digest = hashlib.sha256()
         for file in (self.program, self.script, self.reference, self.more):
             if file is not None:
@@ -120,8 +121,8 @@ class Capture:
 
 
 def dependence_of(recorded: str | None, program: Path) -> str | None:
-    """Why the rows of a program may see each other; None: they do not. `recorded`: what a capture
-    or a manifest says of it, None in those made before there was such a record."""
+    """Why the rows of a program may see each other; None: they do not. `recorded` is the answer in
+    a capture or a manifest; it is None in older ones, which did not record it."""
     return (why_dependent(load_program(program)) if recorded is None else recorded) or None
 
 
@@ -139,11 +140,11 @@ def capture(
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`, and look at the rows.
 
-    `inputs` are the reference inputs, with the largest n of every row dimension; with `more` rows
-    there is more.safetensors. Integers of `stated` columns are never others than these. The program
-    is in `precision`; the reference is the model's own, and of each of its outputs the fraction
-    `nonfinite` may be NaN or infinite. Raises CaptureError with the model's line where capture
-    fails, ReferenceDataError where the reference proves nothing.
+    `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
+    more.safetensors is written too. Integers of `stated` columns have only the values given here.
+    The program is in `precision`; the reference is the model's own. Of each output of the
+    reference, at most the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with the
+    model's line if capture fails, ReferenceDataError if the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -185,8 +186,8 @@ def capture(
 
 
 def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[str], None]) -> str:
-    """Why rows may see each other, which is said where tiles would else be tried, and refused where
-    rows are unbounded."""
+    """Why rows may see each other. Prints a note if the model could else run in tiles; raises
+    CaptureError if rows are unbounded."""
     found = why_dependent(program)
     if found and any(rows.unbounded for rows in signature.ranges.values()):
         raise CaptureError(
@@ -199,10 +200,10 @@ def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[s
 
 
 def example_case(signature: Signature) -> Case:
-    """Row counts to export at, one per dimension, inside its range; different where they can be.
+    """Row counts to export at: one per dimension, inside its range, different if possible.
 
-    At least 2: torch.export takes a row count of 0 or 1 for a constant. Below the largest: where a
-    compiler finds that the example has no fewer rows than some number, it would have one left.
+    At least 2, because torch.export takes a row count of 0 or 1 for a constant. Below the largest,
+    because a compiler may find that n is at least the example's n, and must have a range left.
     """
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
@@ -216,7 +217,8 @@ def example_case(signature: Signature) -> Case:
 def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> list[torch.Tensor]:
     """Arguments in the calling convention for a case, in memory of their own.
 
-    Each collection gets room to spare, so that the padded length is no row count by chance.
+    Each collection gets spare room, so that the padded length is not equal to a row count by
+    chance.
     """
     collections: dict[str, Collection] = {}
     for i, (name, layout) in enumerate(signature.layouts.items()):
@@ -230,7 +232,7 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
 
 @dataclass(frozen=True)
 class _Checked:
-    """What the eager model answers, and the inputs that it writes into, by their places."""
+    """The eager model's answers, and the places of the inputs that the model writes into."""
 
     answers: dict[str, torch.Tensor]
     written: tuple[int, ...]
@@ -268,12 +270,12 @@ def _check_eager(
                 f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
                 "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
             )
-    # torch counts the writes into a tensor, and into all views of it.
+    # torch counts the writes into a tensor and into all its views.
     return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
 
 
 def _dims(signature: Signature) -> dict[str, Any]:
-    """A symbol per row dimension; None, which is torch's word for fixed, where it has one value."""
+    """A symbol per row dimension, or None (torch's sign for a fixed size) if it has one value."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
         dim: None if r.min == r.max else Dim(f"rows_{dim}", min=r.min, max=r.max)
@@ -287,11 +289,11 @@ def _exported(
     arguments: list[torch.Tensor],
     soa_arguments: list[torch.Tensor],
 ) -> ExportedProgram:
-    """The program in the calling convention; where it is refused, by the model's own line."""
+    """The program in the calling convention. An error names the model's own line."""
     try:
         program = export_convention(model, signature, soa_arguments)
     except CaptureError:
-        _check_export(model, signature, arguments)  # a clearer reason, where it has one
+        _check_export(model, signature, arguments)  # raises a clearer error if it finds a reason
         raise
     found = program.graph_signature
     if any(
@@ -334,7 +336,7 @@ def _check_export(
 def export_convention(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> ExportedProgram:
-    """The program in the calling convention, exported with its arguments at an example's sizes."""
+    """The program in the calling convention, exported with arguments of an example's sizes."""
     dims = _dims(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
@@ -356,7 +358,7 @@ def export_convention(
             _keep_apart(functional)
             return functional
         except Exception as error:
-            if "data-dependent" in str(error):  # of state that calls have changed, as a counter
+            if "data-dependent" in str(error):  # from state that calls change: a counter
                 why = why_not_exported(wrapped, arguments, (tuple(shapes),), error)
                 raise CaptureError(why) from error
             raise CaptureError(
@@ -366,7 +368,7 @@ def export_convention(
 
 
 def _keep_apart(program: ExportedProgram) -> None:
-    """Columns that are stacked and taken apart again are not stacked, which would copy them."""
+    """Remove a stack of columns that the graph takes apart again: the stack would copy them."""
     for node in program.graph.nodes:
         args: Any = node.args
         if node.target is torch.ops.aten.select.int and (
@@ -377,10 +379,10 @@ def _keep_apart(program: ExportedProgram) -> None:
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:
-    """What export may take for the least padded length S: the rows, and one aligned line.
+    """What export may assume for the padded length S: at least the rows and one aligned line.
 
-    Torch asks for more where it sorts strides (S > 2) and where the rows are fixed (S != n), though
-    the operations do not need it. No engine checks that at run time; validation runs such sizes.
+    Torch asks for more when it sorts strides (S > 2) and when the rows are fixed (S != n), though
+    the operations do not need it. No engine checks this at run time; validation runs such sizes.
     """
     rows = signature.ranges[argument.rows]
     line = signature.layouts[argument.collection].alignment // itemsize(argument.dtype)
@@ -395,7 +397,7 @@ def _torchscript(
     route: Route,
     folder: Path,
 ) -> tuple[Literal["scripted", "traced"] | None, str | None]:
-    """Write model.ts by scripting, else tracing; which one it was, and why not the other."""
+    """Write model.ts by scripting, else by tracing. Returns which one, and why the other failed."""
     if route == "none":
         return None, "not wanted"
     notes: list[str] = []
@@ -434,21 +436,22 @@ def _torchscript(
 
 
 def _scripted(model: torch.nn.Module) -> torch.nn.Module:
-    """What stands in front of the model takes any number of inputs, and is traced."""
+    """Script the model. A module in front of it takes any number of inputs, so that one is
+    traced."""
     if isinstance(model, InFront):
         return model.around(_scripted(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
 
 
 def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
-    """Through memory: where a disk is full, torch's own writer ends the whole process."""
+    """Write through memory: on a full disk torch's own writer ends the whole process."""
     buffer = BytesIO()
     save(buffer)
     path.write_bytes(buffer.getbuffer())
 
 
 def _exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    """A model that torch.export takes: TorchScript goes through torch's own converter."""
+    """A model that torch.export accepts. TorchScript goes through torch's own converter."""
     if isinstance(model, InFront):
         return model.around(_exportable(model.model, model.prepare(arguments)))
     if not isinstance(model, torch.jit.ScriptModule):

@@ -1,5 +1,5 @@
-"""Which engine is chosen: the fastest over all sizes, and another below some row count where that
-is worth it."""
+"""Choose the engine: the fastest over all sizes, and another one for fewer rows if that saves
+enough time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stages.reports import Timing
 
-_WORTH = 0.95  # of the time of the candidate that is best overall: a twentieth of it saved
-_NOISE = 1.03  # times the best: as fast, and then the first named, which is the simpler one
+_WORTH = 0.95  # another engine is taken if it needs at most this part of the best engine's time
+_NOISE = 1.03  # engines within this factor of the best are equal; the first named one is taken
 
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    """The engine with the smallest geometric mean over all sizes, or the first one within the noise
-    of it; None if none ran."""
+    """The engine with the smallest geometric mean over all sizes; None if none ran. Of engines that
+    are equal within the noise it is the first."""
 
     def mean(name: str) -> float:
         return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)
@@ -31,7 +31,7 @@ def choose_by_rows(
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
     """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
 
-    `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
+    `overall` runs unless another engine saves enough: a second artifact costs memory and a load.
     Between two sizes the change lies at their geometric mean.
     """
     best: list[tuple[int, str]] = []
@@ -47,10 +47,11 @@ def choose_by_rows(
 
 
 def _cost(timing: Timing) -> float:
-    """Between the median and the fastest turns, which noise of the machine reaches least."""
+    """A time between the median and the fastest turns, which the machine's noise changes least."""
     return math.sqrt(timing.median_us * timing.p05_us)
 
 
 def _saves(timing: Timing, other: Timing) -> bool:
-    """Whether it is worth it by the median and by the fastest turns: noise seldom says so twice."""
+    """Whether the first saves time both by the median and by the fastest turns, not by noise
+    only."""
     return timing.median_us < other.median_us * _WORTH and timing.p05_us < other.p05_us * _WORTH

@@ -21,9 +21,10 @@ from stages.model import Precision, check_precision, tf32_switches
 
 @dataclass(frozen=True)
 class Compiled:
-    """A candidate: its files relative to `folder` (none: the portable file runs), or its failure.
+    """A candidate: its files relative to `folder`, or its failure. Without files of its own it runs
+    the portable file.
 
-    `log` and `script` are what the compiler said, and how to repeat it.
+    `log` is the compiler's output, `script` repeats the compilation.
     """
 
     engine: str
@@ -34,17 +35,18 @@ class Compiled:
     log: str
     script: str
     passing: bool = False
-    """Whether the failure may pass: the time limit, or a kill, as for want of memory."""
+    """Whether the failure may be temporary: the time limit, or a kill such as for lack of
+    memory."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the engine records of its artifact."""
+    """What the engine records about its artifact."""
     not_applicable: bool = False
     """Whether the error says that the engine is not for this model or target."""
     code: str = ""
-    """Of the error, where it is one."""
+    """The code of the error, if there is one."""
 
 
 class Step(ABC):
-    """Something to find out about every candidate that compiled; what it finds is recorded.
+    """Finds something out about every candidate that compiled; the result is recorded.
 
     A subclass in a file of `stages/` declares itself by literal keywords: `step` is its name,
     `order` its place. Nothing else is edited.
@@ -59,8 +61,8 @@ class Step(ABC):
     def facts(self, engine_name: str, target: Target, files: list[Path]) -> Mapping[str, Any]:
         """Names and plain values for the candidate's facts in the manifest.
 
-        `files` are the candidate's, the one to open first; none where the portable file runs. It is
-        called in the process that compiled, and what it raises is the candidate's failure.
+        `files` are the candidate's files, first the one to open; empty if the portable file runs.
+        The method is called in the process that compiled. If it raises, the candidate has failed.
         """
 
 
@@ -140,7 +142,7 @@ def compile_here(
 
 
 def artifact_file(name: str, files: tuple[str, ...], folder: Path, capture: Capture) -> Path:
-    """The file that the engine opens: its own, or the portable one."""
+    """The file that the engine opens: its own, or the portable one if it wrote none."""
     if files:
         return folder / files[0]
     portable = engine(name).portable_file(Portable(capture.program, capture.script))

@@ -1,4 +1,4 @@
-"""What a stage refuses."""
+"""Errors of the stages."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class StageError(SoaPipelineError):
 
 
 class MetricError(SoaPipelineError):
-    """A metric without a value: its labelled data, its function, or what this gave."""
+    """A metric without a value, because of its labelled data, its function or the result."""
 
     code = "metric"

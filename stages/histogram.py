@@ -1,6 +1,6 @@
-"""Values counted between edges, in memory that does not grow with them.
+"""Count values between edges, in memory that does not grow with the number of values.
 
-Reading a record of it needs no NumPy.
+A stored histogram is read without NumPy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bins of one width from `low` to `high`, and what lies beyond them.
+    """Bins of equal width from `low` to `high`, and the counts below and above.
 
-    `least`, `largest` and `total` are of all finite values.
+    `least`, `largest` and `total` are over all finite values.
     """
 
     low: float
@@ -38,9 +38,10 @@ class Histogram:
 
     @classmethod
     def over(cls, values: npt.NDArray[Any], tail: float = 0.0) -> Histogram:
-        """Empty, with edges for such values: from their quantile `tail` to that of 1 - tail.
+        """An empty histogram with edges for such values: from the quantile `tail` to 1 - `tail`.
 
-        Scores that fill most of 0 to 1 get edges at 0 and 1, wherever the first of them lie.
+        Scores that fill most of the range 0 to 1 get the edges 0 and 1, whatever the first scores
+        are.
         """
         import numpy as np
 
@@ -55,7 +56,7 @@ class Histogram:
         return cls(low, high, (0,) * BINS)
 
     def plus(self, values: npt.NDArray[Any]) -> Histogram:
-        """With more values counted, of any shape."""
+        """This histogram with more values counted, of any shape."""
         found = self
         flat = values.reshape(-1)
         for start in range(0, len(flat), _AT_ONCE):
@@ -95,7 +96,7 @@ class Histogram:
         return [self.low + i * width for i in range(len(self.counts) + 1)]
 
     def notes(self) -> Iterator[str]:
-        """What its bins do not show."""
+        """Notes on values that the bins do not show."""
         for count, where in (
             (self.below, f"below {number(self.low)}"),
             (self.above, f"above {number(self.high)}"),

@@ -1,8 +1,8 @@
-"""Whether each row's answer is its own, as an artifact shows it: a second opinion.
+"""Test an artifact: does each row's answer depend on this row only?
 
-The first opinion is the graph's, when a program is captured (engines/exported/independence.py).
-Here some of the reference's rows, alone and in another order, must give the answers that they gave
-among the others.
+The graph of a program shows it first, at capture (engines/exported/independence.py). Then the
+artifact is tested: some of the reference's rows, alone and in another order, must give the answers
+that they gave among the others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROWS = 256
 def rows_are_independent(
     session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
 ) -> bool:
-    """Whether every row's answer is its own, within the tolerances, as far as the reference's rows
-    show it.
+    """Whether every row's answer depends on this row only, within the tolerances. The test uses
+    rows of the reference.
 
     `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
     """
@@ -35,7 +35,7 @@ def rows_are_independent(
     (dim,) = signature.dims
     low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
     some = max(low, high // 3, 1)
-    if some >= high:  # no room for a part: nothing can be tried
+    if some >= high:  # no part of the rows can be tried
         return False
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1)).tolist()
     whole = _answers(session, inputs, range(high))

@@ -1,4 +1,4 @@
-"""Metrics: what labels and a model's outputs come to, in the users' own terms."""
+"""Metrics: numbers that users know, computed from labels and a model's outputs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _POINTS = 100
 
 @dataclass(frozen=True)
 class Metric:
-    """`function(labels, output, **kwargs)`: a scikit-learn name, `efficiency`, `resolution`; or as
-    `file.py:name`, `module:name` a callable, which gets `column(name)`, any other column, too.
+    """`function(labels, output, **kwargs)`: a scikit-learn name, `efficiency`, `resolution`, or a
+    callable as `file.py:name` or `module:name`, which also gets `column(name)` for other columns.
 
-    Labels are `(rows,)`; with `signal` 1 where they are that, else 0. `output` is an output column,
-    `(rows,)`, or a block, `(rows, columns)`. A function of classes gets whether the output is above
-    `threshold`, or of several columns the number of the largest.
+    Labels are `(rows,)`. With `signal` they are 1 where equal to it, else 0. `output` is an output
+    column, `(rows,)`, or a block, `(rows, columns)`. A function of classes gets whether the output
+    is above `threshold`; for several columns it gets the number of the largest.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Metric:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, labels: Values) -> None:
-        """Refuse labels for which every model would get the same value, or none.
+        """Refuse labels that would give every model the same value or none.
 
         Raises MetricError, SourceError.
         """
@@ -60,7 +60,7 @@ class Metric:
             raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {one}")
 
     def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
-        """Raises MetricError where that is no finite number."""
+        """The metric's value. Raises MetricError if it is not a finite number."""
         where = f"metric {self.name!r}: {self.function}"
         function, takes = self._function()
         if len(output) != len(labels):
@@ -90,7 +90,7 @@ class Metric:
         return number
 
     def curve(self, labels: Values, output: Values) -> Curve:
-        """What is drawn of it: the ROC of a score, the residuals of a regression."""
+        """The ROC of a score, the residuals of a regression; or why no curve is drawn."""
         _, takes = self._function()
         if takes == "all":
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
@@ -109,7 +109,7 @@ class Metric:
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
     def _function(self) -> tuple[Callable[..., Any], str]:
-        """The function, and what of an output it takes: "score", "value", "class", or "all"."""
+        """The function, and the form of output it takes: "score", "value", "class", or "all"."""
         if ":" in self.function:
             return load_callable(self.function), "all"
         if self.function == "efficiency":
@@ -130,7 +130,7 @@ class Metric:
 
 
 def _own(values: Values) -> Values:
-    """One function's copy, which it cannot change: sorted labels are those of other outputs."""
+    """A copy for one function. If it sorts its labels, other functions do not see that."""
     copy = values.copy()
     copy.flags.writeable = False
     return copy
@@ -139,23 +139,23 @@ def _own(values: Values) -> Values:
 def efficiency(
     labels: Values, scores: Values, background: float | None = None, threshold: float = math.nan
 ) -> float:
-    """The fraction of signal (label 1) with a score above `threshold`: a given one, or the lowest
-    at which at most the fraction `background` of all else is above it."""
+    """The fraction of signal (label 1) with a score above `threshold`. It is given, or it is the
+    lowest one that at most the fraction `background` of all other rows exceeds."""
     signal = labels == 1
     if background is not None:
         other = np.sort(scores[~signal])
-        passing = int(background * len(other) + 1e-9)  # so many may; 0.29 * 100 is a little less
+        passing = int(background * len(other) + 1e-9)  # 0.29 * 100 is a little less than 29
         threshold = float(other[max(len(other) - 1 - passing, 0)])
     return float(np.mean(scores[signal] > threshold))
 
 
 def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
-    """The curve as far as a plot shows it, for a linear and for a logarithmic axis."""
+    """The curve with as many points as a plot shows, on a linear and on a logarithmic axis."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     ranked, passing = scores[order], signal[order]
     if passing.all() or not passing.any():
         return NotDrawn(f"the labelled rows have no {'background' if passing.all() else 'signal'}")
-    ends = np.append(ranked[1:] != ranked[:-1], True)  # rows of one score pass together
+    ends = np.append(ranked[1:] != ranked[:-1], True)  # rows with equal scores pass together
     kept, fake = np.cumsum(passing)[ends], np.cumsum(~passing)[ends]
     kept, fake = kept / kept[-1], fake / fake[-1]
     some = np.linspace(0, 1, _POINTS // 2), np.geomspace(fake[fake > 0][0], 1, _POINTS // 2)
@@ -165,7 +165,8 @@ def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
 
 
 def residual(labels: Values, values: Values, relative: bool) -> Residual:
-    """Between the quantiles of 0.5 % and 99.5 %, the rest counted."""
+    """A histogram of the residuals from their 0.5 % to their 99.5 % quantile; others are
+    counted."""
     gap = values.astype(np.float64) - labels
     if relative:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -174,7 +175,9 @@ def residual(labels: Values, values: Values, relative: bool) -> Residual:
 
 
 def resolution(labels: Values, values: Values, relative: bool = False) -> float:
-    """Half the width of the central 68.27 % of value - label; `relative`: of that over label."""
+    """Half the width of the central 68.27 % of value - label; `relative`: of (value - label) /
+    label.
+    """
     gap = values.astype(np.float64) - labels
     low, high = np.quantile(gap / labels if relative else gap, (0.15865, 0.84135))
     return float(high - low) / 2

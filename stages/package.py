@@ -1,6 +1,6 @@
-"""Package: what was built, in one sealed folder, written whole or not at all.
+"""Package: write what was built into one sealed folder, completely or not at all.
 
-A bundle has everything of one version; an annex, one more target of it.
+A bundle holds everything of one version; an annex holds one more target of a version.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from stages.reference import Reference, inputs_at
 from stages.reports import EAGER, BenchmarkReport, Curve, ValidationReport
 
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
-"""The weakest first."""
+"""All kinds of evidence, the weakest first."""
 
 NO_BASELINE = (
     "timed without the eager model, whose source is not in the bundle: the candidates are compared "
@@ -67,18 +67,18 @@ class TargetResult:
     reports: Mapping[str, ValidationReport]
     benchmark: BenchmarkReport | None
     tiles: Mapping[str, int] = field(default_factory=dict)
-    """Rows at a time, of the candidates that are faster so and valid so."""
+    """The rows of a tile, for each candidate that is valid and faster with tiles."""
     raced_with: Sequence[str] = ()
-    """Other targets in the same race."""
+    """Other targets that were timed in the same race."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the chosen candidate."""
+    """The metrics of the chosen candidate, by name."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """By metric."""
+    """The curves to draw, by metric."""
 
     @property
     def chosen(self) -> str | None:
-        """The fastest valid candidate; else, of those that only want a device to prove them, the
-        first with the best evidence."""
+        """The fastest valid candidate. If there is none: of the candidates that only need a device
+        to be verified, the first with the best evidence."""
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
         waiting = {n: report.evidence for n, report in self.reports.items() if report.unverified}
@@ -106,10 +106,10 @@ def package(
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
 
-    `labelled`: the record of labelled rows, and the folder that has the files it names.
+    `labelled`: the record of labelled rows, and the folder with the files that it names.
 
-    Refused if no target has a valid artifact, also where targets only wait for their device: a
-    version has been proven on one target at least.
+    Refused if no target has a valid artifact, also if targets only wait for their device: a version
+    must be verified on at least one target.
     """
     if not any(result.status == "verified" for result in results.values()):
         reasons = "; ".join(_why_not(result) for result in results.values())
@@ -159,7 +159,7 @@ def package_annex(
 ) -> Annex:
     """Write and seal the annex at `dest`, whole or not at all. Raises StageError, BundleError.
 
-    A target without a valid artifact is refused, and so is one that no device here has run.
+    Refuses a target without a valid artifact, and a target that no device here has run.
     """
     if result.status != "verified" or result.benchmark is None:
         raise StageError(
@@ -205,7 +205,7 @@ def example_of(capture: Capture) -> dict[str, Any]:
 
 
 def _why_not(result: TargetResult) -> str:
-    """Every candidate's reason, for a target without a valid one; equal ones are said once."""
+    """The reason of every candidate, for a target without a valid one; equal reasons once."""
     reasons: dict[str, list[str]] = {}
     for name, report in result.reports.items():
         reasons.setdefault(report.why, []).append(name)
@@ -215,7 +215,7 @@ def _why_not(result: TargetResult) -> str:
 
 
 def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
-    """Each candidate's own files, in a folder of its engine."""
+    """Copy each candidate's own files into a folder named after its engine."""
     for engine_name, compiled in result.compiled.items():
         if compiled.error or not compiled.files:
             continue
@@ -223,7 +223,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    # What programs without Python read, beside every native library or kernel.
+    # The files that programs without Python read, beside every native library or kernel.
     for place in {
         file.parent for each in ("*.so", "*.kernel") for file in folder.glob(f"*/{each}")
     }:
@@ -250,7 +250,7 @@ def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
 
 
 def _target_record(result: TargetResult, place: str) -> TargetRecord:
-    """The manifest's word on a target whose artifacts lie under `place`."""
+    """The manifest's record of a target whose artifacts are under `place`."""
     candidates: dict[str, Candidate] = {}
     for engine_name, compiled in result.compiled.items():
         report = result.reports[engine_name]

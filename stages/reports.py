@@ -1,4 +1,4 @@
-"""What validation and the benchmark found, as it is recorded; reading it needs no torch."""
+"""The records of validation and benchmark; reading them needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stages.histogram import Histogram
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
-_LOST = 1.05  # times the fastest: a choice that is slower has lost that size
+_LOST = 1.05  # a chosen engine slower than this times the fastest is reported for that size
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none.
+    """`timings[case label][contestant]`; `fastest` is one of the candidates, None if there are
+    none.
 
-    `below`: `(rows, candidate)`, ascending, where another candidate is worth it for fewer rows.
+    `below`: `(rows, candidate)`, ascending: this candidate is chosen for fewer than `rows` rows.
     """
 
     timings: dict[str, dict[str, Timing]]
@@ -42,11 +43,12 @@ class BenchmarkReport:
     below: tuple[tuple[int, str], ...] = ()
 
     def engine_at(self, n: int) -> str | None:
-        """Who runs n rows."""
+        """The engine that runs n rows."""
         return next((name for rows, name in self.below if n < rows), self.fastest)
 
     def lines(self) -> list[str]:
-        """The choice against the eager model, and each size at which it is not the fastest."""
+        """The chosen engine against the eager model, and each size at which another one is
+        faster."""
         ratios, lost = [], []
         for case, times in self.timings.items():
             size = case.partition("=")[2]
@@ -76,7 +78,7 @@ class BenchmarkReport:
 
 @dataclass(frozen=True)
 class Roc:
-    """At most 100 points of the curve: the fractions of signal and of background that pass."""
+    """At most 100 points of the ROC curve: the fractions of signal and of background that pass."""
 
     signal: tuple[float, ...]
     background: tuple[float, ...]
@@ -84,7 +86,7 @@ class Roc:
 
 @dataclass(frozen=True)
 class Residual:
-    """Output - label over the labelled rows; `relative`: over label."""
+    """Output - label over the labelled rows; `relative`: divided by the label."""
 
     found: Histogram
     relative: bool = False
@@ -92,17 +94,17 @@ class Residual:
 
 @dataclass(frozen=True)
 class NotDrawn:
-    """Nothing is drawn of the metric; `why` ends a sentence."""
+    """No curve is drawn for the metric; `why` is the end of a sentence that says so."""
 
     why: str
 
 
 Curve = Roc | Residual | NotDrawn
-"""What is drawn of a metric."""
+"""The curve that is drawn for a metric, or why none is."""
 
 NOT_TRIED = "not tried"
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")
-"""Of an absolute path, all but its last part."""
+"""Matches the folders of an absolute path: all but its last part."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,12 @@ class CaseReport:
     outputs: dict[str, Deviation]
     faults: tuple[str, ...]
     window: str = NOT_TRIED
-    """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
+    """What went wrong when the rows were a window from an odd row on; empty: nothing."""
     code: str = ""
-    """Of its first fault; empty where there is none, and in reports of earlier releases."""
+    """The code of the first fault; empty without a fault, and in reports of earlier releases."""
 
 
-# Of what is not valid, where no more is known of it, as in reports of earlier releases.
+# The codes of artifacts that are not valid, if no code is recorded, as by earlier releases.
 _CODES = {
     "refused": "candidate-refused",
     "failed": "candidate-failed",
@@ -130,8 +132,8 @@ _CODES = {
 class ValidationReport:
     """The verdict on one artifact. `reason` says why it is not valid.
 
-    `unverified`: it is not refused, but no device here could run it; `evidence` is what speaks for
-    it.
+    `unverified`: the artifact is not refused, but no device here could run it; `evidence` says what
+    shows that it is right.
     """
 
     engine: str
@@ -142,20 +144,22 @@ class ValidationReport:
     seconds: float = 0.0
     unverified: bool = False
     window: str = NOT_TRIED
-    """Why windows that begin at any row are not to be bound; empty where they may."""
+    """Why windows that begin at any row are refused; empty if they are allowed."""
     edges: tuple[str, ...] = ()
-    """The values for which the answers are not the eager model's, of which each kind is tried."""
+    """The kinds of extreme values for which the answers differ from the eager model's."""
     bits: str | None = None
-    """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
+    """The digest of the answers to a few rows of the reference; only of valid artifacts for
+    CPUs."""
     verdict: Verdict = "refused"
     evidence: Evidence = "unverified"
     trace: str | None = None
-    """The log and a script that repeats it, on this host: no bundle says it."""
+    """The log, and a script that repeats the failure, on this host. It is in no bundle."""
     code: str = ""
-    """Why it is not valid, for programs: see docs/reference/refusals.md. Empty where it is."""
+    """The code of the refusal, see docs/reference/refusals.md. Empty if the artifact is valid."""
 
     def __post_init__(self) -> None:
-        """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
+        """Set the verdict: of an artifact that is not valid, `failed` and `not applicable` are
+        kept; any other is refused."""
         said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
         settled = "valid" if self.valid else self.evidence if self.unverified else said
         object.__setattr__(self, "verdict", settled)
@@ -170,7 +174,8 @@ class ValidationReport:
 
     @property
     def at_edges(self) -> str:
-        """Where it is not eager's, in words; empty where that is nowhere."""
+        """The kinds of values for which it differs from eager, in words; empty if there are
+        none."""
         return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
 
     @property
@@ -180,7 +185,8 @@ class ValidationReport:
         return f"{said} ({self.trace})" if self.trace else said
 
     def for_others(self) -> ValidationReport:
-        """The report without paths of this host: of each path in its reason the last part stays."""
+        """The report without paths of this host: each path in its reason is cut to the last
+        part."""
         reason = None if self.reason is None else _FOLDERS.sub("", self.reason)
         return replace(self, reason=reason, trace=None)
 
@@ -209,7 +215,7 @@ class ValidationReport:
         seconds: float = 0.0,
         bits: str | None = None,
     ) -> ValidationReport:
-        """Nothing speaks against it, and this much for it."""
+        """A report for an artifact that is not refused; `evidence` says what was tried."""
         return cls(
             engine_name, False, reason, worst=dict(worst or {}), seconds=seconds, unverified=True,
             bits=bits, evidence=evidence,
@@ -219,15 +225,15 @@ class ValidationReport:
     def failed(
         cls, engine_name: str, reason: str, trace: str | None = None, code: str = ""
     ) -> ValidationReport:
-        """Its compiler or the artifact itself broke."""
+        """A report for a compiler or an artifact that broke."""
         return cls(engine_name, False, reason, verdict="failed", trace=trace, code=code)
 
     @classmethod
     def refused(cls, engine_name: str, reason: str, code: str = "") -> ValidationReport:
-        """It runs, and its answers are not to be had so."""
+        """A report for an artifact that runs, but must not be used."""
         return cls(engine_name, False, reason, code=code)
 
     @classmethod
     def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
-        """The engine is not for this model or target."""
+        """A report for an engine that cannot build this model or target."""
         return cls(engine_name, False, reason, verdict="not applicable")

@@ -1,7 +1,7 @@
-"""Reproduce: whether an artifact gives the same bits on other processors, threads and tiles.
+"""Reproduce: check if an artifact gives the same bits on other processors, threads and tiles.
 
-Processors that are not there are qemu's; it has no AVX-512, and an artifact that asks for that is
-not measured so.
+Other processors are emulated by qemu. qemu has no AVX-512: an artifact that needs it is not
+compared on them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from runtime.session import Session, in_tiles
 from soa.signature import Signature
 
 PROCESSORS = ("Haswell", "Skylake-Client", "EPYC", "max")
-"""qemu's names: two of Intel's and one of AMD's with AVX2, and all that qemu has."""
+"""Names of qemu's processors: two Intel and one AMD with AVX2, and one with all that qemu has."""
 THREADS = (1, 2, 3)
 _LIMIT_S = 600.0
 
 
 def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> Iterator[Bits]:
-    """What one artifact of a version gives in every way; `folder` is for scratch files."""
+    """The bits of one artifact of a version in every way; `folder` is for scratch files."""
     manifest = opened.bundle.manifest
     if Target.parse(target).device != "cpu":
         yield Bits(target, engine_name, "on a GPU", None, "only CPUs are compared")
@@ -58,7 +58,8 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
 def bits_here(
     engine: str, file: str, signature: dict[str, Any], reference: str, tile: int
 ) -> list[tuple[str, bool, str | None]]:
-    """What the child does: whether each is of every case, and the digest."""
+    """Runs in the child process. Returns for each way: its name, if all cases ran, and the
+    digest."""
     kept, stored = Signature.from_dict(signature), Path(reference)
     whole = not any(rows.unbounded for rows in kept.ranges.values())
     found: list[tuple[str, bool, str | None]] = []
@@ -79,7 +80,7 @@ def bits_here(
 
 
 def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
-    """The digest by a processor of qemu's, or why there is none."""
+    """The digest on a processor that qemu emulates, or why there is none."""
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         return None, "qemu-x86_64 is not installed"

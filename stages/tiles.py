@@ -1,7 +1,7 @@
-"""Tiles: so many rows at a time through the same bound memory, where rows do not see each other.
+"""Tiles: run so many rows at a time through the same bound memory, if rows do not see each other.
 
-What a run computes in between then stays in the processor's cache however many rows there are, and
-several threads may share the tiles. Whether a row's answer is its own is asked first
+The intermediate values of a run then stay in the processor's cache for any number of rows, and
+several threads may share the tiles. Whether a row's answer depends on this row only is tested first
 (independence.py); every case of the reference is then validated through the tiles as well.
 """
 
@@ -14,10 +14,10 @@ from soa.signature import Signature
 from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
-_WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
-_AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
+_WORTH = 0.95  # tiles are used if they need at most this part of the time
+_AS_GOOD = 1.03  # within this factor of the fastest tile the smaller one is taken: more threads
 _SECONDS = 0.3
-_LONG_S = 0.1  # a call takes no longer while tiles are tried
+_LONG_S = 0.1  # a call takes at most so long while tiles are tried
 _MANY = 8 * TILES[-1]
 
 
@@ -31,9 +31,9 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     n = min(rows.max, _MANY)
     whole = sizes[-1] if rows.unbounded else 0
     call = bound_call(tiled(session, whole), inputs, {dim: n})
-    call()  # may be slower than the next one
+    call()  # the first call may be slower than the next one
     seconds = seconds_of(call)
-    if seconds > _LONG_S:  # fewer rows will do: they fill any cache too
+    if seconds > _LONG_S:  # take fewer rows: they fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
     runs = {
@@ -48,7 +48,7 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:
-    """The tiles to try: those that cut the largest compiled number of rows."""
+    """The tiles to try: those of at most half the largest compiled number of rows."""
     if signature.tile_kinds is None:
         return ()
     (dim,) = signature.dims
@@ -58,6 +58,6 @@ def tiles_of(signature: Signature) -> tuple[int, ...]:
 
 
 def tiled(session: Session, rows: int) -> Session:
-    """The same opened artifact, run on `rows` rows at a time; 0: on all at once."""
+    """The same opened artifact, run on `rows` rows at a time; 0: on all rows at once."""
     executable = in_tiles(session.executable, session.signature, rows)
     return Session(session.signature, executable, str(session.device))

@@ -1,12 +1,13 @@
-"""Validate: an artifact against the reference, through the runtime, from SoA memory.
+"""Validate: compare an artifact with the reference, through the runtime, from SoA memory.
 
 Each case runs the artifact as production does: bound to collections, outputs written in place.
-Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
-an element never written, a byte written outside the rows in use, an input that changes, or an
-answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
-touch: an artifact that reads past an end is killed, in the child process that validates it. Then
-the rows are those of larger collections, from odd ones on: where that gives no right answers, it is
-refused if a layout asks for no more than an element's alignment, else windows like that are.
+Memory is poisoned beforehand: padding and outputs hold patterns that differ between runs. This
+shows an element that is never written, a byte written outside the rows in use, an input that
+changes, and an answer that depends on padding. On a CPU the memory also lies between pages without
+access: an artifact that reads past an end is killed, in the child process that validates it. At
+last the rows are windows of larger collections that begin at odd rows. If the answers are wrong
+there, the artifact is refused if a layout asks for an element's alignment only; else such windows
+are refused.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ from stages.reference import (
 from stages.reports import CaseReport, ValidationReport
 from stages.tiles import tiled
 
-# Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
-# in every integer type; the other is an ordinary number in most.
+# Byte patterns to poison with. All ones is NaN in every floating type, and -1 or the largest value
+# in every integer type. The other pattern is an ordinary number in most types.
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
-_ROUNDING = 1e-12  # of a fraction
+_ROUNDING = 1e-12  # the rounding error of a fraction
 _ELSEWHERE = "candidate-elsewhere"
 
 
@@ -82,21 +83,21 @@ def validate_candidate(
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
-    With `program`, `reference` is a larger set of inputs (`read_set` has its form) and the expected
-    answers are those of this program.pt2, run by the `exported` engine. So it shows that the
-    compiled code is the captured program on these inputs; that the program is the eager model was
-    shown at capture. There more than the fraction `nonfinite` of an output's answers may not be NaN
-    or infinite: that proves nothing. A file that does not fit raises ReferenceDataError here.
+    With `program`, `reference` is a larger set of inputs in the form of `read_set`, and the
+    expected answers are those of this program.pt2, run by the `exported` engine. This shows that
+    the compiled code agrees with the captured program on these inputs. Capture has shown that the
+    program agrees with the eager model. At most the fraction `nonfinite` of an output's expected
+    answers may be NaN or infinite. A file that does not fit raises ReferenceDataError here.
 
-    `more` is a reference of further rows, each window of which is a case.
+    `more` is a reference of further rows, with a case for each window.
 
     With `tile`, the artifact runs on so many rows at a time, and its rows must not see each other.
 
-    Where memory runs out it is done once more, without keeping any that is free.
+    If memory runs out, validation runs once more without keeping free memory.
     """
     payload: dict[str, Any] = {
         "name": name,
-        "file": str(file.absolute()),  # not where a link leads: that may be held for us
+        "file": str(file.absolute()),  # links are not resolved: their target may be held for us
         "signature": signature.to_dict(),
         "reference": str(reference.absolute()),
         "tolerances": {key: asdict(t) for key, t in tolerances.items()},
@@ -126,7 +127,7 @@ def validate_candidate(
 
 
 def _last_case(log: Path) -> str:
-    """Which case ended the child, by what it had last said."""
+    """The case that ended the child, from the last line of its log."""
     said = [line for line in log.read_text(errors="replace").splitlines() if line[:3] == "at "]
     if not said:
         return "before its first run"
@@ -148,7 +149,7 @@ def validate_here(
     more: str | None = None,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
-    """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
+    """Runs in the child process. Raises MemoryError if memory ran out with `keep_memory`."""
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
@@ -191,7 +192,7 @@ def validate_session(
     say: Callable[[str], None] = lambda text: None,
     more: Reference | None = None,
 ) -> ValidationReport:
-    """Run every case of the reference through a session, in this process, and `more`'s windows."""
+    """Run every case of the reference, and the windows of `more`, through a session here."""
     begun = time.monotonic()
     cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
@@ -220,9 +221,9 @@ def validate_session(
 
 
 def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) -> tuple[str, bool]:
-    """Why an artifact is refused at an edge; and whether its answers are not the eager model's.
+    """Why an artifact is refused for extreme values, and whether its answers differ from eager's.
 
-    What overflows does so in another step elsewhere, and shows: it refuses nothing.
+    An overflow in another step than eager's is a difference, but no reason to refuse.
     """
     try:
         run = poisoned_run(session, edge.inputs, edge.case, _POISON[0], _POISON[0], guard="back")
@@ -235,7 +236,7 @@ def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) 
         found = run.outputs[name]
         wanted, allowed = expected.reshape(found.shape), tolerances[name]
         if found.is_floating_point() and wanted.numel():
-            # Of large numbers sums in another order differ by a part of the largest.
+            # For large numbers, sums in another order differ by a fraction of the largest one.
             largest = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
             allowed = replace(allowed, atol=max(allowed.atol, allowed.rtol * float(largest)))
         deviation = compare(found, wanted, allowed, classifier=False)
@@ -258,7 +259,7 @@ def _beside_program(
     tolerances: Mapping[str, Tolerance],
     nonfinite: float,
 ) -> ValidationReport:
-    """A session beside the portable program, on one window of the inputs after the other."""
+    """Compare a session with the portable program, on one window of the inputs after the other."""
     begun = time.monotonic()
     signature, cpu = session.signature, torch.device("cpu")
     portable = Session(signature, open_candidate("exported", program, cpu))
@@ -368,7 +369,7 @@ def _validate_case(
         bound.name: max((p[bound.name] for p in parts), key=lambda d: (d.outside, d.max_abs))
         for bound in signature.outputs
     }
-    if faults:  # what writes elsewhere is not let loose on memory that ends elsewhere
+    if faults:  # an artifact that writes elsewhere must not run on windows
         said = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, said, code=faults[0].code)
     try:
@@ -394,7 +395,7 @@ def _broken(case: Case, error: Exception) -> CaseReport:
 
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
-    """Which poison reached the answers: the padding of the inputs, or the outputs themselves."""
+    """Which poison reached the answers: that in the inputs' padding, or that in the outputs."""
     padded = poisoned_run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
     if not same_answers(first, padded):
         why = "the answers depend on what lies in the padding of the inputs"

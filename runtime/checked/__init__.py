@@ -1,4 +1,4 @@
-"""Test mode: a second answer for every event, and the memory around it watched."""
+"""Test mode: computes a second answer for every event, and watches the memory around it."""
 
 import lazy_loader
 

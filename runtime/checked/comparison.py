@@ -1,4 +1,4 @@
-"""How far one output is from the reference, in numbers a physicist can judge."""
+"""Compute how far one output is from the reference, in numbers that a physicist can judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PAIRS = 50
 _DECADES = torch.tensor(
     [10.0**i for i in range(Deviation.FIRST_DECADE, LAST_DECADE + 1)], dtype=torch.double
 )
-# Integers of the width of each floating type, to count units in the last place.
+# Integers as wide as each floating type, to count units in the last place.
 _INTEGER_OF = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
@@ -28,7 +28,8 @@ _INTEGER_OF = {
 def compare(
     found: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, classifier: bool
 ) -> Deviation:
-    """Compare two CPU tensors of one shape; the reference is rounded to found's dtype first."""
+    """Compare two CPU tensors of one shape. The reference is first rounded to the dtype of
+    `found`."""
     if found.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(found.shape)} and {tuple(reference.shape)}")
     floating = found.is_floating_point()
@@ -51,7 +52,7 @@ def compare(
     finite = a.isfinite() & b.isfinite()
     mismatch = ~finite & ~same
     gap = torch.where(finite, (a - b).abs(), 0.0)
-    if not floating:  # large int64 may differ and yet be one float64
+    if not floating:  # different large int64 may be the same float64
         gap = torch.where(same, 0.0, gap.clamp_min(1.0))
     outside = mismatch | (gap > tolerance.atol + tolerance.rtol * torch.where(finite, b.abs(), 0.0))
     scale = torch.where(finite, b.abs(), 0.0)
@@ -83,16 +84,16 @@ def compare(
 def _ulp_distances(
     found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
 ) -> torch.Tensor:
-    """Of the finite elements, ascending."""
+    """Distances in units in the last place between the finite elements, ascending."""
 
     def ordered(values: torch.Tensor) -> torch.Tensor:
-        """Bit patterns as integers that grow with the value."""
+        """Bit patterns as integers whose order is the order of the values."""
         bits = values.contiguous().view(_INTEGER_OF[values.dtype])
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
     one, other = ordered(found)[finite], ordered(rounded)[finite]
-    # Exact where int64 holds the difference, which across zero it may not.
+    # Exact if int64 holds the difference; across zero the difference may be too large for it.
     rough = (one.double() - other.double()).abs()
     distance = torch.where(rough < 2.0**62, (one - other).abs().double(), rough)
     return distance.sort().values
@@ -106,18 +107,18 @@ def _quantiles(values: torch.Tensor) -> tuple[float, float, float]:
 
 
 def _bins(values: torch.Tensor) -> tuple[int, ...]:
-    """See Deviation.ulp_bins; frexp gives the power of two below which a number is."""
+    """The counts of Deviation.ulp_bins; frexp gives the power of two above a number."""
     return tuple(torch.bincount(torch.frexp(values).exponent).tolist())
 
 
 def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
-    """See Deviation.error_bins."""
+    """The counts of Deviation.error_bins."""
     decades = torch.bucketize(gaps, _DECADES, right=True) + 1
     return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
 
 
 def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-    """The fraction of rows of one class, and Deviation.reclassified."""
+    """The fraction of rows in which both have one class, and Deviation.reclassified."""
     found, wanted = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (a, b))
     differ = found != wanted
     pairs = Counter(zip(wanted[differ].tolist(), found[differ].tolist(), strict=True))
@@ -129,7 +130,7 @@ def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
 
 
 def combine(parts: list[Deviation]) -> Deviation:
-    """The worst of several cases of one output; fractions are taken over all their elements."""
+    """Combine the cases of one output: the worst of each number; fractions over all elements."""
     full = [p for p in parts if p.elements] or parts
     total = sum(p.elements for p in full) or 1
 

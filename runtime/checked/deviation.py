@@ -1,4 +1,4 @@
-"""How far one output was from the reference, as it is recorded; reading it needs no torch."""
+"""The record of how far one output was from the reference; reading it needs no torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Deviation:
     """One output against the reference, over all its elements.
 
     `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
-    integers). `argmax` is the fraction of rows whose largest element is in the same place (None
-    where it is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity
-    that the reference does not have.
+    integers). `argmax` is the fraction of rows whose largest element is in the same place (None if
+    the model is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or
+    infinity that the reference does not have.
     """
 
     FIRST_DECADE: ClassVar = -18
@@ -29,14 +29,14 @@ class Deviation:
     argmax: float | None
     worst_row: int | None
     ulp_bins: tuple[int, ...] = ()
-    """How many elements are off by 0, 1, 2 … 3, 4 … 7 and so on units in the last place; empty for
+    """How many elements differ by 0, 1, 2 … 3, 4 … 7 and so on units in the last place. Empty for
     integers, and in reports of earlier releases."""
     error_bins: tuple[int, ...] = ()
-    """How many finite elements are off by nothing, by less than 1e-18, and by each power of ten
-    from there to 1e9; empty in reports of earlier releases."""
+    """How many finite elements differ by 0, by less than 1e-18, and by each power of ten from there
+    to 1e9. Empty in reports of earlier releases."""
     reclassified: tuple[tuple[int, int, int], ...] = ()
-    """Of a classifier: the reference's class, the class found instead, and in how many rows; the
-    most frequent pairs."""
+    """For a classifier: the reference's class, the class found instead, and the number of such
+    rows; the most frequent pairs only."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,7 @@
-"""Whether a run touched memory that is not its own.
+"""Test whether a run touched memory that it must not touch.
 
-Writes are found by filling the memory with a pattern before the run and comparing afterwards. A
-read past an end hits a page that nobody may touch: the process is killed.
+Writes are found with a pattern that fills the memory before the run: afterwards it must still be
+there. A read past an end hits a page without access, and the process is killed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def poisoned(
     device: torch.device | str = "cpu",
     guard: Side | None = None,
 ) -> Collection:
-    """A collection whose every byte, padding included, is `pattern`.
+    """A collection in which every byte, also of the padding, is `pattern`.
 
-    `guard`: on a CPU, which end of the memory touches a page that nobody may touch.
+    `guard`: on a CPU, the end of the memory that touches a page without access.
     """
     if guard and torch.device(device).type == "cpu":
         collection = guarded_collection(layout, n, capacity, guard)
@@ -49,7 +49,8 @@ def poisoned(
 
 
 def snapshot(collection: Collection) -> Collection:
-    """A copy of every byte, padding included; a typed copy would change a byte that is no bool."""
+    """A copy of every byte, also of the padding. A typed copy would change bytes that are no
+    bool."""
     copy = collection.to(collection.device)
     for theirs, mine in zip(copy.memory(), collection.memory(), strict=True):
         theirs.view(torch.uint8).copy_(mine.view(torch.uint8))
@@ -57,7 +58,8 @@ def snapshot(collection: Collection) -> Collection:
 
 
 def same_bytes(one: Collection, other: Collection) -> bool:
-    """Whether two collections of one layout and capacity hold the same bytes, padding included."""
+    """Whether two collections of one layout and capacity hold the same bytes, also in the
+    padding."""
     return all(
         torch.equal(a.view(torch.uint8), b.view(torch.uint8))
         for a, b in zip(one.memory(), other.memory(), strict=True)
@@ -65,9 +67,9 @@ def same_bytes(one: Collection, other: Collection) -> bool:
 
 
 def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
-    """Whether anything but the rows in use of the output columns of collection `name` changed.
+    """Whether anything changed except the rows in use of the output columns of collection `name`.
 
-    `after` may be a window; `before` is of the whole collection.
+    `after` may be a window; `before` is the whole collection.
     """
     expected = snapshot(before)
     rows = expected.window(after.start, after.start + after.n)
@@ -79,7 +81,7 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
 
 @dataclass(frozen=True)
 class PoisonedRun:
-    """The outputs of a run, and where it wrote, or changed, what is not its own."""
+    """The outputs of a run, and the places where it wrote or changed other memory."""
 
     outputs: dict[str, torch.Tensor]
     faults: list[str]
@@ -95,11 +97,11 @@ def poisoned_run(
     guard: Side | None = None,
     moved: bool = False,
 ) -> PoisonedRun:
-    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`.
+    """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
 
-    `moved`: on rows of larger collections, from another odd row on in each. Separate columns then
-    begin an odd number of elements behind a page; of a buffer the last row's pitch reaches into a
-    page that nobody may touch.
+    `moved`: the rows are windows of larger collections, each from another odd row on. Separate
+    columns then begin an odd number of elements behind a page. In a buffer the pitch of the last
+    row reaches into a page without access.
     """
     signature = session.signature
     starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
@@ -166,9 +168,10 @@ def same_answers(one: PoisonedRun, other: PoisonedRun) -> bool:
 
 
 def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:
-    """A collection in CPU memory whose start ("front") or end ("back") touches a forbidden page.
+    """A collection in CPU memory whose start ("front") or end ("back") touches a page without
+    access.
 
-    At the back there may be a gap of less than the alignment where columns are separate.
+    At the back there may be a gap smaller than the alignment if columns are separate.
     """
     if layout.storage == "buffer":
         memory = guarded_bytes(layout.nbytes(capacity), layout.alignment, side)

@@ -1,7 +1,7 @@
 """Test mode: every event also runs on the reference program and is compared.
 
-The reference is the captured program on torch's own kernels, on copies of the inputs in memory of
-other proportions, so that it shares neither the compiled code nor the caller's memory.
+The reference is the captured program on torch's own kernels. It runs on copies of the inputs with
+other memory sizes, so it shares neither the compiled code nor the caller's memory.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class CheckReport:
 
 
 class CheckedSession(Session):
-    """A session in test mode. A call raises DeviationError where an answer is not the reference's.
+    """A session in test mode. A call raises DeviationError if an answer differs from the reference.
 
-    `report` adds up over all bindings and threads.
+    `report` sums over all bindings and threads.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CheckedSession(Session):
         self._lock = Lock()
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        """As `Session.bind`; test mode runs what it checks without a graph."""
+        """Bind as `Session.bind` does. Runs that test mode checks do not use a graph."""
         return _CheckedBinding(self, *self._named(inputs, outputs))
 
     def add(

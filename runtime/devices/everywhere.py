@@ -1,4 +1,4 @@
-"""One model wherever its data is: a session for each device, opened at the first event there."""
+"""One model on every device with data: a session for each, opened at the first event there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class MultiDeviceSession(Session):
-    """Binds and runs where the collections lie: any number of GPUs, and the CPU, at once.
+    """Binds and runs on the device of the collections: any number of GPUs, and the CPU, at once.
 
-    `open_on(device)` is called once for a device, by the thread with the first event there; other
-    threads of that device wait for it, and other devices go on. What it raises reaches that event,
-    and the next one there tries again.
+    `open_on(device)` is called once for each device, by the thread with the first event there.
+    Other threads with events there wait; events on other devices do not. If it raises, this event
+    gets the error, and the next event on that device tries again.
     """
 
     def __init__(self, signature: Signature, open_on: Callable[[torch.device], Session]) -> None:
@@ -40,7 +40,7 @@ class MultiDeviceSession(Session):
         raise RunError("a session for every device has an artifact for each: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
-        """The session of a device; the model is deployed there if it is not yet."""
+        """The session of a device. If the model is not yet deployed there, it is deployed now."""
         where = _indexed(device)
         with self._lock:
             if self.closed:
@@ -53,7 +53,7 @@ class MultiDeviceSession(Session):
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where the model is deployed so far."""
+        """The devices on which the model is deployed so far."""
         with self._lock:
             return [device for device, there in self._by_device.items() if there.session]
 
@@ -69,13 +69,14 @@ class MultiDeviceSession(Session):
         return Collection(self.layout(name), n, device, capacity=capacity)
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        """Bind where the memory lies. Raises BindError where it lies on several devices."""
+        """Bind on the device of the memory. Raises BindError if the memory is on several
+        devices."""
         return self.on(data_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """As `Session.run_many`, device by device."""
+        """Run bindings as `Session.run_many` does, device by device."""
         groups: dict[Device, list[Binding]] = {}
         for binding in bindings:
             groups.setdefault(binding.device, []).append(binding)
@@ -93,7 +94,7 @@ class MultiDeviceSession(Session):
 
 
 class _OnDevice:
-    """A device's session, opened once."""
+    """The session of one device, opened once."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -101,7 +102,7 @@ class _OnDevice:
 
 
 def _indexed(device: torch.device | str) -> torch.device:
-    """`cuda` is the current GPU: a device has one name here."""
+    """The device with its index: `cuda` is the current GPU."""
     if not torch_drives_gpus():
         return cast("torch.device", Device(device))  # torch takes it as one
     import torch

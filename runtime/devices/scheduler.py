@@ -1,7 +1,7 @@
-"""Scheduler: for those who do not want to choose where an event runs.
+"""Scheduler: chooses where each event runs, for callers that do not want to choose.
 
-Data locality first, then the session that would be done first; a bounded queue for each, and a
-policy for when it is full.
+It prefers the device where the data lies, then the session that will be done first. Each session
+has a bounded queue, and a policy says what happens if the queue is full.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ class _Event:
     outputs: Collections
     done: Future[None]
     ready: Any
-    """On a GPU, the torch event after which the inputs may be read."""
+    """On a GPU: the torch event after which the inputs may be read."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Workload:
-    """What a device or server has to do, for choosing among several. Its owner locks it."""
+    """The work of a device or server, to choose among several. The owner of the object locks it."""
 
     running: int = 0
     seconds: float = 0.0
     """A running mean of one run's time; 0 before the first."""
 
     def wait_s(self, ahead: int, unmeasured: float = 0.0) -> float:
-        """Until so many runs have ended here; `unmeasured` seconds each where none is measured."""
+        """Seconds until `ahead` runs have ended here; without a measured time a run has
+        `unmeasured`."""
         return ahead * (self.seconds or unmeasured)
 
     def took(self, seconds: float) -> None:
@@ -57,7 +58,7 @@ class _Lane(Workload):
     waiting: deque[_Event] = field(default_factory=deque)
 
     def delay(self) -> tuple[float, int]:
-        """What an event would wait for here: expected seconds, then events ahead of it."""
+        """The expected wait of an event here: seconds, then the number of events ahead of it."""
         ahead = len(self.waiting) + self.running
         return (self.wait_s(ahead), ahead)
 
@@ -65,14 +66,14 @@ class _Lane(Workload):
 class Scheduler:
     """Runs events on several sessions of one model, on threads of its own.
 
-    An event goes to a session on the device where its collections lie, and among those (or among
-    all, if none lies there) to the one that is expected to finish first. At most `queue` events
-    wait for a session. When the queues that come first are full, `submit` waits ("wait"), takes
-    another device and copies there and back ("spill"), or raises QueueFullError ("raise").
-    `workers` threads serve each session; on a GPU each has a stream of its own.
+    An event goes to a session on the device where its collections lie. If there are several (or
+    none, then of all sessions) it goes to the one that is expected to finish first. At most `queue`
+    events wait for a session. If the queues that come first are full, `submit` waits ("wait"),
+    takes another device and copies there and back ("spill"), or raises QueueFullError ("raise").
+    `workers` threads serve each session; on a GPU each thread has a stream of its own.
 
-    It borrows the sessions. `close`, or the end of a `with` block, waits for what was submitted. It
-    belongs to its process: in the child of a fork it raises RunError.
+    The scheduler borrows the sessions. `close`, or the end of a `with` block, waits for all
+    submitted events. It belongs to its process: in the child of a fork it raises RunError.
     """
 
     def __init__(
@@ -107,8 +108,8 @@ class Scheduler:
     def submit(self, inputs: Collections, outputs: Collections) -> Future[None]:
         """Queue one event; the future ends when its outputs are ready to be read on the host.
 
-        The memory must stay as it is until then. On a GPU the event waits for what the calling
-        thread's current stream has been given. Raises BindError at once if the memory does not fit,
+        The memory must not change until then. On a GPU the event runs after the work that is now in
+        the calling thread's current stream. Raises BindError at once if the memory does not fit,
         QueueFullError by the policy, RunError after `close`.
         """
         self._process.require()
@@ -141,15 +142,15 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[int]:
-        """How many events wait for each session, in the order they were given."""
+        """The number of events that wait for each session, in the order of the sessions."""
         self._process.require()
         with self._changed:
             return [len(lane.waiting) for lane in self._lanes]
 
     def close(self) -> None:
-        """Run what was submitted, then end the threads."""
+        """Run all submitted events, then end the threads."""
         if not self._process.here():
-            return  # all of it is the parent's
+            return  # in the child of a fork the threads belong to the parent
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -163,7 +164,7 @@ class Scheduler:
         self.close()
 
     def _choose(self, device: Device) -> _Lane | None:
-        """The lane for an event's data, or None to wait for one."""
+        """The lane for an event's data; None if the event has to wait for one."""
         local = [lane for lane in self._lanes if lane.session.device == device]
         first = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
         if not first and self._when_full == "raise":
@@ -204,7 +205,7 @@ class Scheduler:
 
 
 def _runner(session: Session) -> Callable[[_Event], None]:
-    """What one thread runs its events with: it has staging memory, and a stream on a GPU."""
+    """The function with which one thread runs its events; with staging memory, and a GPU stream."""
     staging = Staging(session)
 
     def run(event: _Event) -> None:

@@ -1,8 +1,8 @@
-"""Staging: running on a device that the data does not lie on, by copies through reused memory.
+"""Staging: run on another device than the data's, by copies through memory that is used again.
 
-For those who must copy. Between host and GPU the copies go through pinned memory, one transfer for
-each collection; only the columns that the model reads are taken and only the rows that it answers
-are written back, so the caller's other columns and padding stay untouched.
+Between host and GPU the copies go through pinned memory, in one transfer for each collection. Only
+the columns that the model reads are copied in, and only the rows that it answers are copied back,
+so the caller's other columns and padding do not change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """Runs a session on collections of any device. Serves one thread at a time.
+    """Runs a session on collections of any device, for one thread at a time.
 
-    It owns its staging memory, on the session's device and pinned on the host, as large as the
-    largest event so far.
+    It owns its staging memory, on the session's device and pinned on the host. This memory is as
+    large as the largest event so far.
     """
 
     def __init__(self, session: Session) -> None:
@@ -60,15 +60,16 @@ class Staging:
             _wait(there[name], theirs)
 
     def _pinned(self, theirs: Collection, mine: Collection, name: str) -> Collection | None:
-        """What a copy between host and GPU goes through, in one transfer."""
+        """The pinned memory for a copy between host and GPU in one transfer; None if none is
+        needed."""
         one_side = theirs.device.type == "cpu" and mine.device.type != "cpu"
         if not one_side or mine.layout.storage != "buffer":
             return None
         return self._collection(name, mine.n, Device())
 
     def _collection(self, name: str, n: int, device: Device) -> Collection:
-        """A collection of exactly n rows, so that no more are transferred; in memory that is made
-        larger when an event needs it."""
+        """A collection of exactly n rows, so that only these are transferred. Its memory grows if
+        an event needs more."""
         layout, found = self.session.layout(name), self._memory.get((name, device))
         if layout.storage != "buffer":
             if not isinstance(found, Collection) or found.capacity < n:
@@ -81,7 +82,7 @@ class Staging:
 
 
 def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
-    """Pinned memory on a host with a GPU."""
+    """Memory that is pinned if the host has a GPU."""
     import torch
 
     if device.type == "cpu" and torch.cuda.is_available():
@@ -103,7 +104,7 @@ def _bytes(collection: Collection) -> torch.Tensor:
 
 
 def _wait(*ends: Collection) -> None:
-    """Until copies between the collections have arrived; on a CPU they have."""
+    """Wait until copies between the collections have arrived. On a CPU they already have."""
     for device in {c.device for c in ends if c.device.type != "cpu"}:
         import torch
 

@@ -3,7 +3,7 @@
     opened = open_version(Opening("jets@production"))      # looked up, promoted, trusted
     executable, target, engine, any_start = open_here(opened, device)    # chosen, opened as hashed
 
-Names are resolved on first use: a process that only validates imports no registry.
+Names are resolved on first use: a process that only validates does not import the registry.
 """
 
 import lazy_loader

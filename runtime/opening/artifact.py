@@ -1,7 +1,7 @@
-"""The last step: an engine opens the files that were hashed, and no others.
+"""The last step of opening: an engine opens exactly the files that were hashed.
 
-`Engine.open` is called in this file and nowhere else. What is opened belongs to a version that came
-along the route, but for `open_candidate`: the stages prove an artifact before any bundle has it.
+`Engine.open` is called only in this file. The opened files belong to a version that came along the
+route. The exception is `open_candidate`: the stages prove an artifact before a bundle holds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
 from runtime.session import RangedExecutable, in_tiles
 
-if TYPE_CHECKING:  # a process that only validates imports no registry
+if TYPE_CHECKING:  # a process that only validates does not import the registry
     import torch
 
     from registry.bundle import Bundle, Pinned
@@ -34,8 +34,8 @@ def open_artifact(
     threads: int = 1,
     instances: int | None = None,
 ) -> Executable:
-    """One candidate of a target, whatever its verdict: the caller has judged it. Without a name
-    what was chosen for the target: one artifact, or several that share the row counts."""
+    """One candidate of a target, whatever its verdict: the caller has checked it. Without a name:
+    the artifact chosen for the target, or several that share the row counts."""
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
     made: dict[str, Executable] = {}
@@ -58,21 +58,21 @@ def open_artifact(
 def open_program(opened: Opened, device: torch.device) -> Executable:
     """The portable program on torch's own kernels, on all rows at once: the reference of test mode.
 
-    Never in tiles, so that it shows where an artifact should not run so.
+    It never runs in tiles, so it shows if an artifact must not run in tiles.
     """
     return _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
 
 
 def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:
-    """The files of a candidate as they were hashed, in a folder of one's own, to make another form
-    of it; the first of them."""
+    """Copy the files of a candidate, as they were hashed, into a folder; returns the first file.
+    The caller makes another form of the artifact from them."""
     files = _files(opened, target, engine_name)
     copy_files(opened.bundle, files, into)
     return into / files[0]
 
 
 def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
-    """Files of a bundle as they were hashed, in a folder of one's own."""
+    """Copy files of a bundle, as they were hashed, into a folder."""
     with _held(bundle, files) as pinned:
         for name in files:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
 
 @contextmanager
 def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
-    """A candidate with the program and the reference, as they were hashed, for the process that is
-    to judge it; checked again at the end."""
+    """A candidate's files with the program and the reference, as they were hashed, for a process
+    that judges the candidate. They are checked again at the end."""
     manifest = opened.bundle.manifest
     names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
     with _held(opened.bundle, names, for_others=True) as pinned:
@@ -94,7 +94,7 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
 def open_candidate(
     engine_name: str, file: Path, device: torch.device, threads: int = 1
 ) -> Executable:
-    """An artifact that is being made or judged, by its path: for the stages alone."""
+    """Open an artifact by its path, while it is made or judged. Only the stages call this."""
     return engine(engine_name).open(file, device, threads)
 
 
@@ -113,10 +113,10 @@ def _open(
     threads: int = 1,
     instances: int | None = None,
 ) -> Executable:
-    """What the engine makes of `files`, the first of which it opens.
+    """The executable that the engine makes of `files`; it opens the first of them.
 
-    BundleError if one was replaced or written to since its digest was checked, or while it was
-    opened. Files in the cache stay there as long as the executable does.
+    Raises BundleError if a file was replaced or written to after its digest was checked, or while
+    it was opened. Files in the cache stay there as long as the executable lives.
     """
     try:
         made = engine(engine_name)
@@ -131,7 +131,7 @@ def _open(
             "torch",
             code="load-without-torch",
         ) from None
-    if device.type != "cpu":  # a GPU's artifact is opened again when its runs are first recorded
+    if device.type != "cpu":  # for recorded runs a GPU's artifact is opened a second time
         weakref.finalize(executable, pinned.close)
     if bundle.holds:
         weakref.finalize(executable, _let_go, bundle.holds)
@@ -142,7 +142,7 @@ def _open(
 def _held(
     bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
 ) -> Iterator[Pinned]:
-    """The files, open; errors name the bundle's folder. Kept open after success if not `close`."""
+    """The files, open; errors name the bundle's folder. With `close` false they stay open."""
     from registry.bundle import Pinned
 
     pinned = Pinned(bundle, files, for_others=for_others)
@@ -160,4 +160,4 @@ def _held(
 
 
 def _let_go(holds: tuple[object, ...]) -> None:
-    """Called when the executable dies: until then `holds` has kept the files in the cache."""
+    """Called when the executable dies. Until then `holds` has kept the files in the cache."""

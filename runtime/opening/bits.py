@@ -1,8 +1,8 @@
-"""Whether an artifact gives the same bits here: by the digest of its answers to the reference.
+"""Check that an artifact gives the same bits here, by a digest of its answers to the reference.
 
-A version keeps what its artifacts gave to a few rows when they were validated. A host computes its
-own when it first loads one, and says so where it is another; an answer that is right within the
-tolerances may be. For a processor that is not there:
+A version records the digest of its artifacts' answers to a few rows at validation. A host computes
+its own digest at the first load, and logs a warning if they differ. Other bits may still be right
+within the tolerances. For a processor that this host does not have:
 
     qemu-x86_64 -cpu Haswell python -m runtime.opening.bits <job.json
 """
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 log = logger("soa-pipeline")
 
-FEW = 33  # rows: a vector of any width, and one more
+FEW = 33  # rows: a full vector of any width, and one more row
 
 
 def answer_bits(session: Session, reference: Path, *, every: bool = False) -> str | None:
     """The sha256 of the outputs at the largest case of up to 33 rows; with `every`, at every case.
 
-    None where an input is bfloat16, which NumPy does not have.
+    None if an input is bfloat16, which NumPy does not have.
     """
     found = hashlib.sha256()
     for case, given, written in _collections(session.signature, reference, every):
@@ -57,7 +57,7 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
 
 
 def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
-    """The case whose answers are digested: the largest of up to 33 rows, else the smallest."""
+    """The case whose answers are digested: the largest with up to 33 rows, else the smallest."""
     some = [case for case in cases if min(case.values()) > 0]
     few = [case for case in some if max(case.values()) <= FEW]
     return max(few, key=_size) if few else min(some, key=_size)
@@ -71,7 +71,7 @@ def _unreadable(signature: Signature) -> bool:
 def _collections(
     signature: Signature, reference: Path, every: bool
 ) -> Iterator[tuple[Mapping[str, int], dict[str, Collection], dict[str, Collection]]]:
-    """Cases of a stored reference (stages/reference writes it), in memory to be bound."""
+    """Cases of a reference that stages/reference has stored, in memory for `bind`."""
     from safetensors import safe_open
 
     if _unreadable(signature):
@@ -86,7 +86,7 @@ def _collections(
                 given[name] = Collection(signature.layouts[name], n)
                 for column in signature.layouts[name].numbers:
                     key = f"input/{name}/{column.name}"
-                    if key in names:  # else the model itself writes it
+                    if key in names:  # else it is a column that the model itself writes
                         part = stored.get_slice(key)
                         scalar = column.kind == "scalar"
                         given[name].fill(
@@ -110,10 +110,9 @@ def _size(case: Mapping[str, int]) -> int:
 
 
 def check_bits(opened: Opened, executable: Executable, target: str) -> None:
-    """At a host's first load of an artifact for a CPU: a warning in the log where its bits are
-    others.
+    """At the first load of an artifact for a CPU on this host: log a warning if its bits differ.
 
-    What was found is kept in this host's cache, for processors of this kind.
+    The result is kept in this host's cache, for this kind of processor.
     """
     manifest = opened.bundle.manifest
     name = opened.opening.engine_name or str(manifest.targets[target].chosen)
@@ -129,14 +128,14 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
         found: str | None = read_plain(note).decode()
     except (OSError, ValueError):
         if isinstance(executable, RangedExecutable):
-            executable = executable.at(sys.maxsize)  # the one that was chosen
+            executable = executable.at(sys.maxsize)  # the artifact chosen over all sizes
         session = Session(opened.signature, executable)
         try:
             found = answer_bits(session, opened.bundle.file(manifest.reference))
-        except Exception as error:  # what fails here fails at the first event, where it can be met
+        except Exception as error:  # the first event raises the error again, to the user
             log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
             return
-        with contextlib.suppress(OSError):  # a host whose cache cannot be written does it again
+        with contextlib.suppress(OSError):  # without a cache the next load repeats it
             note.parent.mkdir(parents=True, exist_ok=True)
             write_whole(note, str(found))
     if found != known:
@@ -148,7 +147,7 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
 
 
 def main(job: dict[str, Any]) -> str | None:
-    """The bits of an artifact that is described in plain data, in this process."""
+    """The bits of an artifact described by plain data, computed in this process."""
     opened = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
     return answer_bits(Session(signature, opened), Path(job["reference"]))

@@ -1,9 +1,9 @@
 """The one route from a name to a version that may be used: look up, fetch, judge.
 
-Everything that runs a version, or hands it on to be run, comes this way. The registry says which
-version a name means and gives its files; this file judges whether it may be used. `Opening.mode`
-alone decides which checks are left out: a version that comes from this host's record of an earlier
-lookup (`Opening.lookup`) passes the same checks, by the promotion and the keys in that record.
+All that runs a version, or hands it on to be run, comes this way. The registry says which version a
+name means and gives its files; this file judges whether it may be used. Only `Opening.mode` decides
+which checks are left out. A version from this host's record of an earlier lookup (`Opening.lookup`)
+passes the same checks, with the promotion and the keys in that record.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from runtime.opening.trust import (
 )
 from soa.text import logger
 
-if TYPE_CHECKING:  # opening a folder asks no registry
+if TYPE_CHECKING:  # opening a folder does not import the registry
     from registry.store import Lookup
 
 log = logger("soa-pipeline")
 
 
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
-    """A version, or the bundle of a folder, once it has passed all that its mode asks for.
+    """A version, or the bundle of a folder, after all checks of its mode.
 
-    `annexes`: use at most these of the targets that were built later.
-    Raises LoadError, or the registry's error of what went wrong.
+    `annexes`: of the targets that were built later, use at most these.
+    Raises LoadError, or the error of the registry.
     """
     ref = _parsed(opening)
     if isinstance(ref, Path):
@@ -57,7 +57,7 @@ def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Op
 
 
 def name_of(opening: Opening) -> Name | None:
-    """What is to be looked up; None for a folder."""
+    """The name to look up; None for a folder."""
     ref = _parsed(opening)
     return None if isinstance(ref, Path) else Name(ref, opening)
 
@@ -67,7 +67,7 @@ def _parsed(opening: Opening) -> Ref | Path:
 
 
 class Name:
-    """A reference to a version of a registry, looked up by the policy of its opening."""
+    """A reference to a version in a registry, looked up by the policy of its opening."""
 
     def __init__(self, ref: Ref, opening: Opening) -> None:
         from registry.store import LookupCache, cache_root
@@ -78,9 +78,9 @@ class Name:
         self._record = LookupCache(cache_root(), repr(self._store), opening.mode)
 
     def find(self, *, now: bool = False) -> Lookup:
-        """`now`: ask the registry, if it may be asked, however young the record is.
+        """`now`: ask the registry even if the record is young, unless the policy forbids asking.
 
-        Raises NotFoundError, RegistryUnavailableError, or LoadError where nobody may be asked.
+        Raises NotFoundError, RegistryUnavailableError, or LoadError if the policy forbids asking.
         """
         policy = self.opening.lookup
         if policy == "offline":
@@ -105,7 +105,7 @@ class Name:
             return self._recorded_or(error)
 
     def open(self, found: Lookup, annexes: Collection[str] | None = None) -> Opened:
-        """What was found; what is on record, where the store's files cannot be had."""
+        """Open the found version; if the store's files cannot be had, open the recorded one."""
         try:
             return self._judged(found, annexes)
         except RegistryUnavailableError as error:
@@ -140,12 +140,12 @@ class Name:
                 self._record.forget(str(self.ref))
             raise
         if found.asked:
-            with contextlib.suppress(OSError):  # a host whose cache cannot be written does without
+            with contextlib.suppress(OSError):  # a cache that cannot be written is no error
                 self._record.write(str(self.ref), found)
         return Opened(bundle, version.name, version.number, found, opening, withheld)
 
     def _ask(self) -> Lookup:
-        """The registry, for all that is to be judged: production's is more."""
+        """Ask the registry for all that is judged; production needs more of it."""
         from registry.history import PRODUCTION
         from registry.store import Lookup
 
@@ -170,7 +170,7 @@ class Name:
         return None if last is None else replace(last, policy=self.opening.lookup)
 
     def _recorded_or(self, error: RegistryError) -> Lookup:
-        """What is on record, if the policy allows that and there is such; else raises `error`."""
+        """The recorded lookup, if the policy allows it and there is one; else raises `error`."""
         last = self._recorded() if self.opening.lookup == "prefer-cache" else None
         if last is None:
             raise error
@@ -210,7 +210,7 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
 
 
 def _note_of(folder: Path, digest: str) -> PulledNote | None:
-    """In test mode a note that cannot be read, or is of another bundle, says nothing."""
+    """In test mode: the note of a pulled folder; None if it is unreadable or of another bundle."""
     try:
         note = read_note(folder)
     except BundleError:
@@ -219,7 +219,7 @@ def _note_of(folder: Path, digest: str) -> PulledNote | None:
 
 
 def _named(note: PulledNote | None) -> Ref | None:
-    """The version that a pulled folder is a copy of, by its note."""
+    """The version that a pulled folder copies, as its note says."""
     try:
         ref = parse_ref(note.ref) if note else None
     except RegistryError:

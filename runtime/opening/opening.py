@@ -1,4 +1,4 @@
-"""What is asked for (`Opening`), and the version or folder that has passed (`Opened`)."""
+"""What the caller asks for (`Opening`), and the version or folder that passed (`Opened`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.errors import LoadError
 from runtime.session import Origin
 from soa.signature import Signature
 
-if TYPE_CHECKING:  # opening a folder asks no registry
+if TYPE_CHECKING:  # opening a folder does not import the registry
     from registry.store import Lookup, Registry
     from registry.version import Version
 
@@ -23,16 +23,16 @@ LookupPolicy = Literal["fresh", "prefer-cache", "offline"]
 LOOKUPS: tuple[LookupPolicy, ...] = ("fresh", "prefer-cache", "offline")
 
 Builder = Callable[[Bundle, Target], Annex]
-"""Builds a bundle's program for a target, proven against the bundle's reference; or raises."""
+"""Builds a bundle's program for a target and validates it on the bundle's reference, or raises."""
 
 
 Prover = Callable[["Opened", str, str], str | None]
-"""Why an engine's artifact for a target is refused on this host's own device; None: it is right.
-LoadError where that cannot be found out here."""
+"""Returns why an artifact is refused on this host's own device, or None if it is right. LoadError
+where that cannot be found out here."""
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Opening` but its mode, for type checkers, where they come as `**options`."""
+    """The fields of `Opening` without its mode: type checkers need them for `**options`."""
 
     registry: Registry | str | None
     lookup: LookupPolicy
@@ -48,23 +48,23 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What to open, and by which rules. Raises LoadError for rules that contradict each other.
+    """What to open, and the rules for it. Raises LoadError for rules that contradict each other.
 
-    `mode` says what must have passed: "production" takes only what a gate let into production, for
-    this model, number and digest, and what is signed as the host, the registry's policies and
-    `trusted_keys` ask, each by one of its own keys; "test" takes anything.
+    `mode`: "test" takes any version. "production" takes a version only if a gate has promoted it,
+    by this model, number and digest, and if it is signed as the host, the registry's policies and
+    `trusted_keys` ask: each of these by one of its own keys.
 
-    `lookup`: "fresh" asks the registry what a name means, and fails where it cannot be asked.
-    "prefer-cache" takes what was found on this host less than `max_age_s` ago; else it asks, and
-    where that fails it takes what was found last, with a warning. "offline" takes what was found
-    last and opens no connection.
+    `lookup`: "fresh" asks the registry what a name means, and fails if it cannot be asked.
+    "prefer-cache" takes a result found on this host less than `max_age_s` ago. Else it asks; if
+    that fails, it takes the last result, with a warning. "offline" takes the last result and opens
+    no connection.
 
     `trusted_keys`: files of public keys, or folders of them. `target` and `engine_name` override
-    the best target of this host and the engine that was chosen for it; `threads` and `instances`
-    (how many runs there may be at one moment) what the version's config says under `session`.
-    `builder` makes an artifact if the version holds no verified one for this host. `prover`
-    validates an artifact that no device of its kind has run, before its first use on this host;
-    without a prover, production refuses it.
+    the best target of this host and the engine chosen for it. `threads` and `instances` (the number
+    of runs at one moment) override the values under `session` in the version's config. `builder`
+    makes an artifact if the version has no verified one for this host. `prover` validates an
+    artifact that no device of its kind has run, before its first use on this host; without a
+    prover, production refuses such an artifact.
     """
 
     ref: str | Path = field(kw_only=False)
@@ -101,17 +101,17 @@ class Opening:
 
 @dataclass(frozen=True)
 class Opened:
-    """A version, or the bundle of a folder, that has passed every check its mode asks for.
+    """A version, or the bundle of a folder, that has passed every check of its mode.
 
-    `bundle` has the targets that may be used and no others; `withheld`
-    says why the version's other targets may not.
+    `bundle` has only the targets that may be used; `withheld` says why other targets of the version
+    may not.
     """
 
     bundle: Bundle
     name: str
-    """The model's: the registry's name for it, or that of a pulled folder's note."""
+    """The model's name: in the registry, or in the note of a pulled folder."""
     number: int | None
-    """None for a folder that does not say which version it is."""
+    """The version's number; None for a folder that does not say it."""
     lookup: Lookup | None
     """How the version was found; None for a folder."""
     opening: Opening
@@ -135,7 +135,7 @@ class Opened:
 
     @property
     def threads(self) -> int:
-        """That one run may use."""
+        """The number of threads of one run."""
         return self.opening.threads or self.bundle.manifest.session.threads
 
     def origin(self, target: str, engine: str) -> Origin:

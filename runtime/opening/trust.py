@@ -1,6 +1,6 @@
-"""What production asks of a version before it uses anything of it: promotion and signatures.
+"""What production requires of a version before any use: promotion and signatures.
 
-Nothing here asks a registry, and no file is read but those of keys: all has been fetched before.
+No function here asks a registry, and the only files read are keys: all else is fetched before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from registry.errors import NotPromotedError
 from registry.trust import Trusted, host_keys, trusted, trusted_keys
 from runtime.errors import LoadError
 
-if TYPE_CHECKING:  # opening a folder asks no registry
+if TYPE_CHECKING:  # opening a folder does not import the registry
     from registry.version import Promotion, Version
 
 NOT_SIGNED = (
@@ -24,7 +24,7 @@ NOT_SIGNED = (
 
 
 def require_promoted(version: Version, history: Sequence[Promotion] | None) -> Promotion:
-    """As `Version.let_in` says, for production; LoadError."""
+    """The promotion that lets the version into production (`Version.let_in`); else LoadError."""
     from registry.history import PRODUCTION
 
     try:
@@ -40,9 +40,9 @@ def require_promoted(version: Version, history: Sequence[Promotion] | None) -> P
 def usable_annexes(
     version: Version, promotion: Promotion, signed: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Which of the targets that were built later production may use, and why not the others.
+    """The targets built later that production may use, and why it may not use the others.
 
-    `signed`: a signature is asked for. None covers what was built later.
+    `signed`: a signature is required. No signature covers a target that was built later.
     """
     from registry.history import PRODUCTION
 
@@ -57,7 +57,7 @@ def usable_annexes(
 
 
 def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) -> None:
-    """LoadError unless the note of a pulled folder is of its bundle."""
+    """Raise LoadError unless the note of a pulled folder belongs to its bundle."""
     if note is None:
         raise LoadError(
             f"{ref} is a folder that no promotion vouches for: make one with "
@@ -75,8 +75,8 @@ def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) ->
 def keys_asked_for(
     signers: Mapping[str, Sequence[str]], given: str | Path | Sequence[str | Path] | None
 ) -> list[tuple[Trusted, ...]]:
-    """Groups of keys; of each group, one key must have signed: the host's, those given, and those
-    of each policy in `signers`. Empty where no signature is asked for."""
+    """Groups of keys; one key of each group must have signed. The groups: the host's keys, the
+    given keys, and the keys of each policy in `signers`. Empty if no signature is required."""
     host = host_keys()
     asked = [] if host is None else [host]
     if given is not None:

@@ -1,4 +1,4 @@
-"""A session runs a model on collections; a binding ties it to them, and checks them once."""
+"""A session runs a model on collections. A binding ties the model to memory and checks it once."""
 
 import lazy_loader
 

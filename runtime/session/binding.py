@@ -1,8 +1,8 @@
-"""Binding: a model tied to the caller's buffers, which `memory_checks.py` checks, once.
+"""Binding: a model tied to the caller's buffers. `memory_checks.py` checks the buffers once.
 
-An artifact checks nothing when it runs: a wrong dtype, a missing column or too large an n is
-garbage or heap corruption, without an error. So all of it is checked when memory is bound, and a
-call afterwards checks nothing but n.
+An artifact checks nothing when it runs: a wrong dtype, a missing column or too large an n gives
+wrong values or a corrupted heap, without an error. So everything is checked when memory is bound.
+A later call checks only n.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Rows = SupportsIndex | Mapping[str, SupportsIndex]
 class Binding:
     """A callable that runs the model on the bound memory; made by `Session.bind`.
 
-    `binding()` runs on all rows that were bound; `binding(n)` on the first n, this once (a mapping
-    where there are several row dimensions), up to the collection's capacity and the compiled
-    maximum. `resize(n)` binds n rows from then on. On a GPU it runs on `stream=` (torch's current
-    one by default), synchronises nothing, and the outputs are ready in stream order. It borrows the
-    memory and keeps the collections alive. One thread at a time may use a binding; different
-    bindings of one session may run at once.
+    `binding()` runs on all rows that were bound. `binding(n)` runs once on the first n rows, up to
+    the collection's capacity and the compiled maximum; with several row dimensions n is a mapping.
+    `resize(n)` binds n rows from then on. On a GPU it runs on `stream=` (by default torch's current
+    stream) without synchronisation, and the outputs are ready in stream order. The binding borrows
+    the memory and keeps the collections alive. Only one thread at a time may use a binding;
+    different bindings of one session may run at once.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Binding:
         self.inputs = tied.inputs
         self.outputs = tied.outputs
         self.bound = tied.rows
-        """The rows of a call that does not say how many."""
+        """The row counts of a call without an argument."""
         self._tied_to(tied.rows)
 
     def _tied_to(self, rows: dict[str, int]) -> None:
         self.rows = rows
-        """The rows of the last call, or of one that is running; before the first, those bound."""
+        """The rows of the last or the running call; before the first call, the bound rows."""
         self.writes = _writes(self.signature, rows)
-        """Whether there is an output element at all; where there is none, a call does nothing."""
+        """Whether there is an output element. If there is none, a call does nothing."""
         self._native = self._native_call() if rows == self.bound else None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        """Run, on all bound rows or on the first `rows` of them.
+        """Run on all bound rows, or on the first `rows` of them.
 
         Raises BindError if a new n lies outside the compiled range or the buffers. `stream`: a
         torch or CuPy stream of the model's GPU, or a raw handle.
@@ -96,7 +96,7 @@ class Binding:
             if self.writes:
                 self.prepared.run()
             return
-        self._process.require()  # CUDA does not come through a fork
+        self._process.require()  # CUDA does not work in the child of a fork
         handle = raw_stream(stream, self.device)
         if self.writes:
             self._run_on(handle)
@@ -105,8 +105,8 @@ class Binding:
         self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
-        """All that a call on the bound rows does, where that is one native call: it refuses a
-        second thread itself. None on a GPU, which asks for a stream.
+        """The one native call that a call on the bound rows consists of, if it does. It refuses a
+        second thread itself. None on a GPU, because a call there needs a stream.
         """
         call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):
@@ -114,7 +114,7 @@ class Binding:
         return self._measured(call.run) if self.writes else _nothing
 
     def _measured(self, run: Callable[P, None]) -> Callable[P, None]:
-        """Off, which it is by default, the very same call."""
+        """Add telemetry to a call. If telemetry is off, as by default, the call is not changed."""
         if self._telemetry is None:
             return run
         return self._telemetry.timed(run, self.origin, sum(self.rows.values()))
@@ -132,13 +132,13 @@ class Binding:
             self._tied_to(self.rows)
 
     def use_all(self) -> None:
-        """Go back to all bound rows; for callers that run `prepared` themselves."""
+        """Go back to all bound rows. For callers that run `prepared` themselves."""
         if self.rows != self.bound:
             with self._alone:
                 self._use(None)
 
     def _use(self, rows: Rows | None) -> None:
-        """Tie the arguments to these rows; None for those that were bound."""
+        """Tie the arguments to these rows; None means the rows that were bound."""
         wanted = self.bound if rows is None else _row_counts(rows, self.bound)
         if wanted == self.rows:
             return
@@ -166,8 +166,8 @@ class Binding:
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Bind other collections of the same layouts, checked as in `Session.bind`.
 
-        The time does not depend on n. Raises BindError; the binding is then unchanged. Otherwise
-        the memory that was bound before is released.
+        The time does not depend on n. If it raises BindError, the binding is not changed. Otherwise
+        it releases the memory that was bound before.
         """
         with self._alone:
             checked = self._check(
@@ -218,7 +218,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Collections that passed every check, and what follows from them."""
+    """Collections that passed every check, and values derived from them."""
 
     inputs: dict[str, Collection]
     outputs: dict[str, Collection]
@@ -226,11 +226,11 @@ class _Checked:
     limits: dict[str, int]
     arguments: list[Span]
     by_rows: list[tuple[int, str, Span | None]]
-    """Arguments whose shape is n itself, with the whole memory behind each; None for a carrier."""
+    """Arguments whose shape depends on n, with their whole memory; None for a row carrier."""
 
 
 class _Alone:
-    """Refuses a second thread, where waiting would hide that two share one binding."""
+    """Raises an error for a second thread: a wait would hide that two threads share a binding."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
@@ -246,7 +246,7 @@ class _Alone:
 
 
 def _nothing() -> None:
-    """A call where there is no output element."""
+    """The call of a binding without an output element."""
 
 
 def _writes(signature: Signature, rows: Mapping[str, int]) -> bool:
@@ -254,7 +254,7 @@ def _writes(signature: Signature, rows: Mapping[str, int]) -> bool:
 
 
 def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
-    """Row counts by dimension as plain ints, also from NumPy's integers."""
+    """Row counts by dimension as plain ints; NumPy's integers are accepted."""
     if type(rows) is int:
         return dict.fromkeys(dims, rows)
     given = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)

@@ -1,7 +1,7 @@
-"""CUDA graphs: the launches of one binding recorded once, and replayed as one.
+"""CUDA graphs: the launches of one binding are recorded once and replayed as one launch.
 
-For small events on memory that stays, where launching costs more than computing. A graph holds
-addresses and sizes, so it belongs to one binding at one n; everything else runs without it.
+A graph helps for small events on fixed memory, where launches cost more time than computing. It
+holds addresses and sizes, so it belongs to one binding at one n; other calls run without it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from runtime.session.memory_checks import Collections
 from runtime.session.session import Session
 from soa.memory import Collection
 
-_WARM_UP_RUNS = 3  # what libraries allocate on first use must not fall into the recording
+_WARM_UP_RUNS = 3  # libraries allocate on first use, which must not be recorded
 
 
 class GraphBinding(Binding):
     """A binding that records its launches at the first call, for the rows and memory bound then.
 
-    Another n runs without the graph; `rebind` drops it, and the next call records anew. Recording
-    synchronises the device and writes the outputs several times. Where a graph cannot be had the
-    binding runs as any other does, and `graph` says why.
+    Calls with another n run without the graph. `rebind` drops it, and the next call records again.
+    Recording synchronises the device and writes the outputs several times. If no graph can be
+    recorded, the binding runs as any other does, and `graph` says why.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GraphBinding(Binding):
         self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, int]] | None = None
         self._tried = self.device.type == "cpu"
         self.graph = "not recorded: the model runs on the CPU" if self._tried else "not yet"
-        """What became of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
+        """The state of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         super().rebind(inputs, outputs)
@@ -68,7 +68,7 @@ class GraphBinding(Binding):
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 run(side.cuda_stream)
             caller.wait_stream(side)
-        except Exception as error:  # whatever the model or its libraries do not let be recorded
+        except Exception as error:  # the model or its libraries may do what cannot be recorded
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.graph = f"not recorded: {reason}"
             return
@@ -76,7 +76,7 @@ class GraphBinding(Binding):
         self.graph = f"recorded at {', '.join(f'{dim}={n}' for dim, n in self.rows.items())}"
 
     def _recordable(self) -> Any:
-        """The artifact as a function of a raw stream that is also torch's current one."""
+        """The artifact as a function of a raw stream, which is also made torch's current stream."""
         other = self._executable.recordable()
         prepared = self.prepared if other is self._executable else other.prepare(self._arguments)
         return prepared.run

@@ -1,6 +1,6 @@
-"""What memory must be like to be bound: type, layout, device, writability, overlap, rows.
+"""The checks of memory before it is bound: type, layout, device, writability, overlap, rows.
 
-An artifact checks none of it when it runs; all of it is checked here, once.
+An artifact checks none of this when it runs; everything is checked here, once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def data_device(*given: Collections) -> Device:
 
 
 def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
-    """One collection, or several by name, as a dict; raises BindError if they are not those."""
+    """One collection, or several by name, as a dict; raises BindError if the names do not match."""
     if isinstance(given, Collection):
         if len(names) != 1:
             raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
@@ -54,10 +54,10 @@ def check_memory(
     outputs: Mapping[str, Collection],
     any_start: bool,
 ) -> dict[str, int]:
-    """Type, layout, writability, overlap and rows of every collection; the rows by dimension.
+    """Check type, layout, writability, overlap and rows of all collections; returns the row counts.
 
-    `any_start`: whether windows may begin at any row. Raises BindError. The collections' names are
-    already checked, their device is not looked at.
+    `any_start`: whether windows may begin at any row. Raises BindError. The caller has already
+    checked the collections' names; their device is not checked here.
     """
     for name, collection in {**inputs, **outputs}.items():
         _check_layout(name, collection.layout, signature)
@@ -104,7 +104,7 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
         )
     _check_columns(where, found, wanted)
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
-        return  # separate columns that are aligned better than needed
+        return  # separate columns may have more alignment than needed
     if found.storage != wanted.storage:
         raise BindError(
             f"{where} is stored as {found.storage!r}, the model was compiled for "
@@ -156,7 +156,7 @@ def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
 
 
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
-    """An output may share no byte with any other bound memory."""
+    """An output must not share a byte with any other bound memory."""
     spans = [
         (span.address, span.address + span.nbytes, name, name in outputs)
         for name, collection in {**inputs, **outputs}.items()

@@ -1,4 +1,4 @@
-"""One model, several artifacts: the fastest at a small n need not be the fastest at a large one."""
+"""One model with several artifacts: at a small n another one may be faster than at a large n."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class RangedExecutable(Executable):
-    """Runs each n on the artifact that was chosen for it; for signatures with one row dimension.
+    """Runs each n on the artifact chosen for it; for signatures with one row dimension.
 
-    `below` holds `(rows, executable)` with `rows` ascending: the first one whose `rows` exceeds n
-    runs, `otherwise` where there is none.
+    `below` holds `(rows, executable)` with `rows` ascending. The first one whose `rows` is greater
+    than n runs; if there is none, `otherwise` runs.
     """
 
     def __init__(self, below: Sequence[tuple[int, Executable]], otherwise: Executable) -> None:
@@ -35,7 +35,7 @@ class RangedExecutable(Executable):
         return _RangedCall(self, arguments)
 
     def recordable(self) -> RangedExecutable:
-        """The same artifacts, for runs that are recorded into CUDA graphs."""
+        """The same artifacts, opened for runs that are recorded into CUDA graphs."""
         return RangedExecutable(
             [(rows, each.recordable()) for rows, each in self._below], self._otherwise.recordable()
         )
@@ -46,7 +46,7 @@ class RangedExecutable(Executable):
 
 
 class _RangedCall(Prepared):
-    """Arguments tied to the artifact for their n, and to others once an n asks for them."""
+    """Arguments tied to the artifact for their n; to other artifacts when an n needs them."""
 
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
@@ -62,7 +62,7 @@ class _RangedCall(Prepared):
         self._current.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        self._current.replace(changes)  # where a thread is running it, all stays as it was
+        self._current.replace(changes)  # raises, without any change, while a thread is running it
         for i, span in changes.items():
             self._arguments[i] = span
         for key, call in list(self._calls.items()):
@@ -70,7 +70,7 @@ class _RangedCall(Prepared):
                 try:
                     call.replace(changes)
                 except RunError:
-                    del self._calls[key]  # it is made anew when an n asks for it
+                    del self._calls[key]  # it is made again when an n needs it
         self._current = self._call()
 
     def _call(self) -> Prepared:

@@ -34,7 +34,7 @@ class Origin:
     target: str
     engine: str
     lookup: Lookup | None = None
-    """How the version was found; None for a folder."""
+    """How the version was looked up; None for a folder."""
 
     def __str__(self) -> str:
         version = f"/{self.version}" if self.version else ""
@@ -45,14 +45,14 @@ class Session:
     """Runs one model on one device. Any number of threads may bind and run at once.
 
     It owns the opened artifact and borrows all other memory. `any_start`: validation ran windows
-    that begin at any row, so they may be bound.
-    It is pickled as `reopening`: another process opens the same version again.
+    that begin at any row, so they may be bound. A session is pickled as `reopening`: another
+    process opens the same version again.
     """
 
     any_start = False
     closed = False
     reopening: Callable[[], Session] | None = None
-    """Opens it again elsewhere; set by who has loaded it. None: it cannot be pickled."""
+    """Opens the version again in another process; `load` sets it. None: it cannot be pickled."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class Session:
         return self._executable
 
     def layout(self, collection: str) -> Layout:
-        """The layout of one of the model's collections; BindError if it has none of that name."""
+        """The layout of one of the model's collections; BindError if there is no such
+        collection."""
         if collection not in self.signature.layouts:
             have = ", ".join(self.signature.layouts)
             raise BindError(f"the model has no collection {collection!r}; it has: {have}")
@@ -85,9 +86,9 @@ class Session:
         return Collection(self.layout(name), n, self.device, capacity=capacity)
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        """Check the memory once; the binding that comes back runs on it without a copy.
+        """Check the memory once, and return a binding that runs on it without a copy.
 
-        `graph`: replay a CUDA graph where one can be recorded, see `GraphBinding`. Raises BindError
+        `graph`: replay a CUDA graph if one can be recorded, see `GraphBinding`. Raises BindError
         naming the collection, what was found and what is needed.
         """
         kind = Binding
@@ -98,19 +99,20 @@ class Session:
         return kind(self, *self._named(inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
-        """Bind and run once; the outputs are written in place, on a GPU in stream order."""
+        """Bind and run once. Outputs are written in place; on a GPU in stream order."""
         self.bind(inputs, outputs)(stream=stream)
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run bindings of this session, each on all its bound rows, in one call: for tiny events.
+        """Run bindings of this session in one call, each on all its bound rows. Use it for tiny
+        events.
 
-        With the native runner that is one call without the GIL, on `threads` native threads; the
-        bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
-        of the first that fails; later ones may not have run.
+        With the native runner this is one call without the GIL, on `threads` native threads. The
+        bindings must share no output memory, and no other thread may run one of them. Raises the
+        error of the first binding that fails; later ones may not have run.
         """
-        # Each call is counted where there is telemetry.
+        # With telemetry each call is counted.
         if telemetry() is None and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
@@ -137,7 +139,7 @@ class Session:
         return self.reopening, ()
 
     def __repr__(self) -> str:
-        """What it runs, and its collections with their rows."""
+        """The version, and the collections with their rows."""
         here = self.signature
         every = ", ".join(f"{name}[{here.rows_of[name]}]" for name in here.layouts)
         return f"{type(self).__name__}({self.origin or 'an artifact'}, {every})"

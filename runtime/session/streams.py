@@ -1,4 +1,4 @@
-"""Streams: what a caller may give as `stream=`, as the raw handle that an artifact takes."""
+"""Streams: convert the caller's `stream=` to the raw handle that an artifact takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def raw_stream(stream: Any, device: Device | torch.device) -> int:
     """The raw handle of `stream` on the GPU `device`; torch's current stream for None.
 
-    Takes a torch stream, a CuPy stream, anything with `__cuda_stream__` (cuda-python's protocol),
-    or the raw handle itself, as alpaka's queues give it, whose device nobody can check. Raises
-    BindError for anything else, and for a stream of another device.
+    Takes a torch stream, a CuPy stream, any object with `__cuda_stream__` (cuda-python's protocol),
+    or a raw handle, as alpaka's queues give it; the device of a raw handle cannot be checked.
+    Raises BindError for anything else, and for a stream of another device.
     """
     if device.type == "cpu":
         raise BindError("stream= was given, but the model runs on the CPU, which has no streams")
@@ -33,8 +33,8 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
         return int(stream.cuda_stream)
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    if hasattr(stream, "ptr") and hasattr(stream, "device_id"):  # CuPy's, before the protocol
-        if stream.device_id >= 0:  # -1: the null stream, which every device has
+    if hasattr(stream, "ptr") and hasattr(stream, "device_id"):  # CuPy without the protocol
+        if stream.device_id >= 0:  # -1: the null stream, which exists on every device
             _require_device(Device(f"cuda:{stream.device_id}"), device)
         return int(stream.ptr)
     raise BindError(

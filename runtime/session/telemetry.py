@@ -1,9 +1,9 @@
-"""Counts and times of calls as Prometheus reads them; off unless PIPELINE_TELEMETRY says where.
+"""Counts and times of calls for Prometheus; off unless PIPELINE_TELEMETRY is set.
 
-`PIPELINE_TELEMETRY=9400` serves them on that port of this host alone. Anything else is a file that
-is written anew every few seconds, for node exporter's textfile collector; `{pid}` in its name is
-the process. A failed call is a line of JSON in the log `soa_pipeline.telemetry`, too. Without the
-variable nothing is imported, and a call does not ask.
+`PIPELINE_TELEMETRY=9400` serves them on that port, for this host only. Any other value is a file.
+It is written again every few seconds, for node exporter's textfile collector; `{pid}` in its name
+is the process number. A failed call also gives a line of JSON in the log `soa_pipeline.telemetry`.
+Without the variable nothing is imported, and calls do nothing for telemetry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EVERY_S = 10.0
 
 
 class Telemetry:
-    """What the bound calls of this process came to. Any number of threads may add to it."""
+    """The counts and times of this process's bound calls. Any number of threads may add to it."""
 
     def __init__(self, where: str) -> None:
         with needs_extra("telemetry", LoadError):
@@ -71,7 +71,7 @@ class Telemetry:
             ) from None
 
     def timed(self, run: Callable[P, object], origin: Origin | None, n: int) -> Callable[P, None]:
-        """The same call of an artifact on n rows, which adds itself."""
+        """The call of an artifact on n rows, with the addition to these counts."""
         labels = labels_of(origin)
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 
@@ -90,7 +90,7 @@ class Telemetry:
         return call
 
     def write(self) -> None:
-        """The file, whole; nothing where a port is served."""
+        """Write the whole file; does nothing if a port is served."""
         if self.port is None:
             self._write(str(self._file), self.registry)
 
@@ -111,6 +111,6 @@ def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
 
 @cache
 def telemetry() -> Telemetry | None:
-    """This process's own, from the first session on; None where nobody asked. Raises LoadError."""
+    """The telemetry of this process; None if it is off. Raises LoadError."""
     where = os.environ.get(VARIABLE)
     return Telemetry(where) if where else None

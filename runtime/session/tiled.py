@@ -1,7 +1,7 @@
 """An artifact that runs on so many rows at a time, through the same bound memory.
 
-A tile's arguments are the run's own, moved to its first row: of a matrix (F, S) the pitch S stays,
-so that its last row ends behind the memory; no run looks there, since it is told its own n.
+The arguments of a tile are those of the run, moved to the tile's first row. A matrix (F, S) keeps
+its pitch S, so its last row ends beyond the memory. No run reads there: a run knows its own n.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def in_tiles(
     executable: Executable, signature: Signature, rows: int, threads: int = 1
 ) -> Executable:
-    """`executable` on `rows` rows at a time wherever there are twice as many; 0: on all at once.
+    """`executable` on `rows` rows at a time, if there are at least twice as many; 0: on all at
+    once.
 
     The rows must not see each other. With the native runner `threads` threads share the tiles, and
-    the answers are the same bits; other engines use threads inside each run.
+    the answers are the same bits. Other engines use threads inside each run.
     """
     kinds = signature.tile_kinds
     if not rows or kinds is None:
@@ -48,7 +49,7 @@ class _Tiled(Executable):
         return _TiledCall(self, arguments)
 
     def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
-        """One for each tile; the row carrier comes first."""
+        """The calls of a run, one for each tile. The first argument is the row carrier."""
         n = arguments[0].shape[0]
         size = self._rows if n >= 2 * self._rows else max(n, 1)
         return [
@@ -69,7 +70,7 @@ class _Tiled(Executable):
 
 
 class _TiledCall(Prepared):
-    """Calls of the engine, one for each tile; the engine's own refuse a second thread."""
+    """Calls of the engine, one for each tile. They refuse a second thread themselves."""
 
     def __init__(self, executable: _Tiled, arguments: Sequence[Span]) -> None:
         self._executable = executable
@@ -82,7 +83,7 @@ class _TiledCall(Prepared):
 
     def replace(self, changes: Mapping[int, Span]) -> None:
         for call in self._calls:
-            call.replace({})  # refused while a thread is running it
+            call.replace({})  # raises while a thread is running it
         arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]
         self._arguments, self._calls = arguments, self._executable.calls(arguments)
 

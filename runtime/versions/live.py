@@ -1,13 +1,13 @@
 """A live session: one that moves to a newly promoted version between events.
 
-At every moment one version is in place. A call uses the version that was in place when it began,
-to its end, so no event mixes two; and since all bindings read the same `current`, no thread sees
-the old version again after it has seen the new one. A binding moves at its first call after the
-swap, in the thread that uses it, so nothing waits and nothing is locked. The old version is closed
-when the last binding has left it.
+At every moment one version is in place. A call uses the version that was in place when the call
+began, so no event mixes two versions. All bindings read the same `current`, so a thread that has
+seen the new version never sees the old one again. A binding moves at its first call after the swap,
+in the thread that uses it: nothing waits and nothing is locked. The old version is closed when the
+last binding has left it.
 
-A new version is put in place only after it has passed every check of a load, and every binding in
-use has been tried on it. If anything fails, the old version stays.
+A new version is put in place only after it has passed every check of a load, and after every
+binding in use has been tried on it. If anything fails, the old version stays.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logger("soa-pipeline")
 class LiveSession(Session):
     """A session that follows a name. Any number of threads may bind and run while it moves.
 
-    `current` is the session in place, with its report; the rest is as in any session.
+    `current` is the session in place, with its report. Everything else is as in any session.
     """
 
     def __init__(self, name: Name, open_: Callable[[Opened], Session]) -> None:
@@ -50,7 +50,7 @@ class LiveSession(Session):
         opened = name.open(name.find())
         self._found = _lookup(opened)
         self.current: Session = open_(opened)
-        """Set by `refresh` alone, at once for all bindings."""
+        """The session in place. Only `refresh` sets it, at once for all bindings."""
         self.signature = self.current.signature
 
     @property
@@ -60,12 +60,12 @@ class LiveSession(Session):
 
     @property
     def origin(self) -> Origin | None:  # type: ignore[override]
-        """What the session in place runs; None with `device="auto"`."""
+        """The origin of the session in place; None with `device="auto"`."""
         return self.current.origin
 
     @property
     def device(self) -> Device:  # type: ignore[override]
-        """RunError with `device="auto"`, which runs wherever the data is."""
+        """The device. Raises RunError with `device="auto"`: then each event has its own device."""
         return self.current.device
 
     @property
@@ -73,11 +73,11 @@ class LiveSession(Session):
         return self.current.executable
 
     def refresh(self) -> bool:
-        """Move to the version that the name means now; True if it is another one.
+        """Move to the version that the name means now. Returns True if it is another version.
 
-        The registry is asked as the session's `lookup` says. Raises the errors of `load`, and
-        LoadError for a version with other columns; the version in place then goes on serving.
-        RunError after a fork: the child stays at the version that was in place.
+        The registry is asked as `lookup` of the session says. Raises the errors of `load`, and
+        LoadError for a version with other columns; then the version in place goes on serving. After
+        a fork raises RunError: the child stays at the version that was in place.
         """
         self._process.require()
         with self._refreshing:
@@ -87,7 +87,7 @@ class LiveSession(Session):
             if not self._is_news(found):
                 return False
             opened = self._name.open(found)
-            if not self._is_news(_lookup(opened)):  # its files could not be had
+            if not self._is_news(_lookup(opened)):  # an older one: files were missing
                 return False
             coming = self._open(opened)
             try:
@@ -117,7 +117,7 @@ class LiveSession(Session):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> LiveBinding:
-        """As `Session.bind`; the binding moves with the session."""
+        """Bind as `Session.bind` does; the binding moves with the session."""
         binding = LiveBinding(self, inputs, outputs, graph)
         with self._listing:
             self._bindings.add(binding)
@@ -129,7 +129,7 @@ class LiveSession(Session):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """As `Session.run_many`, all on one version."""
+        """Run as `Session.run_many` does, all bindings on one version."""
         now = self.current
         moved = [b.on(now) if isinstance(b, LiveBinding) else b for b in bindings]
         now.run_many(moved, threads, stream=stream)
@@ -145,13 +145,14 @@ class LiveSession(Session):
             self.current.close()
 
     def _is_news(self, found: Lookup) -> bool:
-        """Another version, and not one known from before the one in place was asked for."""
+        """Whether it is another version, found no earlier than the one in place."""
         now = self._found
         same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
         return not same and found.at >= now.at
 
     def _require_fits(self, opened: Opened, coming: Session) -> None:
-        """The same signature; deployed where the old one is; and every binding binds there too."""
+        """Check that the new version has the same signature and devices, and that every binding
+        fits."""
         ours, theirs = self.signature, coming.signature
         if contract(theirs) != contract(ours):
             names = {**ours.layouts, **theirs.layouts}
@@ -173,8 +174,8 @@ class LiveSession(Session):
 class LiveBinding(Binding):
     """A callable that runs the version in place on the bound memory; made by `LiveSession.bind`.
 
-    `inner` is the binding to the version that the last call ran; what is known of a binding (rows,
-    inputs, …) is known of that one.
+    `inner` is the binding to the version that the last call ran. The attributes of a binding (rows,
+    inputs, …) are those of `inner`.
     """
 
     def __init__(
@@ -208,33 +209,33 @@ class LiveBinding(Binding):
         self._memory = (inputs, outputs)
 
     def on(self, session: Session) -> Binding:
-        """The binding to this version of the session, where it moves if it is not there yet."""
+        """The binding to this version of the session; it moves there if necessary."""
         if self._at is session:
             return self.inner
         left = self.inner
-        left.require_idle()  # one that another thread is running is not left
+        left.require_idle()  # raises if another thread is running it
         moved = self.bound_on(session)
         moved.resize(left.bound)
         if left.device.type != "cpu":
             import torch
 
-            torch.cuda.synchronize(left.device)  # before the old artifact may go
+            torch.cuda.synchronize(left.device)  # before the old artifact may be closed
         self.inner, self._at = moved, session
         return moved
 
     def bound_on(self, session: Session) -> Binding:
-        """The memory bound to that version, checked as it was the first time."""
+        """Bind the memory to that version, with the checks of a first bind."""
         return session.bind(*self._memory, graph=self._graph)
 
 
 class Watcher:
-    """Refreshes a session every so many seconds, in a thread of its own."""
+    """Refreshes a session at a fixed interval, in a thread of its own."""
 
     def __init__(self, session: LiveSession, every_s: float) -> None:
         if not every_s > 0:
             raise ValueError(f"every_s={every_s}: a time in seconds is needed")
         self.error: str | None = None
-        """What the last refresh failed with, if it did."""
+        """The error of the last refresh; None if it succeeded."""
         self._session = session
         self._every_s = every_s
         self._process = OwnProcess()
@@ -243,7 +244,7 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> None:
-        """End; a refresh in progress is waited for."""
+        """Stop the thread; waits for a refresh in progress."""
         if self._process.here():
             self._end.set()
             self._thread.join()
@@ -258,8 +259,8 @@ class Watcher:
         while not self._end.wait(self._every_s):
             try:
                 self._session.refresh()
-            except Exception as error:  # whatever it is, the old version can still serve
-                # As text: with the error come the frames it passed, and the artifacts in them.
+            except Exception as error:  # after any error the old version can still serve
+                # As text: the error itself would keep its frames, and the artifacts in them, alive.
                 ours = isinstance(error, SoaPipelineError)
                 self.error = str(error) if ours else f"{type(error).__name__}: {error}"
                 log.warning("not refreshed, %s goes on serving: %s", self._session.ref, self.error)
@@ -273,7 +274,7 @@ def _lookup(opened: Opened) -> Lookup:
 
 
 def contract(signature: Signature) -> dict[str, Any]:
-    """All of it but the sizes that are worth timing."""
+    """The whole signature without the typical sizes."""
     said = signature.to_dict()
     said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
     return said

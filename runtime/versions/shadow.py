@@ -1,10 +1,10 @@
 """A shadow: a second version that runs on some of production's events. Its results are discarded.
 
-A fraction of the calls is sampled. Once production has its answer, the calling thread copies the
+A fraction of the calls is sampled. When production has its answer, the calling thread copies the
 inputs and the answer; another thread runs the shadow and compares. That thread needs the GIL and
-may share a core with production, which then waits. So it rests after each event: copies and work
-together take less than the sampled fraction of the time. There is room for a few copies. Where all
-are taken, the event is dropped and counted.
+may share a core with production, which then waits. So the thread rests after each event: copies and
+work together take less than the sampled fraction of the time. Only a few copies have room. If all
+are in use, the event is dropped and counted.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from soa.memory import Collection
 from soa.text import logger
 
 log = logger("soa-pipeline")
-_ROOM = 8  # events copied and not compared yet
-_REST = 2.0  # times the share: switches of threads and cold caches cost production too
-_draw = Random().random  # not the one that the program may have seeded
+_ROOM = 8  # events that are copied and not yet compared
+_REST = 2.0  # times the sampled fraction: switches of threads and cold caches cost time too
+_draw = Random().random  # not the common generator: the program may have seeded it
 
 
 class ShadowedSession(Session):
-    """Production's session, with a shadow. Any number of threads may use it as any other session.
+    """Production's session with a shadow. Any number of threads may use it, as any other session.
 
-    `close` ends the shadow and keeps its record, as `flush` does at any time.
+    `close` ends the shadow and saves its record; `flush` saves it at any time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ShadowedSession(Session):
         self.inner = inner
         self.fraction = fraction
         self._worker = _Worker(shadow, fraction, begun, keep)
-        # At the end of the process too, where nobody closes the session.
+        # Also at the end of the process, if nobody closes the session.
         self._end = weakref.finalize(self, self._worker.close)
         self.offer = self._worker.offer
 
@@ -76,7 +76,8 @@ class ShadowedSession(Session):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """As `Session.run_many`; the shadow is offered each event after the last one."""
+        """Run as `Session.run_many` does; the shadow may take each event after the last one has
+        run."""
         ours = [binding for binding in bindings if isinstance(binding, ShadowedBinding)]
         plain = [getattr(binding, "inner", binding) for binding in bindings]
         self.inner.run_many(plain, threads, stream=stream)
@@ -87,9 +88,9 @@ class ShadowedSession(Session):
                 self.offer(binding.inner)
 
     def flush(self) -> None:
-        """Wait for the events that are copied, and add what was seen to the record.
+        """Wait for the copied events, and add the results to the record.
 
-        Raises what the registry or the file does; then it is kept for the next time.
+        Raises the errors of the registry or the file; the results are then saved the next time.
         """
         self._worker.flush()
 
@@ -106,11 +107,11 @@ class ShadowedBinding(Binding):
         self.inner = inner
         self._fraction = session.fraction
         self._offer = session.offer
-        self._shadowed = session  # which ends its shadow when nobody has it any more
+        self._shadowed = session  # the session ends its shadow when nobody refers to it any more
         self.follow()
 
     def follow(self) -> None:
-        """Be what `inner` is now; make its native call here where it makes no other."""
+        """Take over the state of `inner`. A plain binding's native call is then made from here."""
         vars(self).update(vars(self.inner))
         if type(self.inner) is not Binding:
             self._native = None
@@ -134,7 +135,8 @@ class ShadowedBinding(Binding):
 
 
 class _Copy:
-    """Memory for one event of up to `rows`, bound to the shadow; and for production's answer."""
+    """Memory for one event of up to `rows` rows, bound to the shadow, and for production's
+    answer."""
 
     def __init__(self, shadow: Session, rows: Mapping[str, int]) -> None:
         signature = shadow.signature
@@ -145,7 +147,7 @@ class _Copy:
         given, expected = made(signature.input_collections), made(signature.output_collections)
         answer = {n: given.get(n) or c for n, c in made(signature.output_collections).items()}
         self.room, self.rows, self.seconds = rows, dict[str, int](), 0.0
-        self.binding, self._expected = shadow.bind(given, answer), expected  # whose memory it is
+        self.binding, self._expected = shadow.bind(given, answer), expected  # the binding owns it
         self._columns = [
             (i, name, member.name, k, into.span(member.name, k).address, itemsize(member.dtype),
              None if member.kind == "scalar" else signature.rows_of[name])
@@ -162,7 +164,7 @@ class _Copy:
         ]  # fmt: skip
 
     def take(self, event: Binding) -> None:
-        """Copy what production got and gave."""
+        """Copy the inputs and the answer of production."""
         self.rows = dict(event.rows)
         sides = event.inputs, event.outputs
         for i, name, member, k, address, size, dim in self._columns:
@@ -170,7 +172,7 @@ class _Copy:
             ctypes.memmove(address, sides[i][name].span(member, k).address, n * size)
 
     def compared(self) -> dict[str, dict[str, float]]:
-        """The largest differences of an event, by output."""
+        """The largest differences in an event, by output."""
         found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
         for name, dim, sides in self._outputs:
             n = 1 if dim is None else self.rows[dim]
@@ -186,7 +188,7 @@ class _Copy:
 
 
 class _Worker:
-    """The thread of a shadow, and what it has seen. It belongs to the process that made it."""
+    """The thread of a shadow, and its results so far. It belongs to the process that made it."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class _Worker:
     ) -> None:
         self._shadow, self._fraction, self._begun, self._keep = shadow, fraction, begun, keep
         self._left = begun
-        """What could not be kept yet."""
+        """Results that are not saved yet."""
         self._process, self._lock, self._saving = OwnProcess(), Lock(), Lock()
         self._reset()
         self._closed, self._flushing = False, 0
@@ -251,14 +253,14 @@ class _Worker:
         with self._lock:
             self._flushing += 1
         self._work.put(done)
-        while self._thread.is_alive() and not done.wait(0.1):  # another thread may close it
+        while self._thread.is_alive() and not done.wait(0.1):  # another thread may call close
             pass
         with self._lock:
             self._flushing -= 1
         self._save()
 
     def _save(self) -> None:
-        """Each event is kept once, whoever else saves or runs at the time."""
+        """Save each event exactly once, even if other threads save or run at the same time."""
         with self._saving:
             with self._lock:
                 seen = self._left = self._seen()
@@ -269,7 +271,8 @@ class _Worker:
                     self._left = self._begun
 
     def close(self) -> None:
-        """The thread does the rest, for a collector's run may call this at any place."""
+        """End the thread, which saves the rest. The garbage collector may call this at any
+        place."""
         if self._process.here():
             self._closed = True
             self._work.put(None)
@@ -299,7 +302,7 @@ class _Worker:
                 sleep(min(left, 0.05))
         try:
             self._save()
-        except Exception as error:  # production ends as it would without a shadow
+        except Exception as error:  # without the record production still ends normally
             log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
         self._shadow.close()
 

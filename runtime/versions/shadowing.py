@@ -1,4 +1,4 @@
-"""How a shadow is opened beside a session, and where what it shows is kept."""
+"""Open a shadow beside a session, and choose where its record is kept."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def shadowed(
     fraction: float,
     record: str | Path | None,
 ) -> ShadowedSession:
-    """The session that was opened so, and a second version that runs on a fraction of its events.
+    """The opened session, with a second version that runs on a fraction of its events.
 
-    `shadow`: a ref, or `@alias` of the same model; promoted or not, but signed as this host asks.
-    What it shows goes to the registry, or into `record`, a file of this session's own. LoadError.
+    `shadow`: a ref, or `@alias` of the same model. It need not be promoted, but it must be signed
+    if this host asks for signatures. The record goes to the registry, or into `record`, a file of
+    this session alone. Raises LoadError.
     """
     if session.device.type != "cpu" or session.origin is None:
         raise LoadError(f"a shadow runs on CPUs; found device {str(session.device)!r}")
@@ -70,7 +71,7 @@ def shadowed(
 def _keeper(
     begun: ShadowRecord, file: Path | None, asked: Opening
 ) -> Callable[[ShadowRecord], None]:
-    """What adds to the record, in the registry or in `file`, which is new. Raises LoadError."""
+    """A function that adds to the record, in the registry or in the new file `file`; LoadError."""
     whole = begun
 
     def keep(seen: ShadowRecord) -> None:

@@ -1,4 +1,4 @@
-"""Calls to a Triton server, and memory that is shared with it."""
+"""Calls to a Triton server, and memory that client and server share."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Calls to a Triton server over gRPC: one deadline, retries, and one typed error each.
+"""Calls to a Triton server over gRPC: one deadline, retries, and one typed error for each failure.
 
-It speaks through tritonclient's own stub rather than its client class, whose methods are not made
-for several threads and whose errors lose gRPC's status code.
+It uses tritonclient's own stub and not its client class: the methods of that class are not made for
+several threads, and its errors lose gRPC's status code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _COMPRESSION = {
 _CHANNEL = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
-    ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
-    ("grpc.enable_http_proxy", 0),  # those of http_proxy are for the web, and refuse other ports
+    ("grpc.use_local_subchannel_pool", 1),  # each session has a connection of its own
+    ("grpc.enable_http_proxy", 0),  # a proxy for the web refuses other ports
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -59,10 +59,10 @@ class Client:
         self.reconnect()
 
     def reconnect(self) -> None:
-        """A new connection; requests on their way over the old one fail.
+        """Open a new connection; requests on their way over the old one fail.
 
-        For one that is dead though nobody has closed it, as when a proxy or a route is gone: TCP
-        takes a quarter of an hour to notice.
+        Use it for a connection that is dead without having been closed, for instance after a proxy
+        or a route has gone: TCP needs a quarter of an hour to notice that.
         """
         old = getattr(self, "_channel", None)
         if self._credentials is None:
@@ -72,12 +72,12 @@ class Client:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         if old is not None:
             old.close()
-        if self._closed:  # meanwhile
+        if self._closed:  # another thread has closed it meanwhile
             self._channel.close()
 
     @contextlib.contextmanager
     def one_deadline(self) -> Iterator[None]:
-        """This thread's calls within it have one deadline together, the outermost's."""
+        """Give all calls of this thread in the `with` block one deadline; the outermost block's."""
         if getattr(self._mine, "until", math.inf) < math.inf:
             yield
             return
@@ -88,9 +88,9 @@ class Client:
             self._mine.until = math.inf
 
     def infer(self, request: Any, again: Callable[[], object] | None = None) -> Any:
-        """ModelInferRequest to ModelInferResponse; raises RemoteError.
+        """Send a ModelInferRequest and return the ModelInferResponse; raises RemoteError.
 
-        `again` is called before each retry: the server may still be at work on the one before.
+        `again` is called before each retry: the server may still be working on the attempt before.
         """
         size = request.ByteSize()
         if size > self.options.message_bytes:
@@ -106,13 +106,13 @@ class Client:
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Triton's ModelConfig of a model in the server; raises RemoteError.
 
-        `within_s` takes the place of the options' deadline.
+        `within_s` replaces the deadline of the options.
         """
         request = service_pb2.ModelConfigRequest(name=name, version=version)
         return self._call(self._stub.ModelConfig, request, within_s).config
 
     def ready(self, name: str, version: str, within_s: float) -> bool:
-        """Whether the server says that it is ready, and the model too; raises RemoteError."""
+        """Whether the server says that it and the model are ready; raises RemoteError."""
         server = service_pb2.ServerReadyRequest()
         if not self._call(self._stub.ServerReady, server, within_s).ready:
             return False
@@ -127,8 +127,8 @@ class Client:
         )
 
     def unshare(self, name: str) -> Any:
-        """Tell the server to forget a region, without waiting: gRPC's future of its answer, or None
-        where the connection is closed."""
+        """Tell the server to forget a region, without waiting. Returns gRPC's future of the answer,
+        or None if the connection is closed."""
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._started(self._stub.SystemSharedMemoryUnregister, request)
 
@@ -140,18 +140,19 @@ class Client:
         self._call(self._stub.CudaSharedMemoryRegister, request)
 
     def unshare_cuda(self, name: str) -> Any:
-        """As `unshare`; a region in use is let go of once its requests have ended."""
+        """As `unshare`. A region in use is forgotten when its requests have ended."""
         request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
         return self._started(self._stub.CudaSharedMemoryUnregister, request)
 
     def _started(self, method: Any, request: Any) -> Any:
         try:
             return method.future(request, timeout=self.options.deadline_s)
-        except ValueError:  # gRPC's word for a closed channel
+        except ValueError:  # raised by gRPC for a closed channel
             return None
 
     def cuda_status(self, name: str, within_s: float) -> Any:
-        """Of a region; raises VersionMismatchError where the server knows none of that name."""
+        """The status of a region; VersionMismatchError if the server knows no region of that
+        name."""
         request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
         return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
 
@@ -182,7 +183,7 @@ class Client:
                 passing = error.code() is grpc.StatusCode.UNAVAILABLE
                 if not passing or attempt >= self.options.retries or pause >= left:
                     raise self._typed(error, attempt + 1, within_s) from None
-            except ValueError as error:  # gRPC's word for a closed channel
+            except ValueError as error:  # raised by gRPC for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
             attempt += 1
             if again is not None:
@@ -217,8 +218,8 @@ def _credentials(tls: Tls) -> Any:
 
 
 def _check(tls: Tls) -> None:
-    """By OpenSSL, which says what is wrong: gRPC takes an empty file for the system's certificates,
-    and reports any other bad one as a failed handshake."""
+    """Check the files by OpenSSL, which says what is wrong. gRPC itself takes an empty file for the
+    system's certificates, and reports any other bad file as a failed handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files = str(tls.root_certificates)
     try:

@@ -1,11 +1,11 @@
 """GPU memory that another process may open, by three calls of the CUDA runtime.
 
-Neither of the two ready ways serves. tritonclient's `cuda_shared_memory` makes the same calls, but
-through cuda-python, a dependency for nothing else. torch's own `UntypedStorage._share_cuda_` gives
-the handle of a whole segment of its allocator with an offset, and puts the memory behind a counter
-in a file that only torch's own consumers count down (torch/csrc/StorageSharing.cpp): shared with
-Triton it would never be freed. Memory in torch's expandable segments has no such handle at all; a
-region of its own does not care where the columns lie, since they are copied into it.
+Neither of the two existing ways can be used. tritonclient's `cuda_shared_memory` makes the same
+calls, but needs cuda-python, an additional dependency. torch's `UntypedStorage._share_cuda_` gives
+the handle of a whole segment of its allocator with an offset, and counts users of the memory in a
+file that only torch's own consumers count down (torch/csrc/StorageSharing.cpp): memory shared with
+Triton would never be freed. Memory in torch's expandable segments has no such handle. A region of
+its own works for columns in any memory, since they are copied into it.
 
 No GPU has run this.
 """
@@ -26,16 +26,16 @@ HANDLE_BYTES = 64
 
 
 class _Handle(ctypes.Structure):
-    """cudaIpcMemHandle_t, which is passed on as it is."""
+    """cudaIpcMemHandle_t; its content is only passed on."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
 
 class CudaMemory:
-    """`size` bytes on a GPU, from cudaMalloc alone; raises ServingError.
+    """`size` bytes on a GPU, allocated by cudaMalloc; raises ServingError.
 
-    `tensor` is all of it, as bytes; `handle` what another process of this host opens it by. It must
-    be freed, and not before that process has closed it.
+    `tensor` is all of it, as bytes. Another process of this host opens it by `handle`. It must be
+    freed, but not before that process has closed it.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class CudaMemory:
 
 
 def require_cuda(device: torch.device) -> torch.device:
-    """With its index; raises ServingError where torch has no such GPU."""
+    """The device with its index; raises ServingError if torch has no such GPU."""
     what = f"CUDA shared memory on {device}"
     if torch.version.cuda is None:
         raise ServingError(f"{what}: this torch was built without CUDA: use shared_memory='system'")
@@ -75,7 +75,7 @@ def require_cuda(device: torch.device) -> torch.device:
 
 @cache
 def cuda_runtime() -> Any:
-    """The runtime that torch has loaded, found by the name it has there."""
+    """The CUDA runtime that torch has loaded, found by the name of its library."""
     name = f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}"
     try:
         return bind_runtime(ctypes.CDLL(name))
@@ -84,7 +84,7 @@ def cuda_runtime() -> Any:
 
 
 def bind_runtime(library: Any) -> Any:
-    """The signatures of what is called, as in cuda_runtime_api.h."""
+    """Set the signatures of the functions used, as in cuda_runtime_api.h."""
     pointer = ctypes.c_void_p
     for name, arguments, result in (
         ("cudaMalloc", (ctypes.POINTER(pointer), ctypes.c_size_t), ctypes.c_int),
@@ -102,5 +102,5 @@ def _check(code: int, what: str) -> None:
     if code:
         runtime = cuda_runtime()
         said = runtime.cudaGetErrorString(code).decode()
-        runtime.cudaGetLastError()  # forgets it: torch would take it for its own next call's
+        runtime.cudaGetLastError()  # clear the error: torch would take it for that of its next call
         raise ServingError(f"no {what}: {said} (CUDA error {code})")

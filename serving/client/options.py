@@ -1,4 +1,4 @@
-"""How a remote session talks to its server."""
+"""Options of the connection between a remote session and its server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from serving.errors import ServingError
 SCHEME = "triton://"
 
 LARGEST = 2**31 - 1
-"""Bytes that gRPC carries in one message."""
+"""The largest message of gRPC, in bytes."""
 
 HEADERS = 1 << 14
-"""Bytes of a message beside its arrays, reckoned generously."""
+"""Room for the parts of a message other than its arrays, in bytes; a generous estimate."""
 
 _GPU = re.compile(r"cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files. Without `root_certificates` the system's; key and chain where clients show one."""
+    """PEM files. Without `root_certificates` the system's are used. A client that must identify
+    itself has a key and a chain."""
 
     root_certificates: Path | None = None
     private_key: Path | None = None
@@ -41,15 +42,15 @@ class Tls:
 class RemoteOptions:
     """How to talk to a server.
 
-    `deadline_s`: for a call with all its retries. `retries`: how often to try again if there is no
-    connection, if it broke, or if the server's queue is full; running a model twice does no harm.
+    `deadline_s`: for a call with all its retries. `retries`: the number of further attempts if
+    there is no connection, if it broke, or if the server's queue is full; a second run of a model
+    is harmless.
 
-    `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
-    memory that client and server share, which takes one host: True or "system" for collections on
-    the CPU, "cuda" or "cuda:<number>" for collections on that GPU. `message_bytes`: the largest
-    message between them; more rows than fit go in several, where their rows are independent.
-    `allow_nan`: hand on NaN answers to inputs that have neither NaN nor infinity, instead of
-    refusing them.
+    `in_flight`: the number of requests of `run_async` at one moment. `shared_memory`: the arrays go
+    through memory that client and server share, so both must be on one host: True or "system" for
+    collections on the CPU, "cuda" or "cuda:<number>" for collections on that GPU. `message_bytes`:
+    the largest message. More rows than fit go in several messages, if the rows are independent.
+    `allow_nan`: accept NaN answers to inputs without NaN or infinity, instead of refusing them.
     """
 
     deadline_s: float = 10.0
@@ -82,13 +83,13 @@ class RemoteOptions:
 
     @property
     def cuda(self) -> str | None:
-        """The GPU whose memory is shared, as torch calls it."""
+        """The GPU whose memory is shared, by torch's name."""
         shared = self.shared_memory
         return shared if isinstance(shared, str) and _GPU.fullmatch(shared) else None
 
 
 def address_of(url: str) -> str:
-    """`host:port` of `triton://host:port`; raises ServingError."""
+    """The `host:port` in `triton://host:port`; raises ServingError."""
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
     plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)

@@ -1,8 +1,8 @@
 """Shared memory between a client and a server on one host, in regions.
 
-Each request in flight has one, and the next request uses it again. After a failure or a retry it is
-let go instead, since a server that comes late may still write into it. A server keeps a region for
-as long as a request in it uses it, and refuses to forget it: it is told again.
+Each request in flight has one region, and the next request uses it again. After a failure or a
+retry the region is given up, because a late server may still write into it. A server keeps a region
+as long as a request uses it, and refuses to forget it meanwhile; then it is asked again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ import torch
 from serving.client.calls import Client
 from serving.errors import RefusedError, RemoteError, ServingError, VersionMismatchError
 
-_CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
-_REMIND_S = 1.0  # between two times that it is told
+_CLOSE_S = 1.0  # the wait for the server's answer at the end; a server that is gone has none
+_REMIND_S = 1.0  # the time between two requests to forget a region
 _POLL_S = 0.05
 _SMALLEST = 1 << 16
 
 
 @dataclass(eq=False)
 class Region:
-    """Registered with the server as `name`; `memory` is all of it, as bytes: NumPy's or torch's.
+    """A region registered with the server as `name`. `memory` is all of it, as bytes: a NumPy array
+    or a torch tensor.
 
     `owner` frees it.
     """
@@ -44,7 +45,7 @@ class Region:
     doubtful: bool = False
 
     def doubt(self) -> None:
-        """Somebody may write into it later: no other request may have it."""
+        """Mark the region: a late server may write into it, so no other request may have it."""
         self.doubtful = True
 
 
@@ -52,7 +53,7 @@ class Pool(ABC):
     """A client's regions of one kind. Any number of threads may take one at once."""
 
     freed_first = True
-    """Whether our side may be freed while the server still has its own open."""
+    """Whether our side may be freed while the server still has the region open."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -60,7 +61,8 @@ class Pool(ABC):
         self._free: list[Region] = []
         self._closed = False
         self._leaving: dict[str, tuple[Region, Any, float]] = {}
-        """Those that the server is to forget, by name, with gRPC's future and since when."""
+        """Regions that the server is to forget, by name, with gRPC's future and the time of the
+        request."""
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[Region]:
@@ -85,14 +87,15 @@ class Pool(ABC):
             self._let_go(region)
 
     def forget(self) -> None:
-        """Let go of those that nobody uses now: a server that was started anew knows none."""
+        """Give up the regions that are not in use: a server that was restarted knows none of
+        them."""
         with self._lock:
             regions, self._free = self._free, []
         for region in regions:
             self._let_go(region)
 
     def close(self) -> None:
-        """Tell the server to forget all of them, and wait a second at most until it has."""
+        """Tell the server to forget all regions, and wait at most a second for it."""
         with self._lock:
             self._closed = True
         self.forget()
@@ -117,12 +120,12 @@ class Pool(ABC):
             self._release(region)
             raise
         except BaseException:
-            self._let_go(region)  # it may have got there
+            self._let_go(region)  # the server may have received the request
             raise
         return region
 
     def _let_go(self, region: Region) -> None:
-        """It is never used again."""
+        """Give up a region; it is never used again."""
         if self.freed_first:
             self._release(region)
         self._tell(region)
@@ -130,17 +133,17 @@ class Pool(ABC):
     def _tell(self, region: Region) -> None:
         answer = self._unshare(region.name)
         with self._lock:
-            if answer is None:  # the connection is closed: nobody can say any more what it knows
+            if answer is None:  # the connection is closed, so the server cannot answer
                 self._leaving.pop(region.name, None)
             else:
                 self._leaving[region.name] = (region, answer, time.monotonic())
 
     def _look_after(self, after_s: float | None = None) -> None:
-        """Free what the server has forgotten, and tell it again of the rest."""
+        """Free the regions that the server has forgotten, and ask it again about the others."""
         if not self._leaving:
             return
         after_s = _REMIND_S if after_s is None else after_s
-        with self._lock:  # each of them is this thread's now
+        with self._lock:  # from here on each of them belongs to this thread
             answered = [each for each in self._leaving.values() if each[1].done()]
             for region, _, _ in answered:
                 del self._leaving[region.name]
@@ -156,19 +159,20 @@ class Pool(ABC):
 
     @abstractmethod
     def _allocate(self, name: str, size: int) -> Region:
-        """Memory that the server does not know yet. Raises ServingError."""
+        """Allocate memory that the server does not know yet. Raises ServingError."""
 
     @abstractmethod
     def _share(self, region: Region) -> None:
-        """Make it known to the server. Raises RemoteError."""
+        """Register the region with the server. Raises RemoteError."""
 
     @abstractmethod
     def _unshare(self, name: str) -> Any:
-        """gRPC's future of the server's answer, without waiting; None on a closed connection."""
+        """Ask the server to forget it, without waiting. Returns gRPC's future; None if
+        disconnected."""
 
     @abstractmethod
     def _release(self, region: Region) -> None:
-        """Free our side."""
+        """Free the memory on our side."""
 
     def _is_forgotten(self, region: Region) -> bool:
         """Whether the server's OK means that no request uses it any more."""
@@ -176,7 +180,7 @@ class Pool(ABC):
 
 
 class Regions(Pool):
-    """System shared memory, as NumPy's arrays."""
+    """Regions of system shared memory, as NumPy arrays."""
 
     def _allocate(self, name: str, size: int) -> Region:
         from tritonclient.utils import shared_memory
@@ -206,10 +210,10 @@ class Regions(Pool):
 
 
 class CudaRegions(Pool):
-    """Memory of one GPU, as torch's tensors. No GPU has run this.
+    """Regions of memory of one GPU, as torch tensors. No GPU has run this.
 
-    CUDA allows memory to be freed only once the other process has closed it. Triton says so by no
-    longer knowing the region; one of which it never says so is kept until this process ends.
+    CUDA allows memory to be freed only after the other process has closed it. Triton shows this by
+    no longer knowing the region. A region for which it never does is kept until this process ends.
     """
 
     def __init__(self, client: Client, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A version behind many Tritons: values for the SuperSONIC chart, and plain manifests."""
+"""A version on many Triton servers: values for the SuperSONIC chart, and plain manifests."""
 
 import lazy_loader
 

@@ -1,11 +1,11 @@
 """The files of a deployment: values for the SuperSONIC Helm chart, or plain Kubernetes manifests.
 
-Each is a YAML file in templates/, filled with what `Needs` worked out. Every expression in a
-template is written as JSON, which is YAML too: text of others cannot change the structure.
+Each file is a template in templates/, filled with values from `Needs`. Every expression in a
+template is written as JSON, which is also YAML: a user's text cannot change the structure.
 
 SuperSONIC (https://github.com/fastmachinelearning/SuperSONIC, helm/supersonic, Apache-2.0) is the
-chart that CMS runs its Triton servers with. The schema beside this file is its published
-`values.schema.json`. The values are whole, so that they are valid without the chart's defaults.
+chart with which CMS runs its Triton servers. The schema beside this file is its published
+`values.schema.json`. The values are complete, so they are valid without the chart's defaults.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from serving.errors import ServingError
 from soa.errors import needs_extra
 
 Address = tuple[str, int]
-"""Host, by name or number, and port."""
+"""The host, by name or number, and the port."""
 
 Object = dict[str, Any]
 
 SCHEMA = Path(__file__).with_name("supersonic-values.schema.json")
 FILES = ("triton.yaml", "envoy.yaml", "prometheus.yaml", "monitors.yaml", "scaling.yaml")
-"""All manifests that may be written."""
+"""All manifests that can be written."""
 
 SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
-"""Of tritonserver: else it hangs up on a proxy that often asks whether it is there."""
+"""An option of tritonserver. Without it the server closes the connection of a proxy that often
+checks its health."""
 
-_ENVOY_IMAGE = "envoyproxy/envoy:v1.39.1"  # the chart's
-_EXIT_S = 45  # for requests under way
+_ENVOY_IMAGE = "envoyproxy/envoy:v1.39.1"  # the same as in the chart
+_EXIT_S = 45  # time for requests in progress to end
 _SCRAPE_S = 5
 _WINDOW_S = 6 * _SCRAPE_S  # a rate over fewer than four samples is noise
 
 
 def helm_values(needs: Needs) -> Object:
-    """The values for the chart; raises ServingError where its schema refuses one."""
+    """The values for the chart; raises ServingError if the chart's schema refuses one."""
     (values,) = _render("values.yaml", **_shared(needs))
     check_values(values)
     return values
 
 
 def check_values(values: Object) -> None:
-    """Raise ServingError, naming the value, for what the chart's schema refuses."""
+    """Raise ServingError, naming the value, if the chart's schema refuses the values."""
     checker = schema_reader()(json.loads(SCHEMA.read_text()))
     for error in checker.iter_errors(values):
         where = ".".join(map(str, error.absolute_path)) or "the values"
@@ -58,14 +59,14 @@ def check_values(values: Object) -> None:
 
 
 def schema_reader() -> Any:
-    """The class that checks by a schema; raises ServingError where its library is missing."""
+    """The class that checks values by a schema; ServingError if its library is not installed."""
     with needs_extra("cluster", ServingError):
         from jsonschema import Draft202012Validator
     return Draft202012Validator
 
 
 def remarks(needs: Needs) -> list[str]:
-    """What the chart cannot do for this version, in words."""
+    """Sentences on what the chart cannot do for this version."""
     if needs.shm_mib <= SHM_MIB:
         return []
     return [
@@ -75,10 +76,10 @@ def remarks(needs: Needs) -> list[str]:
 
 
 def manifests(needs: Needs) -> dict[str, list[Object]]:
-    """What the chart would install, by file; the objects name no namespace.
+    """The objects that the chart would install, by file. They name no namespace.
 
-    Built-in kinds are `apps/v1`, `v1` and `policy/v1`. KEDA brings the others and, with a
-    Prometheus of the cluster's own, the Prometheus operator.
+    Built-in kinds are `apps/v1`, `v1` and `policy/v1`. The other kinds belong to KEDA and, if the
+    cluster has its own Prometheus, to the Prometheus operator.
     """
     triton, stats = f"{needs.name}-triton", f"{needs.name}-envoy-stats:9902"
     files = {"triton.yaml": _render("triton.yaml", **_shared(needs))}
@@ -107,11 +108,11 @@ def envoy_config(
     admin: Address = ("127.0.0.1", 9901),
     connections_per_s: int | None = None,
 ) -> Object:
-    """Bootstrap configuration of the proxy before the servers, in a cluster and on one host.
+    """Bootstrap configuration of the proxy in front of the servers, in a cluster or on one host.
 
     It listens at `grpc` for clients, at `stats` for probes and Prometheus, at `admin` for its
-    administrator. A name in `servers` that stands for several hosts gives as many servers.
-    `connections_per_s`: how many new clients it accepts; None for all.
+    administrator. A name in `servers` that resolves to several hosts gives as many servers.
+    `connections_per_s`: how many new clients it accepts in a second; None: no limit.
     """
     (config,) = _render(
         "envoy-config.yaml",
@@ -131,8 +132,8 @@ def _socket(at: Address) -> Object:
 
 
 def prometheus_config(release: str, triton: str | list[str], envoy: str | list[str]) -> Object:
-    """prometheus.yml. Where servers and proxies are: `host:port`s, or one `service:port` whose name
-    stands for all of them."""
+    """The text of prometheus.yml. `triton` and `envoy` are `host:port`s, or one `service:port`
+    whose name resolves to all of them."""
     (config,) = _render(
         "prometheus-config.yaml",
         release=release,
@@ -144,11 +145,11 @@ def prometheus_config(release: str, triton: str | list[str], envoy: str | list[s
 
 
 def queue_query(model: str, release: str) -> str:
-    """PromQL: the milliseconds that a request of the last half minute waited for its run.
+    """PromQL: the mean wait of requests in the last half minute, in milliseconds.
 
-    Always one plain decimal: 0 where nothing was asked or nothing is measured yet. The chart's Lua
-    filter reads neither NaN nor `1e-07`, and refuses clients then. The label `release` separates
-    several deployments in one Prometheus.
+    The result is always a plain decimal: 0 if there were no requests or nothing is measured yet.
+    The chart's Lua filter reads neither NaN nor `1e-07`, and would then refuse clients. The label
+    `release` separates several deployments in one Prometheus.
     """
     of = f'{{model="{model}",release="{release}"}}[{_WINDOW_S}s]'
     waited_us = f"sum(rate(nv_inference_queue_duration_us{of}))"
@@ -157,12 +158,12 @@ def queue_query(model: str, release: str) -> str:
 
 
 def _shared(needs: Needs) -> dict[str, Any]:
-    """What templates of the chart and of the manifests use."""
-    gpu = RESOURCES.get(needs.vendor)  # GPU nodes are commonly closed to what asks for no GPU
+    """The names that templates of the chart and of the manifests use."""
+    gpu = RESOURCES.get(needs.vendor)  # GPU nodes often accept only pods that request a GPU
     return {
         "needs": needs,
         "query": queue_query(needs.model, needs.name),
-        "arguments": [  # this model alone, whatever else lies there, and as its config says
+        "arguments": [  # load this model only, as its config says
             f"--model-repository={needs.storage.folder}",
             "--model-control-mode=explicit",
             f"--load-model={needs.model}",
@@ -193,13 +194,13 @@ def _shared(needs: Needs) -> dict[str, Any]:
 
 
 def _config(content: Object) -> dict[str, str]:
-    """For a ConfigMap: the text, and the digest by which a changed content starts new pods."""
+    """The data of a ConfigMap: the text and its digest. A changed digest starts new pods."""
     text = yaml.safe_dump(content, sort_keys=False, width=100)
     return {"config": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _render(template: str, **names: Any) -> list[Object]:
-    """The objects of a template."""
+    """The objects that a template gives."""
     return list(yaml.safe_load_all(_templates().get_template(template).render(names)))
 
 

@@ -1,7 +1,7 @@
-"""What a deployment in a cluster needs, worked out once for the chart and the plain manifests.
+"""What a deployment in a cluster needs, computed once for the chart and the plain manifests.
 
-What the version knows is taken from it: its target says the vendor and the node, its files the
-memory, its benchmark how long a queue may become.
+Much is taken from the version: the vendor and the node from its target, the memory from the size of
+its files, the longest queue from its benchmark.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from serving.wire import Wire
 Vendor = Literal["cpu", "nvidia", "amd"]
 _VENDORS: dict[str, Vendor] = {"cpu": "cpu", "cuda": "nvidia", "rocm": "amd"}
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""What Kubernetes calls a GPU, by vendor."""
+"""The resource name of a GPU in Kubernetes, by vendor."""
 
 SHM_MIB = 64
-"""The /dev/shm that Kubernetes gives a container by itself."""
+"""The default size of /dev/shm that Kubernetes gives a container."""
 
 _GIB = 2**30
-# Memory, with room: Triton 2.51 itself was seen to hold 0.04 GiB, a process of the Python backend
-# with a small model on a CPU 0.3 GiB. A GPU's share of the host's memory has not been measured.
+# Memory, with a margin: Triton 2.51 itself was seen to use 0.04 GiB, a process of the Python
+# backend with a small model on a CPU 0.3 GiB. The host memory needed for a GPU has not been
+# measured.
 _SERVER_GIB = 0.5
 _PROCESS_GIB: dict[Vendor, float] = {"cpu": 1.0, "nvidia": 4.0, "amd": 4.0}
-_COPIES = 4  # of the artifact's bytes: mapped, read, packed by the engine, and its work memory
-_QUEUED_RUNS = 4  # how many full runs a request may wait before more servers are worth it
-_QUEUE_MS = 100  # where nothing was timed: the chart's own
+_COPIES = 4  # copies of the artifact's bytes: mapped, read, packed by the engine, work memory
+_QUEUED_RUNS = 4  # a request that waits longer than so many full runs calls for more servers
+_QUEUE_MS = 100  # if no time was measured: the chart's default
 _LEAST_QUEUE_MS = 5
-_NAME_LENGTH = 40  # names made of it end in up to 20 letters, and Kubernetes takes 63
+_NAME_LENGTH = 40  # names add up to 20 letters to it, and Kubernetes allows 63
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What the user says of a deployment, since no version knows it.
+    """The facts of a deployment that only the user knows.
 
     `image` has Triton, torch and soa-pipeline. `models` is where the repository lies:
-    `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: how long requests may
-    wait on average. `memory_gib`: of a server. `prometheus`: the URL of one that is there.
-    `connections_per_s`: how many new clients the proxy lets in.
+    `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: the accepted mean wait
+    of requests. `memory_gib`: the memory of one server. `prometheus`: the URL of an existing
+    Prometheus. `connections_per_s`: how many new clients the proxy accepts in a second.
     """
 
     image: str
@@ -81,7 +82,7 @@ class ClusterOptions:
 class Storage:
     """The volume with the model repository. `source` is the claim's name, or `host:/folder`.
 
-    `mount` is where the volume appears in the server, `folder` where the repository is then.
+    `mount` is where the volume appears in the server, `folder` the repository's path there.
     """
 
     kind: Literal["pvc", "nfs", "cvmfs"]
@@ -110,7 +111,7 @@ def _plain(text: str, folder: str) -> str:
 
 
 def prometheus_at(url: str | None) -> str | None:
-    """The URL with its port; raises ServingError for what is not `http[s]://HOST[:PORT]`."""
+    """The URL with its port; raises ServingError if it is not `http[s]://HOST[:PORT]`."""
     if url is None:
         return None
     try:
@@ -127,8 +128,9 @@ def prometheus_at(url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """All objects' names begin with `name`; `gpus`, `cpus` and memory are of one server; `shm_mib`
-    is its /dev/shm, through which tensors travel inside it."""
+    """The needs of a deployment. All objects' names begin with `name`. `gpus`, `cpus` and memory
+    are for one server; `shm_mib` is its /dev/shm, through which tensors travel inside the
+    server."""
 
     name: str
     model: str
@@ -161,7 +163,8 @@ class Needs:
 
     @property
     def resources(self) -> dict[str, int | str]:
-        """Of one server, as Kubernetes counts them; limits are what is requested."""
+        """The resources of one server in Kubernetes' units; the limits are equal to the
+        requests."""
         found: dict[str, int | str] = {"cpu": self.cpus, "memory": f"{self.memory_gib}Gi"}
         if self.vendor in RESOURCES:
             found[RESOURCES[self.vendor]] = self.gpus
@@ -169,8 +172,8 @@ class Needs:
 
     @property
     def node_selector(self) -> dict[str, str]:
-        """Where the target runs: by the labels that every node has, and for NVIDIA's GPUs those of
-        its feature discovery."""
+        """The labels of nodes that run the target: labels that every node has, and for NVIDIA's
+        GPUs those of its feature discovery."""
         arch = self.target.arch
         if self.vendor == "nvidia":
             digits = re.sub(r"\D", "", arch)
@@ -184,7 +187,7 @@ class Needs:
 
 
 def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs:
-    """Of what `pipeline deploy` wrote as `service` from `bundle`."""
+    """The needs of `service`, which `pipeline deploy` wrote from `bundle`."""
     target = Target.parse(service.target)
     vendor = _VENDORS[target.device]
     processes = service.instances * len(service.devices)
@@ -211,14 +214,15 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
 
 
 def object_name(model: str) -> str:
-    """The model's name as Kubernetes and Helm take one: lower case, digits, dashes."""
+    """The model's name in a form valid for Kubernetes and Helm: lower case, digits, dashes."""
     name = re.sub(r"[^a-z0-9]+", "-", model.lower())
     name = name if name[:1].isalpha() else f"m-{name}"
     return name[:_NAME_LENGTH].strip("-")
 
 
 def _artifact_bytes(bundle: Bundle, target: str) -> int:
-    """Of the target's artifacts; of all targets where a plan is built for one that is not there."""
+    """Bytes of the target's artifacts; of all targets if a plan is for a target not in the
+    bundle."""
     targets = bundle.manifest.targets
     records = [targets[target]] if target in targets else list(targets.values())
     names = {n for r in records for each in r.engines() for n in r.candidates[each].files}
@@ -226,14 +230,14 @@ def _artifact_bytes(bundle: Bundle, target: str) -> int:
 
 
 def _tensor_bytes(service: Service) -> int:
-    """All inputs and outputs of the largest request."""
+    """Bytes of all inputs and outputs of the largest request."""
     wire = Wire.of(service.signature)
     most = {dim: each.max for dim, each in service.signature.ranges.items()}
     return sum(t.nbytes(most[t.rows]) for t in (*wire.inputs, *wire.outputs))
 
 
 def _queue_ms(times: Mapping[int, float]) -> int:
-    """The time of some runs of the largest size that the version was timed at."""
+    """The time of `_QUEUED_RUNS` runs at the largest size that was timed, in milliseconds."""
     if not times:
         return _QUEUE_MS
     return max(_LEAST_QUEUE_MS, math.ceil(_QUEUED_RUNS * times[max(times)] / 1000))

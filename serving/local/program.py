@@ -1,4 +1,4 @@
-"""A program that is not ours, on this host: found, started, waited for, and stopped."""
+"""Run a foreign program on this host: find it, start it, wait for it, and stop it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _POLL_S = 0.05
 
 
 class LocalProgram(ABC):
-    """Starts when entered, and is ready then; when left, it and all its processes are gone.
+    """A program for a `with` block: ready at its beginning; at its end all its processes are gone.
 
-    It runs in a process group and a working folder of its own. What does not start leaves nothing
-    behind.
+    It runs in a process group and a working folder of its own. If it does not start, nothing of it
+    is left.
     """
 
     ready_s = 20.0
@@ -39,17 +39,17 @@ class LocalProgram(ABC):
 
     @abstractmethod
     def _command(self, folder: Path) -> Sequence[str | Path]:
-        """Called once for each start; `folder` is its working folder."""
+        """The command line, asked once for each start; `folder` is the working folder."""
 
     @abstractmethod
     def _ready_urls(self) -> Sequence[str]:
-        """It is ready when all of these can be got."""
+        """The program is ready when all these URLs answer."""
 
     def _environment(self) -> Mapping[str, str] | None:
         return None
 
     def _clean(self) -> None:
-        """Remove what it leaves outside its folder when it is killed."""
+        """Remove what the program leaves outside its folder when it is killed."""
         return
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class LocalProgram(ABC):
                     stderr=subprocess.STDOUT,
                     env=self._environment(),
                     cwd=self._folder,
-                    start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                    start_new_session=True,  # Ctrl-C reaches only us; we stop it in order
                 )
             self._wait_until_ready()
         except BaseException:
@@ -77,34 +77,34 @@ class LocalProgram(ABC):
 
     @property
     def pid(self) -> int:
-        """Also the number of its process group."""
+        """The number of its process and of its process group."""
         return self._running().pid
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Raise ServerError if it has ended."""
+        """Raise ServerError if the program has ended."""
         if (status := self._running().poll()) is not None:
             raise ServerError(f"{self.name} ended with status {status}: {self._why()}")
 
     def wait(self) -> None:
-        """Until it ends by itself, which is a ServerError."""
+        """Wait until the program ends by itself; raises ServerError then."""
         self._running().wait()
         self.check()
 
     def log(self) -> str:
-        """What it has said so far."""
+        """The output of the program so far."""
         return (self._folder / "log").read_text(errors="replace") if self._folder else ""
 
     def stop(self) -> None:
-        """Ask it to end, and kill what is left after `stop_s`. May be called again."""
+        """Ask the program to end, and kill it after `stop_s`. May be called again."""
         if self._process is not None:
             try:
                 self._process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(self.stop_s)
-            finally:  # also where a second Ctrl-C ends the waiting
+            finally:  # also if a second Ctrl-C ends the wait
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
@@ -115,7 +115,7 @@ class LocalProgram(ABC):
             self._folder = None
 
     def _sums(self, url: str, **labels: str) -> dict[str, float]:
-        """Its own metrics, see serving/metrics_reader.py. Raises ServerError."""
+        """Sums of the program's metrics, see serving/metrics_reader.py. Raises ServerError."""
         try:
             return sums(get(url).decode("utf-8", "replace"), **labels)
         except (OSError, ValueError) as error:
@@ -138,7 +138,7 @@ class LocalProgram(ABC):
         raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
 
     def _why(self) -> str:
-        """The last line of its log, which mostly gives the reason."""
+        """The last line of the log, which mostly gives the reason."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 
@@ -146,9 +146,10 @@ class LocalProgram(ABC):
 def find_program(
     name: str, given: str | Path | None, variable: str, ours: Path | None, advice: str
 ) -> Path:
-    """`given`, what the environment's variable names, `ours` if it is there, or `name` on PATH.
+    """The program: `given`, the path in the environment's variable, `ours` if it exists, or on
+    PATH.
 
-    Raises ServerError where there is none, or where what was named is not one.
+    Raises ServerError if there is none, or if the named file is no executable.
     """
     if named := given or os.environ.get(variable):
         path = Path(shutil.which(named) or named)
@@ -163,7 +164,7 @@ def find_program(
 
 
 def free_ports(host: str, *wanted: int) -> list[int]:
-    """Those wanted, and a free one for each 0; raises ServerError for one that is taken."""
+    """The wanted ports, and a free one for each 0. Raises ServerError if a port is in use."""
     found = []
     with contextlib.ExitStack() as held:
         for port in wanted:

@@ -1,4 +1,4 @@
-"""A real Triton on this host, and what it needs to run this interpreter's packages."""
+"""A real Triton on this host, and what it needs to run the packages of this interpreter."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
 _STUB = "triton_python_backend_stub"
 
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
-_NO_GPU = r"initialize NVML|CudaDriverHelper"  # what every start without a GPU says
+_NO_GPU = r"initialize NVML|CudaDriverHelper"  # in the log of every start without a GPU
 
 
 @dataclass(frozen=True)
 class Ports:
-    """0 takes a free one."""
+    """The ports of a server; for 0 a free port is taken."""
 
     grpc: int = 0
     http: int = 0
@@ -46,11 +46,11 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class TritonBinary:
-    """An executable; `libraries` are folders it needs on LD_LIBRARY_PATH.
+    """The executable of Triton. `libraries` are the folders it needs on LD_LIBRARY_PATH.
 
-    `backends` is its folder of backends, None for the server's own default; `stub` is the process
-    that runs Python models, where it does not lie in the Python backend's folder already.
-    `agents`: it has Triton's repository agents; NVIDIA's wheel has none.
+    `backends` is its folder of backends; None for its own default. `stub` is the process that runs
+    Python models, if it is not in the Python backend's folder already. `agents`: it has Triton's
+    repository agents; NVIDIA's wheel has none.
     """
 
     path: Path
@@ -70,12 +70,12 @@ class TritonBinary:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(ours)),
             "LD_LIBRARY_PATH": os.pathsep.join(libraries),
-            "PYTHONDONTWRITEBYTECODE": "1",  # it would write into the repository
+            "PYTHONDONTWRITEBYTECODE": "1",  # no .pyc files in the repository
         }
 
     def backend_folder(self, scratch: Path) -> Path | None:
-        """The folder of backends to run with, laid out in `scratch` where the wheel's lacks the
-        stub of this Python."""
+        """The folder of backends to run with. If the wheel has no stub for this Python, the folder
+        is put together in `scratch`."""
         if self.backends is None or self.stub is None:
             return self.backends
         folder = scratch / "backends" / "python"
@@ -87,8 +87,9 @@ class TritonBinary:
         return folder.parent
 
     def model_folder(self, repository: Path, scratch: Path) -> Path:
-        """The repository, or one in `scratch` of links to it whose models ask for no agent that
-        this server lacks. What the agent checks of a bundle, the bundle's own digests check too."""
+        """The repository, or links to it in `scratch` whose models ask for no agent that this
+        server lacks. Each check of a bundle by an agent is also done by the bundle's own
+        digests."""
         if self.agents:
             return repository
         from google.protobuf import text_format
@@ -107,16 +108,16 @@ class TritonBinary:
 
 
 def find_triton(given: str | Path | None = None) -> TritonBinary:
-    """The server to start: `given`, $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.
+    """The server to start: `given`, $PIPELINE_TRITONSERVER, the one from `make triton`, or on PATH.
 
-    Raises ServerError where there is none, or where what was named is not one.
+    Raises ServerError if there is none, or if the named file is not one.
     """
     ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
     path = find_program("tritonserver", given, VARIABLE, ours, advice)
     server = path.parents[1]
     libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None
-    if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel: it is complete
+    if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel: such a Triton is complete
         return TritonBinary(path)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = server / "python_backend_stubs" / version / _STUB
@@ -128,7 +129,7 @@ def find_triton(given: str | Path | None = None) -> TritonBinary:
 
 
 def libpython_folder() -> Path:
-    """Where this interpreter's shared library lies: Triton's Python must load that very one."""
+    """The folder of this interpreter's shared library. Triton's Python must load this library."""
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     places = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"]
     for place in filter(None, places):
@@ -155,7 +156,7 @@ class TritonServer(LocalProgram):
 
     @property
     def url(self) -> str:
-        """The device of a remote session: `triton://host:port`."""
+        """The address for the device of a remote session: `triton://host:port`."""
         return f"triton://{self.host}:{self.ports.grpc}"
 
     def endpoints(self) -> dict[str, str]:
@@ -173,7 +174,7 @@ class TritonServer(LocalProgram):
     def _command(self, folder: Path) -> list[str]:
         wanted = self.options.ports
         self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
-        # By number: Triton takes a name, and then answers nobody.
+        # By number: if Triton gets a name it starts, but answers nobody.
         host, ports = socket.gethostbyname(self.host), self.ports
         backends = self._triton.backend_folder(folder)
         models = self._triton.model_folder(self.repository.resolve(), folder)
@@ -196,7 +197,7 @@ class TritonServer(LocalProgram):
 
     def _ready_urls(self) -> list[str]:
         found = self.endpoints()
-        return [f"{found['HTTP']}/v2/health/ready", found["metrics"]]  # the last port it opens
+        return [f"{found['HTTP']}/v2/health/ready", found["metrics"]]  # metrics is opened last
 
     def _shm_prefix(self) -> str:
         return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"

@@ -1,13 +1,14 @@
 """A version's ONNX or TorchScript file, as a model for Triton's own backends.
 
 The artifacts of a bundle are in the calling convention: a row carrier, blocks `(F, S)` narrowed
-inside, outputs that are columns. Triton's own backends pass no such arguments. So the file gets a
-shell around the artifact, which takes what a request carries (serving/wire.py) and gives what an
-answer carries.
+inside, outputs that are columns. Triton's own backends pass no such arguments. So the file has a
+shell around the artifact: it takes the tensors of a request (serving/wire.py) and gives those of an
+answer.
 
-No Triton with these backends has run them. What is proven is the file: `pipeline deploy` puts the
-reference through the very file it writes, with ONNX Runtime or libtorch of this process, fed as
-Triton would feed it. A TensorRT plan is of the ONNX file: see serving/native/tensorrt.py.
+No Triton with these backends has run the files. Each file itself is tested: `pipeline deploy` runs
+the reference on the file that it writes, with ONNX Runtime or libtorch of this process, with the
+arguments that Triton would give it. A TensorRT plan is made from the ONNX file: see
+serving/native/tensorrt.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ENGINES: dict[Backend, str] = {
     "pytorch": "torchscript",
     "tensorrt": "onnxruntime",
 }
-"""The engine whose artifact each is given; a TensorRT plan is made of the ONNX file."""
+"""The engine whose artifact each backend gets; a TensorRT plan is made from the ONNX file."""
 
 FILES: dict[Backend, str] = {
     "python": "model.py",
@@ -50,17 +51,17 @@ FILES: dict[Backend, str] = {
 
 @dataclass(frozen=True)
 class Native:
-    """The file to serve, in `folder`, and the program that it is."""
+    """The file to serve, in `folder`, and the program that runs it here."""
 
     file: Path
     program: Program
 
 
 def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str]:
-    """The target and the engine of the artifact that a backend is given; ServingError for none.
+    """The target and the engine of the artifact for a backend; ServingError if there is none.
 
-    For a TensorRT plan that of any target will do: the ONNX file is exported from the program
-    without a look at the target, and the plan is tried on its own.
+    For a TensorRT plan the artifact of any target can be used: the ONNX file is exported from the
+    program without regard to the target, and the plan is tested itself.
     """
     name, targets = ENGINES[backend], bundle.manifest.targets
     found = {each: record.candidates.get(name) for each, record in targets.items()}
@@ -93,8 +94,8 @@ def make_native(
 ) -> Native:
     """Write the file that Triton's `backend` would load into `folder`, and open it.
 
-    `tuning` is what a TensorRT plan needs. Raises ServingError where that backend cannot carry a
-    dtype, or the file cannot be made.
+    `tuning` is what a TensorRT plan needs. Raises ServingError if the backend has no such dtype, or
+    if the file cannot be made.
     """
     file = folder / FILES[backend]
     try:
@@ -118,7 +119,7 @@ def make_native(
 
 
 class ProgramExecutable(Executable):
-    """A program in the place of an opened artifact, so that an artifact's rules validate it."""
+    """A program in the place of an opened artifact, so that it is validated like an artifact."""
 
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program

@@ -1,4 +1,4 @@
-"""An ONNX file of the onnxruntime engine, with a shell: what a request carries in and out."""
+"""An ONNX file of the onnxruntime engine in a shell that takes requests and gives answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from serving.wire import Array, Program, Wire, WireTensor, argument_columns
 from soa.errors import needs_extra
 from soa.signature import Signature
 
-_INNER = "artifact/"  # of the names in the artifact: a block may have one of them
+_INNER = "artifact/"  # prefix of the artifact's names: a block may have one of these names
 _LARGEST = 2**31 - 1
-"""Bytes of a protobuf message, and so of an ONNX file that carries its weights itself."""
+"""The largest protobuf message in bytes: an ONNX file with its weights inside is one message."""
 
 
 def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Write `file`, weights inside. Raises EngineError."""
+    """Write `file` with its weights inside. Raises EngineError."""
     with needs_extra("onnx", EngineError):
         import onnx
         import onnx.compose
@@ -39,7 +39,7 @@ def open_onnx(file: Path, wire: Wire) -> Program:
 
     try:
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no public common base
+    except Exception as error:  # ONNX Runtime's exceptions have no public common base
         raise EngineError(f"ONNX Runtime: {first_line(error)}") from error
     names = [t.name for t in wire.inputs]
 
@@ -72,7 +72,7 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
 
 
 def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
-    """From the inputs of requests to the graph's own."""
+    """The steps from the inputs of a request to the inputs of the graph."""
     before = _Steps(graph, "before")
     rows = {t.name: _flat(before, t) for t in wire.inputs}
     places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
@@ -92,7 +92,7 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
             before.add("Gather", [places[key][0], before.ints([places[key][1]])], axis=1)
             for key in held[i]
         ]
-        if argument.dtype == "bool":  # an artifact takes bytes, one of an older version bools
+        if argument.dtype == "bool":  # artifacts take bytes; those of an older version take bools
             columns = [before.add("Cast", [column], to=taken[name]) for column in columns]
         if argument.kind == "matrix":
             joined = before.add("Concat", columns, axis=1)
@@ -103,7 +103,7 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
 
 
 def _steps_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Steps:
-    """From the graph's outputs to those of answers."""
+    """The steps from the outputs of the graph to those of an answer."""
     after, held = _Steps(graph, "after"), argument_columns(signature)
     made = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
     for t in wire.outputs:
@@ -127,14 +127,14 @@ def _flat(before: _Steps, t: WireTensor) -> str:
 
 
 class _Steps:
-    """Nodes to be added to a graph, and their constants, which are in it at once."""
+    """Nodes to be added to a graph. Their constants are added to it at once."""
 
     def __init__(self, graph: Any, name: str) -> None:
         self.nodes: list[Any] = []
         self._graph, self._name = graph, name
 
     def add(self, op: str, inputs: list[str], into: str = "", **attributes: Any) -> str:
-        """The name of its result: `into`, or a new one."""
+        """Add a node and return the name of its result: `into`, or a new name."""
         from onnx import helper
 
         result = into or f"shell/{self._name}_{len(self.nodes)}"

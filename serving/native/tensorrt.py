@@ -1,8 +1,8 @@
-"""A plan for Triton's TensorRT backend, made of a version's ONNX file with its shell.
+"""A plan for Triton's TensorRT backend, made from a version's ONNX file with its shell.
 
-No machine has run it: what needs TensorRT or a GPU is written by the documentation of TensorRT 10,
-and the rest is tested. A plan is made when it is deployed, since it belongs to one kind of GPU and
-one version of TensorRT.
+No machine has run it. The parts that need TensorRT or a GPU follow the documentation of TensorRT
+10; all other parts are tested. A plan is made at deployment, since it belongs to one kind of GPU
+and one version of TensorRT.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from soa.dtypes import torch_dtype
 from soa.errors import needs_extra
 from soa.signature import RowRange, Signature
 
-# Triton's tensorrt backend has int8 too, and TensorRT uint8: the ONNX parser takes int8 for a
-# quantised number, and uint8 for a step that does nothing but convert it. float64 it would cut.
+# Triton's tensorrt backend has int8 too, and TensorRT uint8. But the ONNX parser takes int8 for a
+# quantised number, and uint8 only for a conversion. float64 would lose digits.
 CARRIED = ("bool", "int32", "int64", "float16", "float32")
 
-_POISON = 0xA5  # in the outputs: memory that is used again may hold the right answers
+_POISON = 0xA5  # fills the outputs: reused memory may hold the right answers already
 
 _SAID = "TensorRT has printed why"
 
@@ -39,7 +39,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PlanFor:
-    """The one kind of GPU and the one TensorRT that run a plan; `gpu` is such a GPU, here."""
+    """The kind of GPU and the TensorRT version of a plan; `gpu` is a GPU of this kind on this
+    host."""
 
     target: Target
     gpu: int
@@ -47,7 +48,7 @@ class PlanFor:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """For config.pbtxt; the compute capability as NVIDIA writes it, 9.0 for sm_90."""
+        """Parameters for config.pbtxt; the compute capability in NVIDIA's form, 9.0 for sm_90."""
         digits = self.target.arch.removeprefix("sm_")
         return {
             "compute_capability": f"{digits[:-1]}.{digits[-1]}",
@@ -57,7 +58,7 @@ class PlanFor:
 
 @dataclass(frozen=True)
 class PlanTuning:
-    """How a plan is built: for what, for which numbers of rows, and with TF32 or without."""
+    """How a plan is built: for which GPU, for which numbers of rows, and with TF32 or without."""
 
     plan: PlanFor
     preferred: tuple[int, ...] = ()
@@ -65,7 +66,7 @@ class PlanTuning:
 
 
 def require_gpus(devices: Sequence[str]) -> None:
-    """Raise ServingError for what Triton's tensorrt backend does not run on."""
+    """Raise ServingError for devices on which Triton's tensorrt backend does not run."""
     if not devices or "cpu" in devices:
         raise ServingError(
             "Triton's tensorrt backend runs on NVIDIA GPUs alone: name them, as --device cuda:0"
@@ -75,10 +76,10 @@ def require_gpus(devices: Sequence[str]) -> None:
 def plan_for(
     devices: Sequence[str], wanted: str | None, here: Sequence[Target] | None = None
 ) -> PlanFor:
-    """What a plan built here runs on; ServingError where none can be built for target `wanted`.
+    """The GPU and TensorRT of a plan built here; ServingError if none can be built for `wanted`.
 
-    `devices` are the server's. It is built on the first GPU `here` of that target, or of the one
-    kind there is.
+    `devices` are the server's. The plan is built on the first GPU `here` of that target; without a
+    target all GPUs here must be of one kind.
     """
     require_gpus(devices)
     if wanted is not None:
@@ -107,10 +108,10 @@ def plan_for(
 def profile(
     wire: Wire, ranges: Mapping[str, RowRange], preferred: Sequence[int] = ()
 ) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """The one optimization profile: least, typical and largest shape of each input with rows.
+    """The only optimization profile: least, typical and largest shape of each input with rows.
 
-    Tuned for the largest preferred size of a single row dimension that is in its range; else for
-    the geometric middle of each range.
+    The typical shape has the largest preferred size of a single row dimension, if it is in the
+    range; else the geometric mean of each range.
     """
     typical = {
         dim: max(rows.min, min(rows.max, round(math.sqrt(max(1, rows.min) * rows.max))))
@@ -128,7 +129,7 @@ def profile(
 
 
 def require_carried(wire: Wire) -> None:
-    """Raise EngineError for a dtype that a plan cannot take or give."""
+    """Raise EngineError for a dtype that a plan cannot have as input or output."""
     for t in (*wire.inputs, *wire.outputs):
         if t.column_dtype not in CARRIED:
             raise EngineError(
@@ -140,7 +141,7 @@ def require_carried(wire: Wire) -> None:
 def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Shape]]) -> None:
     """Raise EngineError unless a plan's tensors are those of the wire; rows are -1 in a shape.
 
-    A plan writes where it is told to: another dtype than the memory's would be wrong answers.
+    A plan writes to the given address: with another dtype than the memory's the answers are wrong.
     """
     wanted = {t.name: (t.dtype, t.shape(-1)) for t in (*wire.inputs, *wire.outputs)}
     for name in sorted({*wanted, *found}):
@@ -155,14 +156,14 @@ def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Sh
 def write_plan(
     artifact: Path, signature: Signature, wire: Wire, tuning: PlanTuning, graph: Path, file: Path
 ) -> None:
-    """Write the plan of an ONNX artifact, by way of the ONNX file `graph`. Raises EngineError."""
+    """Write the plan of an ONNX artifact, from the ONNX file `graph`. Raises EngineError."""
     import tensorrt as library
 
     require_carried(wire)
     write_onnx(artifact, signature, wire, graph)
     with torch.cuda.device(tuning.plan.gpu):
         builder = library.Builder(_log())
-        # In TensorRT 11 every network is.
+        # In TensorRT 11 every network has this property.
         typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = builder.create_network(typed)
         parser = library.OnnxParser(network, _log())
@@ -172,7 +173,7 @@ def write_plan(
         config = builder.create_builder_config()
         if tuning.tf32:
             config.set_flag(library.BuilderFlag.TF32)
-        else:  # it would take TF32 by itself
+        else:  # TensorRT uses TF32 by default
             config.clear_flag(library.BuilderFlag.TF32)
         if shapes := profile(wire, signature.ranges, tuning.preferred):
             chosen = builder.create_optimization_profile()
@@ -186,10 +187,10 @@ def write_plan(
 
 
 class OpenPlan:
-    """A plan in the TensorRT of this process, on one GPU: a Program for one thread at a time.
+    """A plan opened by the TensorRT of this process on one GPU: a Program for one thread at a time.
 
-    Raises EngineError where it does not open or has other tensors than the wire, and RunError where
-    a run fails.
+    Raises EngineError if it does not open or has other tensors than the wire, and RunError if a run
+    fails.
     """
 
     def __init__(self, file: Path, wire: Wire, gpu: int) -> None:
@@ -197,7 +198,7 @@ class OpenPlan:
 
         self._wire, self._device = wire, torch.device("cuda", gpu)
         with torch.cuda.device(gpu):
-            self._runtime = library.Runtime(_log())  # outlives the engine, as that the context
+            self._runtime = library.Runtime(_log())  # must outlive the engine, and that the context
             self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
             if self._engine is None:
                 raise EngineError(f"TensorRT does not open the plan: {_SAID}")
@@ -210,7 +211,7 @@ class OpenPlan:
     def __call__(self, given: Sequence[Array]) -> Sequence[Array]:
         context, stream, wire = self._context, self._stream, self._wire
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
-            held = []  # until the stream is through
+            held = []  # kept alive until the stream has finished
             for t, values in zip(wire.inputs, given, strict=True):
                 room = self._room(values.shape, t.column_dtype)
                 room[: values.size].copy_(torch.from_numpy(values.reshape(-1)))
@@ -233,7 +234,8 @@ class OpenPlan:
             ]
 
     def _room(self, shape: Shape, dtype: str) -> torch.Tensor:
-        """Flat, poisoned memory, of one element at least: TensorRT takes no null address."""
+        """Flat memory filled with poison, of at least one element: TensorRT takes no null
+        address."""
         count = max(1, math.prod(shape))
         room = torch.empty(count, dtype=torch_dtype(dtype), device=self._device)
         room.view(torch.uint8).fill_(_POISON)
@@ -249,7 +251,7 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
             raise EngineError(f"{name} decides on shapes, and would have to lie on the host")
         try:
             dtype = np.dtype(library.nptype(engine.get_tensor_dtype(name)))
-        except TypeError as error:  # NumPy has no such dtype
+        except TypeError as error:  # NumPy does not have the dtype
             raise EngineError(f"{name} in the plan: {first_line(error)}") from error
         found[name] = (dtype, tuple(engine.get_tensor_shape(name)))
     return found
@@ -257,7 +259,7 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
 
 @cache
 def _log() -> Any:
-    """TensorRT's logger, which prints errors alone. A process has one: the first that was made."""
+    """TensorRT's logger, for errors only. A process has one logger: the first that was made."""
     import tensorrt
 
     return tensorrt.Logger(tensorrt.Logger.ERROR)

@@ -1,4 +1,4 @@
-"""A TorchScript file of the torchscript engine, with a shell: a request's tensors in and out."""
+"""A TorchScript file of the torchscript engine in a shell that takes requests and gives answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soa.dtypes import torch_dtype
 from soa.signature import Signature
 
 _NOT_THERE = ("uint16", "uint32")  # Triton's PyTorch backend has no such tensors
-_TRACED_AT = 3  # rows; every other number is tried afterwards
+_TRACED_AT = 3  # rows; other row counts are tested afterwards
 
 
 class _Shell(torch.nn.Module):
@@ -90,7 +90,7 @@ def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -
 
 
 def open_script(file: Path) -> Program:
-    """The file in this process's libtorch, without its optimiser, as the configuration asks."""
+    """Open the file in this process's libtorch, without the optimiser, as config.pbtxt asks."""
     with quiet_torch():
         module = torch.jit.load(file)
 

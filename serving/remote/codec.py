@@ -1,7 +1,7 @@
-"""An artifact's arguments as the arrays of a request to one server, and its answer as outputs.
+"""Turn an artifact's arguments into the arrays of a request, and an answer into outputs.
 
-Servers of one bundle may take requests in different forms: what is answered of a request is kept
-with the codec of the server that answered, and all of it is written at the end.
+Servers of one bundle may take requests in different forms. So the answer to a request is kept with
+the codec of the server that answered; at the end everything is written.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from serving.arrays import Arrays
 from serving.wire import Form, Wire, locations
 from soa.signature import Signature
 
-_ALIGNMENT = 64  # of each array in shared memory
+_ALIGNMENT = 64  # of each array in shared memory, in bytes
 
 
 class Codec:
-    """The tensors that a server takes and gives, for arguments in memory that `arrays` views.
+    """The tensors of one server's requests and answers, for arguments in memory that `arrays`
+    views.
 
-    `merge`: rows are independent, so that more of them than a message carries go in several.
+    `merge`: rows are independent, so rows that do not fit into one message go in several.
     """
 
     def __init__(
         self, signature: Signature, form: Form, merge: bool, arrays: Arrays | None = None
     ) -> None:
-        """Raises ServingError for a signature that does not travel in that form."""
+        """Raises ServingError for a signature that cannot be sent in this form."""
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
@@ -42,7 +43,7 @@ class Codec:
     def encode(
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """The inputs of so many rows from row `at` on; views where the memory allows it."""
+        """The inputs for so many rows from row `at` on; views if the memory allows it."""
         memory = self._arrays.of(arguments)
         return {
             t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
@@ -58,7 +59,7 @@ class Codec:
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The rows of the next message, whose arrays may have `room` bytes: `left` if all fit.
 
-        Else the rows are spread evenly over messages; None where they cannot be split so far.
+        Else the rows are spread evenly over messages. None if they cannot be split into such parts.
         """
         largest = self.nbytes(left)
         if largest <= room:
@@ -66,18 +67,18 @@ class Codec:
         if not self.merge:
             return None
         ((dim, n),) = left.items()
-        most = room // (largest // n)  # without scalars, bytes go by rows
+        most = room // (largest // n)  # without scalars, the bytes are proportional to the rows
         messages = -(-n // most) if most else n + 1
         return {dim: -(-n // messages)} if n // messages >= self._least else None
 
     def nbytes(self, rows: Mapping[str, int]) -> int:
-        """Of the arrays of a request, or of its answer if that is more."""
+        """Bytes of the arrays of a request or of its answer, whichever is larger."""
         sides = (self.wire.inputs, self.wire.outputs)
         return max(sum(t.nbytes(rows[t.rows]) for t in tensors) for tensors in sides)
 
     def in_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
-        """Where each array of a request and its answer lies in one region of shared memory, and the
-        region's size, in bytes."""
+        """The place of each array of a request and its answer in one region of shared memory, and
+        the region's size, in bytes."""
         found: dict[str, slice] = {}
         size = 0
         for t in self.tensors:
@@ -87,9 +88,9 @@ class Codec:
 
 
 class Progress:
-    """A request on its way: its first `at` rows are answered, and nobody has seen the answers yet.
+    """A request in progress: its first `at` rows are answered, but the answers are not written yet.
 
-    `at` is 0 where rows belong together: they are answered all at once. One thread.
+    `at` is 0 if rows belong together: they are answered all at once. For one thread only.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -99,21 +100,22 @@ class Progress:
         self._answers: list[tuple[Codec, int, Mapping[str, Any]]] = []
 
     def left(self, dims: Sequence[str]) -> dict[str, int]:
-        """Rows without an answer, by dimension: the first arguments carry the row counts."""
+        """The number of rows without an answer, by dimension. The first arguments carry the
+        counts."""
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
     def take(self, codec: Codec, rows: int | None, found: Mapping[str, Any]) -> None:
-        """The answer to the next `rows`, or to all that were left (None)."""
+        """Keep the answer to the next `rows`, or to all rows that were left (None)."""
         self._answers.append((codec, self.at, found))
         self.at += rows or 0
         self.done = rows is None
 
     def drop(self) -> None:
-        """Somebody has run the whole request, and written it."""
+        """Forget the answers: the whole request was run elsewhere, and its outputs are written."""
         self._answers.clear()
         self.done = True
 
     def write(self) -> None:
-        """All answers into the outputs: the last act of a request."""
+        """Write all answers into the outputs. This is the last step of a request."""
         for codec, at, found in self._answers:
             codec.decode(self.arguments, at, found)

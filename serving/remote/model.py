@@ -1,4 +1,4 @@
-"""The executable of a remote session: one server, in whichever form it takes requests."""
+"""The executable of a remote session: one server, and the form in which it takes requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class RemoteModel(Executable):
-    """Argument tensors, where `arrays` lie, to a server, and answers into them.
+    """Sends argument tensors, in the memory of `arrays`, to a server, and writes its answers.
 
-    Nothing is written unless the whole answer is in order. How the server takes requests is found
-    by `look`, to be called first. `regions` of shared memory are the model's to close, as `client`.
+    Nothing is written unless the whole answer is correct in form. `look` must be called first: it
+    finds the form of the server's requests. The model closes its `regions` of shared memory and
+    `client`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class RemoteModel(Executable):
         self.opened, self.client = opened, client
         self.arrays = arrays or Arrays()
         self.target = ""
-        """What the server runs, as its configuration says."""
+        """The target that the server runs, from its configuration."""
         self._signature = opened.signature
         self._regions = regions
         self._codec: Codec | None = None
@@ -48,16 +49,17 @@ class RemoteModel(Executable):
 
     @property
     def _version(self) -> str:
-        return "" if self.opened.number is None else str(self.opened.number)  # "": any, to Triton
+        return "" if self.opened.number is None else str(self.opened.number)  # "": any version
 
     def ready(self, within_s: float) -> bool:
-        """Whether the server says that it is ready, and the model too; raises RemoteError."""
+        """Whether the server says that it and the model are ready; raises RemoteError."""
         return self.client.ready(self.opened.name, self._version, within_s)
 
     def look(self, within_s: float | None = None) -> None:
-        """Learn how the server takes requests, and speak so from now on.
+        """Learn in which form the server takes requests, and use this form from now on.
 
-        Raises VersionMismatchError if its model is not this bundle, or not ours.
+        Raises VersionMismatchError if the server's model has another bundle, or was not deployed by
+        us.
         """
         what, digest = self.opened.label, self.opened.bundle.digest
         where = f"server {self.client.address}"
@@ -99,17 +101,17 @@ class RemoteModel(Executable):
             progress.write()
 
     def ask(self, progress: Progress) -> None:
-        """Answer the rows that are left, or as many of them as a message carries.
+        """Get answers for the rows that are left, or for as many of them as fit in a message.
 
-        Raises RemoteError, and then what was answered before is still there.
+        Raises RemoteError; earlier answers of the request are kept.
         """
-        codec = self._codec  # one for the whole of a message: a look at the server may change it
+        codec = self._codec  # for the whole message: another `look` may replace it meanwhile
         if codec is None:
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
             full = all(t.nbytes(left[t.rows]) for t in codec.tensors)
-            shared = self._regions is not None and full  # Triton shares no empty array
+            shared = self._regions is not None and full  # Triton cannot share an empty array
             rows = left if shared else self._fitting(codec, left)
             given = codec.encode(progress.arguments, progress.at, rows)
             found = (self._ask_shared if shared else self._ask)(codec, given, rows)
@@ -118,13 +120,14 @@ class RemoteModel(Executable):
 
     def close(self) -> None:
         if not self._process.here():
-            return  # all of it is the parent's
+            return  # in the child of a fork everything belongs to the parent
         if self._regions is not None:
             self._regions.close()
         self.client.close()
 
     def _fitting(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
-        """The rows of the next message; raises TooLargeError where they belong together."""
+        """The rows of the next message; TooLargeError if the rows belong together and do not
+        fit."""
         rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
@@ -168,7 +171,7 @@ class RemoteModel(Executable):
     def _ask_shared(
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Through shared memory; with new regions where the server knows those no longer."""
+        """Ask through shared memory; with new regions if the server does not know the old ones."""
         try:
             return self._ask_in_region(codec, given, rows)
         except (RefusedError, VersionMismatchError) as error:
@@ -198,7 +201,7 @@ class RemoteModel(Executable):
             self.arrays.wait()
             answer = self.client.infer(request, region.doubt)
             self._check_shapes(codec, answer, rows)
-            if any(answer.raw_output_contents):  # what lies in the region is then of an earlier one
+            if any(answer.raw_output_contents):  # the region holds old data
                 raise AnswerError(f"{self}: its answer is not in the memory that it shares with us")
             found = {name: self.arrays.copy(arrays[name]) for name in codec.outputs}
             self.arrays.wait()
@@ -223,7 +226,7 @@ class RemoteModel(Executable):
     def _check_values(
         self, codec: Codec, found: Mapping[str, Any], given: Mapping[str, Any], at: int
     ) -> None:
-        """Of the rows from row `at` of the request on."""
+        """Check the values of the rows from row `at` of the request on."""
         if self.client.options.allow_nan:
             return
         library = self.arrays.library
@@ -246,10 +249,10 @@ class RemoteModel(Executable):
 
 
 def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
-    """A connection to `host:port`; nothing is asked yet, but for a region of a GPU's memory.
+    """A connection to `host:port`. Nothing is asked yet, except to open a region of a GPU's memory.
 
-    Raises ServingError where tritonclient or a certificate is missing, or the GPU; RemoteError
-    where the server cannot open the GPU's memory.
+    Raises ServingError if tritonclient, a certificate or the GPU is missing, and RemoteError if the
+    server cannot open the GPU's memory.
     """
     with needs_extra("serve", ServingError):
         from serving.client import Client, CudaRegions, Regions, require_cuda
@@ -260,7 +263,7 @@ def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteMo
         device = require_cuda(torch.device(options.cuda))
         regions = CudaRegions(client, device)
         with regions.taken(1):
-            pass  # refused now rather than by the first event
+            pass  # an error is raised now and not at the first event
         return RemoteModel(opened, client, regions, Tensors(device))
     except BaseException:
         client.close()

@@ -1,7 +1,7 @@
-"""A session whose model runs in a Triton server: SoA in, SoA out, as a local one.
+"""A session whose model runs in a Triton server: SoA in, SoA out, like a local session.
 
-The server takes the place of an opened artifact: everything that a local session checks when memory
-is bound is checked here too, and test mode compares the server's answers with the reference.
+The server takes the place of an opened artifact. All checks of a local session when memory is bound
+are made here too, and test mode compares the server's answers with the reference.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from soa.signature import Signature
 
 
 class RemoteSession(Session):
-    """Runs one model elsewhere, on CPU collections, or on a GPU's where CUDA memory is shared.
+    """Runs one model in a server, on CPU collections, or on a GPU's if CUDA memory is shared.
 
-    Any number of threads may bind and run; threads of its own keep up to `in_flight` requests of
-    `run_async` and `run_many` on their way. On a GPU the outputs are there when a call returns.
+    Any number of threads may bind and run. The session's own threads keep up to `in_flight`
+    requests of `run_async` and `run_many` in progress. On a GPU the outputs are complete when a
+    call returns.
     """
 
     def __init__(
@@ -47,26 +48,27 @@ class RemoteSession(Session):
     def run_async(
         self, inputs: Collections, outputs: Collections
     ) -> Future[Mapping[str, Collection]]:
-        """Bind now, send as soon as fewer than `in_flight` requests are on their way.
+        """Bind now, and send as soon as fewer than `in_flight` requests are in progress.
 
-        The future gives the output collections once they are written, or raises what `run` would.
-        Until then the memory belongs to the request. Futures taken in the order of the calls give
-        the answers in that order, whichever comes first from the server. On a GPU it runs on the
-        stream that is the caller's current one now.
+        The future gives the output collections once they are written, or raises the errors of
+        `run`. Until then the memory belongs to the request. Read the futures in the order of the
+        calls to get the answers in that order. On a GPU the request runs on the stream that is the
+        caller's current one now.
         """
         return self._send(self.bind(inputs, outputs), self._on(None))
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Send all, `in_flight` at a time, and wait. Raises the error of the first that failed."""
+        """Send all, at most `in_flight` at a time, and wait. Raises the error of the first
+        failure."""
         handle = self._on(stream)
         sent: list[Future[Mapping[str, Collection]]] = []
         try:
             for binding in bindings:
                 sent.append(self._send(binding, handle))
             wait(sent)
-        finally:  # also after Ctrl-C, every request has ended before the caller has its memory back
+        finally:  # also after Ctrl-C every request ends before the caller uses its memory again
             for future in sent:
                 future.cancel()
             wait(sent)
@@ -74,7 +76,7 @@ class RemoteSession(Session):
             future.result()
 
     def close(self) -> None:
-        """Wait for the requests in flight and close what they went through."""
+        """Wait for the requests in progress, then close the connection and the shared memory."""
         if self._process.here():
             self._pool.shutdown()
             super().close()
@@ -83,11 +85,11 @@ class RemoteSession(Session):
         self._process.require()
         try:
             return self._pool.submit(_run, binding, stream)
-        except RuntimeError:  # the pool's word for it
+        except RuntimeError:  # raised by a closed thread pool
             raise RunError("the session is closed") from None
 
     def _on(self, stream: Any) -> int | None:
-        """The stream as any thread may name it; a CPU has none."""
+        """The stream as a raw handle that any thread can use; None on a CPU."""
         on_gpu = stream is not None or self.device.type != "cpu"
         return raw_stream(stream, self.device) if on_gpu else None
 
@@ -102,11 +104,11 @@ def connect(
 ) -> RemoteSession | CheckedSession:
     """A session that runs in the server at `triton://host:port`.
 
-    The server must have the model under the registry's name and number, with the same bundle: that
-    is checked now, and by the server again for every request. `mode="test"` gives a session that
+    The server must have the model under the registry's name and number, with the same bundle. This
+    is checked now, and again by the server for every request. `mode="test"` gives a session that
     also runs the reference program here and compares.
 
-    Raises RemoteError, ServingError, or what the route to an artifact raises (runtime/opening).
+    Raises RemoteError, ServingError, or the errors of opening an artifact (runtime/opening).
     """
     address, options = address_of(url), options or RemoteOptions()
     opened = open_version(opening)

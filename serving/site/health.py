@@ -1,9 +1,10 @@
-"""A thread for each place that looks whether it is well and how long its queue is.
+"""A thread for each place that checks its health and how long its queue is.
 
-Well: the server is ready, the model too, and it is the registry's bundle; how it takes requests is
-learnt by the same look. The queue: what Triton's own counters say that a request has waited, over
-the time between two looks. The time is counted once a request, so it is divided by
-nv_inference_request_success, not by nv_inference_count, which counts rows (https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
+Healthy: the server and the model are ready, and it has the registry's bundle. The same check finds
+the form of its requests. The queue: how long requests have waited between two checks, by Triton's
+own counters. Triton adds the time once for each request, so it is divided by
+nv_inference_request_success, not by nv_inference_count, which counts rows
+(https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from serving.site.options import SitePolicy
 from serving.site.place import Place
 
 _FIRST_PAUSE_S = 0.1
-_LONGEST = 4  # times the time between two looks, while it is bad
-_SPREAD = 0.2  # that many clients do not look at once
+_LONGEST = 4  # times the interval of checks, while the place is bad
+_SPREAD = 0.2  # random part of the interval, so that many clients do not check at once
 
 _WAITED = "nv_inference_queue_duration_us"
 _ANSWERED = "nv_inference_request_success"
 _PENDING = "nv_inference_pending_request_count"
 
 _Counters = tuple[float, Mapping[str, float]]
-"""The moment, on the monotonic clock, and a model's counters then."""
+"""A time on the monotonic clock, and the model's counters at this time."""
 
 
 class HealthCheck:
-    """Looks at one place. `tell` hears what is wrong, or None, and what requests wait there in µs.
+    """Checks one place. `tell` gets the problem or None, and the wait of requests there in µs.
 
-    A device of this host has no server to ask: it is well, and comes back when its penalty is over.
+    A device of this host has no server: it is always healthy, and returns when its penalty is over.
     """
 
     def __init__(
@@ -46,17 +47,17 @@ class HealthCheck:
         self._every_s, self._within_s = policy.health_s, policy.attempt_s
         self._before: _Counters | None = None
         self._silent = 0
-        self._random = random.Random()  # its own: a program may have seeded the common one
+        self._random = random.Random()  # its own: the program may have seeded the common one
         self._woken = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="soa-site", daemon=True)
 
     def start(self) -> None:
-        """Look again and again, in a thread of its own."""
+        """Check again and again, in a thread of its own."""
         self._thread.start()
 
     def wake(self) -> None:
-        """The place has failed: look again now."""
+        """Check now, because the place has failed."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -68,7 +69,7 @@ class HealthCheck:
             self._thread.join()
 
     def look(self) -> None:
-        """Once, now."""
+        """Check once, now."""
         problem = self._problem()
         self._tell(problem, None if problem else self._queue_us())
 
@@ -98,7 +99,8 @@ class HealthCheck:
             self._model.look(self._within_s)
         except DeadlineError as error:
             self._silent += 1
-            # Twice: it hangs, or the connection is dead and nobody has closed it.
+            # The second time: the server hangs, or the connection is dead without having been
+            # closed.
             if self._silent > 1 and not self._ended:
                 client.reconnect()
             return str(error)
@@ -108,9 +110,9 @@ class HealthCheck:
         return None
 
     def _queue_us(self) -> float | None:
-        """What requests have waited since the last look; None where the metrics do not say."""
+        """How long requests have waited since the last check; None if the metrics do not say."""
         before = self._before
-        if before is None:  # the first look, or the metrics were away: two readings now
+        if before is None:  # the first check, or the metrics were missing: read them twice now
             before = self._counters()
             if before is not None:
                 self._woken.wait(_FIRST_PAUSE_S)
@@ -120,11 +122,11 @@ class HealthCheck:
         (then, first), (at, last) = before, now
         waited = last.get(_WAITED, 0.0) - first.get(_WAITED, 0.0)
         answered = last.get(_ANSWERED, 0.0) - first.get(_ANSWERED, 0.0)
-        if answered < 0 or waited < 0:  # a new server counts from 0
+        if answered < 0 or waited < 0:  # a restarted server counts from 0
             return None
         if answered:
             return waited / answered
-        # Nothing has come out; what is inside has waited since the last look at least.
+        # No request was answered: those inside have waited at least since the last check.
         stuck = last.get(_PENDING, 0.0) and first.get(_PENDING, 0.0)
         return (at - then) * 1e6 if stuck else 0.0
 
@@ -135,5 +137,5 @@ class HealthCheck:
         try:
             text = get(page, self._within_s).decode("utf-8", "replace")
             return time.monotonic(), sums(text, model=self._model.opened.name)
-        except (OSError, ValueError):  # ValueError: no numbers in it
+        except (OSError, ValueError):  # ValueError: the metrics hold no numbers
             return None

@@ -1,6 +1,6 @@
-"""A site: the servers and devices that a job there may use, and when it uses which.
+"""A site: the servers and devices that a job may use there, and the rules for their use.
 
-Plain data, wherever it came from: pipeline/config/site_file.py reads it from YAML.
+These are plain data. pipeline/config/site_file.py reads them from YAML.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class SiteTls(_Part):
 
 
 class SiteServer(_Part):
-    """`preference`: those with the lowest are asked first, the others where none of them is good.
+    """A server. Servers with the lowest `preference` are used first; others if none of these is
+    good.
 
-    `metrics` is the address of Triton's own metrics; without it nothing is known of its queue.
+    `metrics` is the address of Triton's own metrics; without it the queue is unknown.
     """
 
     name: str
@@ -82,7 +83,7 @@ class SiteServer(_Part):
         return address_of(self.url)
 
     def options(self, policy: SitePolicy, folder: Path) -> RemoteOptions:
-        """For one attempt: the session tries again elsewhere."""
+        """The options of one attempt. The session itself tries again elsewhere."""
         tls = None
         if self.tls is not None:
             tls = Tls(**{k: folder / v for k, v in self.tls.model_dump(exclude_none=True).items()})
@@ -99,9 +100,9 @@ class SiteServer(_Part):
 
 
 class SiteLocal(_Part):
-    """`devices` of this host share the work with the servers; the CPU as a last resort does not.
+    """The devices of this host. `devices` share the work with the servers.
 
-    `fall_back`: run on the local CPU what no other place answers.
+    `fall_back`: the local CPU runs requests that no other place answers.
     """
 
     devices: Texts = ()
@@ -110,9 +111,10 @@ class SiteLocal(_Part):
 
 
 class SitePolicy(_Part):
-    """`attempt_s`: for one request at one place; `deadline_s`: no attempt begins that would end
-    later. `health_s`: between two looks at a server. `queue_us`: requests that wait longer than
-    this in a server's queue make it busy, and nothing is sent to it until that is half.
+    """`attempt_s`: the limit for one request at one place. `deadline_s`: no attempt begins that
+    could end later. `health_s`: the time between two checks of a server. `queue_us`: if requests
+    wait longer than this in a server's queue, it is busy: it gets no requests until the wait is
+    half.
     """
 
     deadline_s: Positive = 10.0
@@ -133,14 +135,14 @@ class SitePolicy(_Part):
 
 
 class ModelRule(_Part):
-    """For one model: only these of the site's servers, and another word on falling back."""
+    """Rules for one model: the site's servers that it may use, and its own `fall_back`."""
 
     servers: Texts | None = None
     fall_back: bool | None = None
 
 
 class Site(_Part):
-    """What a site file says: servers, devices here, and by which rules requests go to them."""
+    """A site file: servers, local devices, and the rules by which requests go to them."""
 
     site: str = ""
     servers: Annotated[tuple[SiteServer, ...], Field(strict=False)] = ()

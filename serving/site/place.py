@@ -1,4 +1,4 @@
-"""A place where a site's requests may run: what is known of it, and what is reported."""
+"""A place where a site's requests may run: its state, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engines.base import Executable
 from runtime.devices import Workload
 
 State = Literal["unknown", "good", "trial", "busy", "bad"]
-"""`trial`: it was bad and looks well again; one request at a time goes there until one succeeds.
-`busy`: its queue is too long."""
+"""`trial`: the place was bad and is healthy again; it gets one request at a time until one
+succeeds. `busy`: its queue is too long."""
 
 OPEN: tuple[State, ...] = ("good", "trial")
 _MOST_PENALTY_S = 60.0
@@ -20,7 +20,7 @@ _MOST_PENALTY_S = 60.0
 
 @dataclass(eq=False)
 class Place(Workload):
-    """Where a request may run: a server, or a device here. The router locks it."""
+    """A server, or a device here, where a request may run. The router locks it."""
 
     name: str
     executable: Executable
@@ -30,32 +30,32 @@ class Place(Workload):
     state: State = "unknown"
     reason: str = "not asked yet"
     generation: int = 0
-    """How often it has been let in; a request tries it once for each."""
+    """How often the place has become good again. A request tries it once for each time."""
     queue_us: float | None = None
-    """What its metrics say that a request waits there; None where they say nothing."""
+    """How long a request waits there, by its metrics; None if they do not say."""
     strikes: int = 0
     penalty_s: float = 0.0
     not_before: float = 0.0
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     finished: int = 0
-    """Requests since the last look at it."""
+    """The number of requests since the last check of the place."""
 
     def admits(self) -> bool:
         return self.state == "good" or (self.state == "trial" and not self.running)
 
     def delay(self, unmeasured: float) -> tuple[int, float, int]:
-        """What chooses among places: the least comes first."""
+        """The key for the choice among places: the smallest comes first."""
         waits = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
         return (self.preference, waits, self.running)
 
     def punish(self, least_s: float) -> None:
-        """Keep it out for a while, each time longer until a request succeeds there."""
+        """Give the place no requests for a while; the time grows until a request succeeds there."""
         self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
         self.not_before = time.monotonic() + self.penalty_s
 
     def rest_s(self) -> float | None:
-        """Seconds until a bad place may be looked at again; None where it is not bad."""
+        """Seconds until a bad place may be checked again; None if it is not bad."""
         return self.not_before - time.monotonic() if self.state == "bad" else None
 
     def report(self) -> PlaceReport:
@@ -67,7 +67,7 @@ class Place(Workload):
 
 @dataclass(frozen=True)
 class PlaceReport:
-    """`failed` counts requests by the name of the error; `mean_us` is of those answered."""
+    """`failed` counts failed requests by the name of the error; `mean_us` is over answered ones."""
 
     name: str
     state: State
@@ -81,9 +81,9 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """`fell_back`: requests run on the local CPU for want of a place; `retried`: attempts after
-    a failed one; `nowhere`: requests that ended without an answer. A place's `answered` counts the
-    messages where a request went in several."""
+    """`fell_back`: requests that ran on the local CPU because no place answered; `retried`:
+    attempts after a failed one; `nowhere`: requests without an answer. A place's `answered` counts
+    messages, if a request went in several messages."""
 
     places: tuple[PlaceReport, ...]
     fell_back: int

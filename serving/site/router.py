@@ -1,10 +1,10 @@
-"""Which place runs a request, and where it goes when that fails.
+"""Choose the place that runs a request, and the next place if it fails there.
 
-A request is one call in the caller's thread from beginning to end: it goes to one place, and to the
-next only once that one has failed. One with more rows than a message carries goes in several, each
-to the place that is best then; what is answered is kept, and only the rest is asked for elsewhere.
-The outputs are written in that thread too, from a whole answer and as the last act (see Progress).
-So no late answer of an abandoned server can overwrite them.
+A request is one call in the caller's thread from beginning to end. It goes to one place, and to the
+next one only after a failure. If its rows do not fit into a message, it goes in several messages,
+each to the best place at that moment. Answers are kept, and only the missing rows are asked for
+elsewhere. The same thread writes the outputs, from a complete answer and as the last step (see
+Progress). So a late answer of an abandoned server cannot overwrite them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from soa.text import logger
 
 log = logger("soa_pipeline.site")
 
-_STRIKES = 3  # in a row, of a server that answers but not well: one event may be to blame
+_STRIKES = 3  # failures in a row of a server that answers: one failure may be the event's fault
 
 
 class Router(Executable):
     """The executable of a site's session. Any number of threads may call it at once.
 
-    `what` names the model in messages; `fall_back` runs what no place answers.
+    `what` names the model in messages; `fall_back` runs requests that no place answers.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Router(Executable):
         self.fall_back = fall_back
         self.policy = policy
         self.open: tuple[Place, ...] = ()
-        """Where requests may go now; replaced as a whole."""
+        """The places for requests; always replaced as a whole."""
         self._checks = {
             place: HealthCheck(place, policy, partial(self.judge, place)) for place in self.places
         }
@@ -67,7 +67,8 @@ class Router(Executable):
         self._retried = self._nowhere = 0
         self.counting = threading.Lock()
         self.fell_back = 0
-        """Requests that ran on the local CPU for want of a place; under `counting`."""
+        """The number of requests that ran on the local CPU without a place; locked by
+        `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare([span_of(a) for a in arguments]).run()
@@ -83,7 +84,7 @@ class Router(Executable):
 
     def close(self) -> None:
         if not self.process.here():
-            return  # all of it is the parent's
+            return  # in the child of a fork everything belongs to the parent
         with self._changed:
             self._closed = True
             self.open = ()
@@ -92,13 +93,13 @@ class Router(Executable):
             check.stop()
         for executable in (*(place.executable for place in self.places), self.fall_back):
             if executable is not None:
-                executable.close()  # which also ends what a health check waits for
+                executable.close()  # this also ends the call that a health check waits for
         for check in self._checks.values():
             check.join()
 
     def start(self) -> None:
-        """Look at every place, then again and again. Raises NowhereError where there is no falling
-        back and no place is good within the policy's deadline."""
+        """Check every place, then again and again. Raises NowhereError if there is no fall-back and
+        no place is good within the policy's deadline."""
         with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
             list(pool.map(lambda check: check.look(), self._checks.values()))
         for check in self._checks.values():
@@ -115,7 +116,7 @@ class Router(Executable):
     # -- a request -------------------------------------------------------------------------------
 
     def run(self, call: Call) -> None:
-        """Raises NowhereError if no place answers and there is no falling back."""
+        """Raises NowhereError if no place answers and there is no fall-back."""
         begun = time.monotonic()
         last = begun + self.policy.deadline_s - self.policy.attempt_s
         progress = Progress(call.arguments)
@@ -133,7 +134,7 @@ class Router(Executable):
                 progress.write()
                 return
             else:
-                del tried[place]  # it is good for the next rows too
+                del tried[place]  # the place may run the next rows too
         if self.fall_back is None:
             with self._changed:
                 self._nowhere += 1
@@ -143,7 +144,7 @@ class Router(Executable):
         call.here()
 
     def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
-        """At one message, or at the whole request where the place is a device of this host."""
+        """Try one message; on a device of this host, try the whole request."""
         begun = time.perf_counter()
         error: Exception | None = None
         ask = getattr(place.executable, "ask", None)
@@ -153,9 +154,9 @@ class Router(Executable):
             else:
                 place.executable(progress.arguments)
                 progress.drop()
-        except (SoaPipelineError, RuntimeError) as found:  # torch's own are RuntimeErrors
+        except (SoaPipelineError, RuntimeError) as found:  # torch raises RuntimeErrors
             error = found
-        finally:  # also where Ctrl-C ends it
+        finally:  # also if Ctrl-C ends it
             with self._changed:
                 place.running -= 1
         with self._changed:
@@ -169,7 +170,7 @@ class Router(Executable):
     def _take(self, tried: dict[Place, int], last: float, again: bool) -> Place | None:
         """The best place for an attempt, noted in `tried` with its generation.
 
-        Without falling back, waits for one until `last`; `again`: it is not the request's first.
+        Without a fall-back, waits for a place until `last`; `again`: it is a later attempt.
         """
         with self._changed:
             while True:
@@ -198,7 +199,7 @@ class Router(Executable):
         found = "; ".join(reasons) or "the site names no place for it"
         return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {found}"
 
-    # -- what is known of places; all under the lock ---------------------------------------------
+    # -- the state of places; all functions need the lock ----------------------------------------
 
     def _succeeded(self, place: Place, seconds: float) -> None:
         place.took(seconds)
@@ -212,7 +213,7 @@ class Router(Executable):
     def _failed(self, place: Place, generation: int, error: Exception) -> None:
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
-            return  # no fault of the place's, or of what it was before
+            return  # neither the place nor its earlier state is to blame
         if place.state not in OPEN:
             return
         if isinstance(error, BusyError):
@@ -232,10 +233,10 @@ class Router(Executable):
         self._checks[place].wake()
 
     def judge(self, place: Place, problem: str | None, queue_us: float | None) -> None:
-        """What a look at the place has found."""
+        """Set the state of a place after a check."""
         with self._changed:
             if not place.finished:
-                place.seconds *= 0.5  # so that one slow time is not held against it for ever
+                place.seconds *= 0.5  # one slow request must not count against it for ever
             place.finished = 0
             place.queue_us = queue_us
             if problem is not None:
@@ -268,7 +269,7 @@ class Router(Executable):
 
 
 class Call(Prepared):
-    """Arguments tied to a site: what runs behind a binding. One thread at a time may run it."""
+    """Arguments of a binding, tied to a site. One thread at a time may run it."""
 
     def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
         self._spans = list(arguments)
@@ -282,13 +283,13 @@ class Call(Prepared):
         router.process.require()
         if router.open or self._local is None:
             router.run(self)
-        else:  # nowhere to go, as before: no more than a local session does
+        else:  # nothing to choose: it does no more than a local session
             self._local()
             with router.counting:
                 router.fell_back += 1
 
     def here(self) -> None:
-        """On the local CPU."""
+        """Run on the local CPU."""
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None
@@ -306,9 +307,9 @@ class Call(Prepared):
 
 
 class OnDevice(Executable):
-    """An artifact on another device than the arguments: copies there, runs, and copies back.
+    """An artifact on another device than the arguments: copies them there, runs, and copies back.
 
-    The outputs come back once all has run, so a failure leaves them as they were.
+    The outputs are copied back after the whole run, so a failure does not change them.
     """
 
     def __init__(self, executable: Executable, device: torch.device, signature: Signature) -> None:

@@ -1,6 +1,6 @@
-"""A session over the places of a site: servers, local devices, and the local CPU when none is good.
+"""A session over the places of a site: servers, local devices, and the local CPU as a fall-back.
 
-It binds and runs as a local session does; where each request runs is chosen in router.py.
+It binds and runs as a local session does. router.py chooses the place of each request.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class SiteSession(RemoteSession):
         self._router = router
 
     def report(self) -> SiteReport:
-        """What each place has answered and what failed there, up to now."""
+        """Counts of what each place has answered and of its failures, up to now."""
         return self._router.report()
 
 
 def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | CheckedSession:
     """A session over a site. Paths in the site are relative to `folder`.
 
-    A server that is away, busy or has another bundle now is no error, it is used once it is well;
-    but where there is no falling back and nothing is well within the deadline, NowhereError is
-    raised. Raises too what the route to an artifact raises, also for this host's artifact.
+    A server that is away, is busy or has another bundle is no error now: it is used once it is
+    good. But without a fall-back, NowhereError is raised if no place is good within the deadline.
+    Also raises the errors of opening an artifact, for this host's artifact too.
     """
     opened = open_version(opening)
     closing: list[Executable] = []
@@ -61,7 +61,7 @@ def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | Ch
 
 
 def _router(opened: Opened, site: Site, folder: Path, closing: list[Executable]) -> Router:
-    """`closing` gets what is to be closed if this fails half-way."""
+    """`closing` gets the objects to close if this fails half-way."""
 
     def local(name: str) -> Executable:
         if name == AUTO:

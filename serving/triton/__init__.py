@@ -1,4 +1,4 @@
-"""What Triton runs of ours: a model repository, and the Python backend in it."""
+"""Our parts of a Triton server: a model repository, and the Python backend in it."""
 
 import lazy_loader
 

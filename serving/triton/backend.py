@@ -1,9 +1,9 @@
-"""What runs inside Triton's Python backend, on plain arrays: requests in, answers out.
+"""Runs inside Triton's Python backend, on plain arrays: requests in, answers out.
 
-Triton's dynamic batcher hands over several requests at once. Their rows are joined, tensor by
-tensor, and go into the columns of one SoA collection; the artifact runs once, and each request gets
-its own rows of the answer. What is done for each request is kept small: it is the price of a batch.
-Where rows may not share a run (stages/independence.py), each request runs alone.
+Triton's dynamic batcher gives several requests at once. Their rows are joined, tensor by tensor,
+and written into the columns of one SoA collection. The artifact runs once, and each request gets
+the rows of its own answer. The work for each request is kept small: it is the cost of a batch. If
+rows may not share a run (stages/independence.py), each request runs alone.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from soa.errors import SoaPipelineError
 from soa.memory import Collection, argument_tensors
 
 Values = Any
-"""NumPy's array, or torch's tensor."""
+"""A NumPy array or a torch tensor."""
 
-_SMALLEST = 16  # rows that the smallest buffers hold
+_SMALLEST = 16  # rows in the smallest buffers
 _FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
-_SHAPES = 1024  # of requests, whose checks are remembered
+_SHAPES = 1024  # the number of request shapes whose check is remembered
 
 Shapes = tuple[tuple[Any, tuple[int, ...]], ...]
 """Dtype and shape of each input, in the wire's order."""
 
 
 class Request(NamedTuple):
-    """Input arrays by tensor name. `digest` and `form`: the bundle that the client wants, and the
-    form that it speaks, if it says so: rows and blocks have the same names, and may have the same
-    shapes."""
+    """Input arrays by tensor name. `digest` and `form` are the bundle and the form that the client
+    expects, if it says so. The form matters: `rows` and `blocks` have the same names, and may have
+    the same shapes."""
 
     inputs: Mapping[str, Values]
     digest: str | None = None
@@ -46,7 +46,8 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class _Job:
-    """A request that passed the checks: its rows by dimension, and its answer, in parts if cut."""
+    """A request that passed the checks: its rows by dimension, and its answer, in parts if it is
+    cut."""
 
     request: Request
     rows: Mapping[str, int]
@@ -55,12 +56,12 @@ class _Job:
 
 
 Piece = tuple[_Job, int, int]
-"""Of a job: its first row, and how many."""
+"""Part of a job: the job, its first row, and the number of rows."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces of jobs that run together."""
+    """Pieces of jobs that run together in one run."""
 
     pieces: list[Piece] = field(default_factory=list)
     rows: int = 0
@@ -69,11 +70,12 @@ class _Run:
 class Core:
     """Answers requests with one session. Triton calls it from one thread at a time.
 
-    `requests` is their form. `merge`: rows of several requests may share a run. Buffers are made
-    for powers of two of rows, when first needed, and kept; answers are memory of their own.
+    `requests` is the form of the requests. `merge`: rows of several requests may share a run.
+    Buffers have room for a power of two of rows; they are made when first needed, and kept. Each
+    answer is in memory of its own.
 
     On a GPU, `arrays` are tensors there: requests and answers stay on the device, and the answers
-    are there on return. A request of NumPy's arrays gets its answer as such.
+    are complete on return. A request of NumPy arrays gets NumPy arrays as its answer.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Core:
         self.wire = Wire.of(session.signature, requests)
         self._names = [t.name for t in self.wire.inputs]
         self._wanted = set(self._names)
-        # Nothing but a request's dtypes and shapes decides, and most requests have the same.
+        # The check depends only on a request's dtypes and shapes, and most requests have the same.
         self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
         self._session = session
         self._merge = merge
@@ -103,7 +105,8 @@ class Core:
         self._buffers: dict[tuple[int, ...], tuple[dict[str, Any], Binding]] = {}
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
-        """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
+        """One entry per request, in order: its outputs by tensor name, or the error of the
+        request."""
         if not isinstance(self._arrays, Tensors):
             return self._answer(requests)
         answers = self._answer([_as_tensors(request) for request in requests])
@@ -156,7 +159,7 @@ class Core:
             return error
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
-        """Row counts by dimension; raises RequestError where a request of these does not fit."""
+        """Row counts by dimension; RequestError if a request with such shapes does not fit."""
         rows: dict[str, int] = {}
         for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
             if dtype != (wanted := self._arrays.dtype(t)):
@@ -186,7 +189,7 @@ class Core:
             )
 
     def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
-        """Whole requests packed in order; one above the compiled maximum is cut evenly."""
+        """Pack whole requests in order; a request above the compiled maximum is cut evenly."""
         (dim,) = self._session.signature.dims
         limit = self._session.signature.ranges[dim].max
         runs: list[_Run] = []
@@ -222,7 +225,7 @@ class Core:
     def _run(
         self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
-        """The artifact's answer to the pieces behind one another, in memory of its own."""
+        """Run the artifact on the joined pieces; the answer is in memory of its own."""
         columns, binding = self._bound(rows)
         for t in self.wire.inputs:
             here = [self._arrays.here(piece) for piece in pieces[t.name]]
@@ -236,7 +239,8 @@ class Core:
         return answers
 
     def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Any], Binding]:
-        """The physical columns by tensor, of collections with room for the rows, bound once."""
+        """The physical columns by tensor, of collections with room for the rows; they are bound
+        once."""
         signature = self._session.signature
         capacity = {
             dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
@@ -259,7 +263,7 @@ class Core:
 
 
 def _as_tensors(request: Request) -> Request:
-    """The same in tensors, copied where they were arrays; each is where it was."""
+    """The request with tensors; arrays are copied to tensors, tensors stay where they are."""
     inputs = {
         name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
         for name, v in request.inputs.items()
@@ -268,7 +272,7 @@ def _as_tensors(request: Request) -> Request:
 
 
 def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
-    """(start, stop) of as few even parts of n rows as keep to the limit."""
+    """(start, stop) of the parts of n rows: as few parts as the limit allows, of even size."""
     if n <= limit:
         return ((0, n),)
     parts = -(-n // limit)
@@ -276,7 +280,7 @@ def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
 
 
 def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
-    """The rows of an input that run, in the requests' own memory."""
+    """The rows of an input that take part in a run, in the requests' own memory."""
     whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
     return [
         values if count == len(values) else values[start : start + count]
@@ -285,7 +289,7 @@ def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
 
 
 def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[str, int]) -> None:
-    """Write the pieces behind one another into the columns, at once where these lie for it."""
+    """Write the pieces one after the other into the columns; in one copy if the columns adjoin."""
     if len(pieces) == 1:
         t.scatter(parts, 0, pieces[0])
     elif (view := t.window(parts, 0, rows[t.rows])) is not None:

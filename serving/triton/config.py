@@ -1,4 +1,4 @@
-"""config.pbtxt: Triton's description of a model, written from a version's manifest.
+"""config.pbtxt: Triton's description of a model, made from a version's manifest.
 
 It is built as Triton's own protobuf message and printed as protobuf text, so it cannot fall outside
 Triton's schema.
@@ -26,18 +26,18 @@ REQUESTS = "requests"
 BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
 _DEVICE = re.compile(r"cpu|cuda:\d+")
-_MOST = 2**31 - 1  # what Triton's message holds
+_MOST = 2**31 - 1  # the largest number in Triton's message
 
 
 @dataclass(frozen=True)
 class Service:
-    """What is to be served, and how.
+    """What to serve, and how.
 
-    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: rows of several requests may
-    share a run, and a client may cut a long request; `batching`: Triton's batcher makes use of it,
-    and waits at most `queue_delay_us` for more requests.
-    `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
-    runs the model, see serving/native/artifact.py; `plan`: what its file was built for.
+    `devices`: "cpu", "cuda:0", ...; with `instances` on each. `merge`: rows of several requests may
+    share a run, and a client may cut a long request. `batching`: Triton's batcher joins requests,
+    and waits at most `queue_delay_us` for more of them. `requests`: the form of requests and
+    answers, see serving/wire.py. `backend`: the Triton backend that runs the model, see
+    serving/native/artifact.py. `plan`: the GPU that its file was built for.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def max_batch_size(self) -> int:
-        """Triton's, of rows: 0 where those of a request belong together."""
+        """Triton's number of the same name, in rows: 0 if the rows of a request belong together."""
         if not self.merge:
             return 0
         (dim,) = self.signature.dims
@@ -94,10 +94,10 @@ class Service:
 
 
 def config_text(service: Service, checksums: Mapping[str, str] | None = None) -> str:
-    """The text of config.pbtxt. Raises ServingError where tritonclient is missing.
+    """The text of config.pbtxt. Raises ServingError if tritonclient is missing.
 
-    `checksums`: MD5 by file, below the model's folder, as Triton's agent `checksum` checks them
-    when it loads, and CMSSW's client compares them with its own.
+    `checksums`: MD5 by file, relative to the model's folder. Triton's agent `checksum` checks them
+    at loading, and CMSSW's client compares them with its own.
     """
     from google.protobuf import text_format
 
@@ -138,7 +138,7 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
         **(service.plan.parameters if service.plan else {}),
     }
     if service.backend == "python" and service.devices != ("cpu",):
-        facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # what is in GPU memory stays there
+        facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # tensors in GPU memory stay there
     for key, value in facts.items():
         config.parameters[key].string_value = value
     if checksums:
@@ -148,21 +148,21 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
 
 
 _SETTINGS: dict[Backend, dict[str, str]] = {
-    "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # the requests' arrays are read by NumPy
+    "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # NumPy reads the arrays of requests
     "onnxruntime": {},
-    "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # as the torchscript engine runs it
+    "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # the same as in the torchscript engine
     "tensorrt": {},
 }
 _PLATFORMS: dict[Backend, str] = {"tensorrt": "tensorrt_plan"}
 
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
-    """Triton's PyTorch backend goes by the place that a name ends in."""
+    """The names of tensors. Triton's PyTorch backend takes an index from the end of a name."""
     return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
 
 
 def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
-    """Without the rows where Triton batches, since it adds them itself."""
+    """The shape without the rows if Triton batches: it adds the rows itself."""
     return t.dims if merge else t.shape(-1)
 
 
@@ -179,7 +179,8 @@ def _add_instances(config: Any, service: Service, schema: Any) -> None:
 
 
 def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
-    """A run of zeros at the smallest size and at the largest preferred one, before it is ready."""
+    """Run zeros at the smallest size and at the largest preferred size before the model is
+    ready."""
     for rows in _warm_sizes(service):
         label = ",".join(f"{dim}={n}" for dim, n in rows.items())
         warm = config.model_warmup.add(name=label)

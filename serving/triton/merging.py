@@ -1,6 +1,6 @@
-"""Does it pay that the rows of several requests share a run, and at which sizes?
+"""Decide from the version's benchmark if joined requests are faster, and at which sizes.
 
-The version's own benchmark says so. Whether they may is asked in stages/independence.py.
+Whether rows of several requests may share a run at all is decided in stages/independence.py.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from registry.bundle import Manifest
 from soa.text import microseconds
 
-# What a call of the Python backend costs beside the artifact, and each further request in it, in
-# microseconds: measured with benchmarks/serving.py and benchmarks/scaling.
+# The cost of a call of the Python backend without the artifact, and of each further request in it,
+# in microseconds: measured with benchmarks/serving.py and benchmarks/scaling.
 _CALL_US = 300.0
 _REQUEST_US = 100.0
-_GOOD = 0.9  # of the best rows a second: as good, since benchmarks repeat no better
+_GOOD = 0.9  # sizes with so much of the best rate count as good: benchmarks are not more precise
 
 
 def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes at which the version's own benchmark served the most rows a second.
+    """The batch sizes at which the version's own benchmark gave the most rows in a second.
 
-    From the times of the engines that a session of this target runs, with the server's cost of a
-    call added. Empty where nothing was timed at 2 rows or more.
+    They are computed from the times of the engines that a session of this target runs, plus the
+    server's cost of a call. Empty if no size of 2 rows or more was timed.
     """
     times = run_times(manifest, target)
     speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
@@ -30,11 +30,12 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
 
 
 def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
-    """For people; None where it may pay, or where 1 row, or more than 1, were not timed.
+    """A sentence that says why; None if merging may pay, or if the times for it are missing.
 
-    Merging pays most for requests of one row. With c for a call, q for each further request in it
-    and t(n) for the artifact, requests alone do 1 / (c + t(1)) rows a second, and n of them in a
-    run n / (c + (n - 1) q + t(n)). A gain below a tenth is one that no benchmark shows.
+    Merging helps most for requests of one row. Let c be the cost of a call, q of each further
+    request in it, and t(n) the time of the artifact. Requests alone give 1 / (c + t(1)) rows in a
+    second; n of them in a run give n / (c + (n - 1) q + t(n)). A gain of less than a tenth is
+    within the noise of a benchmark.
     """
     times = run_times(manifest, target)
     if 1 not in times or len(times) < 2:
@@ -54,8 +55,9 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
 
 
 def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
-    """Microseconds of a run by its rows, of the fastest engine that a session may take."""
-    record = manifest.targets.get(target)  # a TensorRT plan is for a GPU that the version has not
+    """The time of a run in microseconds by its rows, of the fastest engine that a session may
+    take."""
+    record = manifest.targets.get(target)  # a TensorRT plan may be for a GPU without a record
     times: dict[int, float] = {}
     if record is None:
         return times

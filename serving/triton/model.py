@@ -1,4 +1,4 @@
-"""The model.py of a Triton repository: Triton's requests to `serving.triton.backend`, and back.
+"""The model.py of a Triton repository: hands Triton's requests to `serving.triton.backend`.
 
 `pipeline deploy` copies this file. Triton's Python imports it; soa-pipeline must be importable
 there. Everything that is not Triton's own interface is in serving/triton/backend.py.
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as pb_utils  # only inside Triton
+import triton_python_backend_utils as pb_utils  # exists only inside Triton
 
-# NVIDIA's wheel starts Python isolated: it looks neither at PYTHONPATH nor into a venv.
+# NVIDIA's wheel starts Python isolated: it reads neither PYTHONPATH nor a virtual environment.
 given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [path for path in given if path and path not in sys.path]
 
@@ -24,9 +24,9 @@ import soa_pipeline  # noqa: E402
 
 soa_pipeline.check_origins()
 
-# Arrays cross by DLPack: the stub was built for NumPy 1, and to it NumPy 2 has elements of 0 bytes:
-# its as_numpy() is the first element over and over. Answers as torch's capsules: for NumPy's, it
-# prints an error each time.
+# Arrays cross by DLPack. The stub was built for NumPy 1 and takes NumPy 2 elements to have 0 bytes:
+# its as_numpy() repeats the first element. Answers are given as torch's capsules: for NumPy's
+# capsules the stub prints an error each time.
 import numpy as np  # noqa: E402
 from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
@@ -70,7 +70,7 @@ class TritonPythonModel:
 
 
 def _request(request: Any) -> Request:
-    """NumPy's arrays, or torch's where any is on a GPU; both of the request's own memory."""
+    """NumPy arrays, or torch tensors if any is on a GPU; both use the request's own memory."""
     tensors = request.inputs()
     if all(t.is_cpu() for t in tensors):
         inputs: dict[str, Values] = {t.name(): np.from_dlpack(_Given(t)) for t in tensors}
@@ -80,8 +80,8 @@ def _request(request: Any) -> Request:
 
 
 class _Given:
-    """A tensor of a request as NumPy asks for it: the stub's own method raises at its arguments,
-    and is asked again, for every tensor of every request."""
+    """A tensor of a request with the method that NumPy calls. The stub's own method raises an error
+    for NumPy's arguments and is called again, for every tensor of every request."""
 
     __slots__ = ("_tensor",)
 
@@ -98,7 +98,7 @@ class _Given:
 
 @functools.lru_cache(maxsize=64)
 def _said(parameters: str) -> tuple[str | None, str | None]:
-    """The bundle and the form that a request asks for; most requests say the same."""
+    """The bundle and the form that a request asks for. Most requests ask for the same."""
     found: dict[str, object] = json.loads(parameters or "{}")
     digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
     return digest, form
@@ -116,7 +116,7 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
 
 
 def _capsule(values: Values) -> Any:
-    """Without a copy. An empty one gets the strides that Triton reckons for it: it checks them."""
+    """A capsule without a copy. An empty array gets the strides that Triton expects."""
     tensor = values if isinstance(values, Tensor) else from_numpy(values)
     if not tensor.numel():
         steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]

@@ -1,5 +1,5 @@
 """A Triton model repository: config.pbtxt, and the version's bundle with the model.py that runs it,
-or the one file that a backend of Triton's own loads."""
+or the one file that one of Triton's own backends loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving.triton.config import Service, config_text
 
 CONFIG = "config.pbtxt"
 BUNDLE = ".bundle"
-"""Hidden: CMSSW's `cmsTritonConfigTool` takes whatever `*/*` finds in a model for a file."""
+"""A hidden folder: CMSSW's `cmsTritonConfigTool` takes all that `*/*` finds in a model as files."""
 
 _MODEL = "model.py"
 
@@ -23,9 +23,9 @@ _MODEL = "model.py"
 def write_repository(
     out: Path, service: Service, place: Callable[[Path], Bundle], *, replace: bool = False
 ) -> Path:
-    """Write `out/<name>/` whole or not at all; returns that folder.
+    """Write `out/<name>/` completely or not at all; returns that folder.
 
-    `place` puts the promoted bundle into the new folder it is given. The result may be moved and
+    `place` copies the promoted bundle into the given new folder. The result may be moved and
     copied. Raises ServingError if the model is there already, unless `replace`.
     """
 
@@ -49,7 +49,7 @@ def write_repository(
 def write_native_repository(
     out: Path, service: Service, file: Path, *, replace: bool = False
 ) -> Path:
-    """The same for one of Triton's own backends, with the file that it loads and nothing else."""
+    """Write the folder for one of Triton's own backends, with only the file that it loads."""
     return _write(out, service, lambda version: shutil.copyfile(file, version / file.name), replace)
 
 
@@ -59,7 +59,7 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
     if folder.exists() and not (folder / CONFIG).is_file():
         raise ServingError(f"{folder} holds no {CONFIG}, so it is no model: remove it yourself")
-    config_text(service)  # what it refuses is said before any work
+    config_text(service)  # raises its errors before any work is done
     with write_atomically(folder, replace=replace) as partial:
         version = partial / str(service.number)
         version.mkdir()
@@ -69,7 +69,7 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
 
 
 def _checksums(model: Path) -> dict[str, str]:
-    """The MD5 of each file; for those of a bundle its list of digests stands."""
+    """The MD5 of each file. For a bundle only its list of digests is listed."""
     files = (f for f in model.rglob("*") if f.is_file())
     return {
         str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()

@@ -22,7 +22,7 @@ def carrier(n: int, device: Device = CPU) -> Span:
 def argument_spans(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[Span]:
-    """Memory in the order of `signature.arguments`; collections and rows are already checked."""
+    """Memory in the order of `signature.arguments`. The caller has checked collections and rows."""
     device = next(iter(collections.values())).device
     spans = []
     for a in signature.arguments:
@@ -40,14 +40,14 @@ def argument_spans(
 def argument_tensors(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[torch.Tensor]:
-    """`argument_spans` as torch's views."""
+    """The spans of `argument_spans` as torch tensors over the same memory."""
     return [span.tensor() for span in argument_spans(signature, collections, rows)]
 
 
 def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
-    """A block as a CPU tensor of its own, in the shape the model sees or gives.
+    """Copy a block into a new CPU tensor, in the shape that the model sees or returns.
 
-    Its dtype is that of its columns; where they differ in width, the widest.
+    The dtype is that of the block's columns; if they differ in width, the widest one.
     """
     import torch
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 _RAW = ("uint8", "opaque1", "|S1")
-"""What may be any column's bytes."""
+"""A NumPy dtype that can hold the bytes of any column."""
 
 
 class Collection:
@@ -83,14 +83,16 @@ class Collection:
         self._first = buffer or columns[layout.columns[0].name][0]
         self.device: Device = self._first.device
         self.start = 0
-        """Of a window, its first row in the collection that it is a window of."""
+        """For a window: its first row, counted in the collection that it belongs to."""
         self.copied: tuple[str, ...] = ()
-        """Columns that `as_collection` had to copy: what they came from does not see a change."""
+        """Columns that `as_collection` had to copy. A later change here does not reach their
+        source."""
         self._parent: Self | None = None
 
     @property
     def readonly(self) -> bool:
-        """Whether the memory is read-only: no output is bound to it. Do not write by torch."""
+        """Whether the memory is read-only. Then no output is bound to it; do not write to it by
+        torch."""
         return self._first.readonly
 
     # -- construction over other memory ------------------------------------------------------
@@ -111,8 +113,8 @@ class Collection:
 
         `memory` is an address (then `nbytes` and, on a GPU, `device` are needed) or any exporter
         that `soa.memory` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
-        address aligned to `layout.alignment`: raw ones (uint8), or values of the dtype that every
-        column has. Raises CollectionError otherwise.
+        address aligned to `layout.alignment`: either raw bytes (uint8), or values of one dtype if
+        every column has that dtype. Raises CollectionError otherwise.
         """
         if layout.storage != "buffer":
             raise CollectionError(
@@ -151,8 +153,8 @@ class Collection:
         """A collection over separately allocated columns, without a copy.
 
         `columns[name]` is one exporter of `capacity` elements, or for an Eigen column a sequence
-        of one exporter per component, in storage (column-major) order. Each must be of the column's
-        dtype and aligned to `layout.alignment_of` it.
+        of one exporter per component, in storage (column-major) order. Each exporter must have the
+        column's dtype and be aligned to `layout.alignment_of(name)`.
         """
         if layout.storage != "columns":
             raise CollectionError(
@@ -214,13 +216,13 @@ class Collection:
             check_dtype(member, dtype_name(given.dtype), repr(member.name))
             try:
                 self.fill(member.name, given)
-            except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
+            except RuntimeError as error:  # from torch: a sparse tensor, or a tensor without memory
                 reason = str(error).splitlines()[0]
                 raise CollectionError(f"column {member.name!r}: {reason}") from None
         return self
 
     def fill(self, name: str, values: Array | torch.Tensor) -> None:
-        """Copy values `(n, ...)` (more rows are left out), or `()` for a scalar, into a member.
+        """Copy values `(n, ...)` (further rows are ignored), or `()` for a scalar, into a member.
 
         Values are converted to the column's dtype.
         """
@@ -238,9 +240,10 @@ class Collection:
     def copy_from(
         self, source: Collection, components: Iterable[tuple[str, int]] | None = None
     ) -> None:
-        """Copy the source's rows in use of physical columns (name, component), by default all.
+        """Copy the rows in use from another collection of the same layout.
 
-        Both have one layout. Padding and other rows stay. With a GPU, in stream order.
+        `columns` are physical columns (name, component); by default all are copied. Padding and
+        the other rows stay as they are. With a GPU the copy is made in stream order.
         """
         if components is None:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
@@ -254,9 +257,9 @@ class Collection:
     def __getitem__(self, name: str) -> Array:
         """The n elements in use, as a NumPy view of CPU memory: `collection["pt"][:] = values`.
 
-        `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. It is read-only where the collection is.
-        CollectionError for memory of a GPU, and for an Eigen column of a `columns` layout, which
-        has no single view (use `component`); LayoutError for bfloat16.
+        Shapes: `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. The view is read-only if the
+        collection is. Raises CollectionError for memory of a GPU, and for an Eigen column of a
+        `columns` layout, which has no single view (use `component`); LayoutError for bfloat16.
         """
         array = self._dense(name).numpy()
         rows = array[..., : self.n] if array.ndim else array
@@ -298,8 +301,8 @@ class Collection:
     def run(self, name: str, k: int, count: int) -> Span:
         """`count` adjacent physical columns from component k of `name`, as one `(count, S)` span.
 
-        S is the padded column length. They must be of one dtype and one buffer; that is what a
-        `matrix` plan promises.
+        S is the padded column length. The columns must be of one dtype and in one buffer: a
+        `matrix` plan promises this.
         """
         if self._buffer is None:
             raise CollectionError("separate columns are not a matrix")
@@ -318,7 +321,7 @@ class Collection:
         return [span for spans in self._columns.values() for span in spans]
 
     def memory(self) -> list[torch.Tensor]:
-        """`spans` as torch's views."""
+        """The memory of `spans` as torch tensors."""
         return [span.tensor() for span in self.spans()]
 
     @property
@@ -337,7 +340,7 @@ class Collection:
         return self._buffer.address
 
     def locked(self) -> Self:
-        """The same memory, read-only; so are its windows and NumPy's views of it."""
+        """The same memory, read-only. Its windows and its NumPy views are read-only too."""
         buffer = self._buffer and self._buffer._replace(readonly=True)
         columns = {
             name: [span._replace(readonly=True) for span in spans]
@@ -352,11 +355,11 @@ class Collection:
         return self._part(n, self.capacity, self._columns, self._parent, self.start)
 
     def window(self, start: int, stop: int) -> Self:
-        """Rows `start` to `stop`, without that one, of those in use: the same memory, no copy.
+        """Rows `start` up to `stop` (excluded) of the rows in use: the same memory, no copy.
 
-        It is bound like any collection, with other windows or collections of as many rows.
+        A window is bound like any collection, together with collections or windows of as many rows.
         A start that is a multiple of `layout.row_step` can always be bound; any other start only if
-        validation has tried it (docs/howto/memory.md). Scalars stay those of the collection.
+        validation has tried it (docs/howto/memory.md). The scalars are those of the collection.
         """
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
@@ -381,7 +384,7 @@ class Collection:
 
     @property
     def whole(self) -> Self:
-        """The collection that this is a window of; itself where it is none."""
+        """The collection that this window belongs to; the collection itself if it is no window."""
         return self if self._parent is None else self._parent
 
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
@@ -404,7 +407,7 @@ class Collection:
 
 
 def _count(value: Any) -> int:
-    """A number of elements as a plain int, also from NumPy's integers."""
+    """Convert a number of elements to a plain int; NumPy's integers are accepted."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise CollectionError(f"a number of elements must be an integer, found {value!r}")
     if value < 0:

@@ -1,8 +1,8 @@
-"""Columns that other libraries hold, as a Collection: in place where they can, else copied.
+"""Make a Collection of columns that other libraries hold: in place if possible, else by a copy.
 
-`as_collection` is the one way in, and says which columns it copied. An Eigen column is a struct
-(Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`, of
-which only Fortran's order has each entry as a column. Lists of one length are such an array.
+`as_collection` is the only way in, and says which columns it copied. An Eigen column is a struct
+(Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`. Only
+an array in Fortran's order has each entry as a column. Lists of one length count as such an array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from soa.memory.span import Array, Device, allocate, is_tensor
 if TYPE_CHECKING:
     import awkward as ak
 
-# Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
+# Arrow's types with the same bytes, by name. Arrow has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _IN_PLACE = {
     _ARROW_NAMES.get(d, d): d for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")
@@ -48,10 +48,10 @@ def as_collection(
     its own memory. `fill` has values for missing elements, by column.
 
     `Collection.copied` names the columns that had to be copied: chunks, gaps between elements, bits
-    for booleans, filled values, files, memory that is not aligned as needed. Such a collection is
-    read-only, as what is written to it would not reach `data`; so is memory that Arrow, Awkward or
-    JAX share. uint8 of zeros and ones is a bool column. CollectionError names the column, and what
-    to do.
+    for booleans, filled values, files, memory without the needed alignment. A collection with
+    copied columns is read-only, because a write to it would not reach `data`. Memory that Arrow,
+    Awkward or JAX share is read-only too. uint8 of zeros and ones is accepted for a bool column. A
+    CollectionError names the column and what to do.
     """
     if isinstance(data, Collection):
         if layout is None or layout == data.layout:
@@ -93,7 +93,7 @@ def _library(value: object) -> str:
 
 
 def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
-    """The names of columns, a column by its name, and whether that is read from a file."""
+    """The names of the columns; a function that gives a column by name; whether it reads a file."""
     library = _library(data)
     if library == "polars" and hasattr(data, "columns"):
         data, library = data.to_arrow(), "pyarrow"
@@ -104,7 +104,7 @@ def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
         names, column = data.fields, data.__getitem__
     elif isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
         names, column = list(data), data.__getitem__
-    else:  # of a structured array
+    else:  # a column of a structured array
         names = getattr(getattr(data, "dtype", None), "names", None) or ()
         column = getattr(data, "__getitem__", None)
     if not names:
@@ -123,16 +123,17 @@ def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
 
 
 class _Found(NamedTuple):
-    """A column's values: an array `(n, ...)`, or those of each entry of a struct, row by row."""
+    """A column's values: one array `(n, ...)`, or an array for each entry of a struct, row by
+    row."""
 
     values: Any
     copied: bool = False
     locked: bool = False
-    """Whether nobody may write there."""
+    """Whether the values must not be written."""
 
 
 def _values(name: str, value: Any, fill: Any) -> _Found:
-    """As NumPy's or torch's array, in place where that can be."""
+    """The values as an array of NumPy or torch, in place if possible."""
     library, copied = _library(value), False
     if library == "polars":
         value, library = value.to_arrow(), "pyarrow"
@@ -173,7 +174,7 @@ def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
 
 
 def _stacked(name: str, rows: Array) -> Array:
-    """Lists or arrays of one length, which pandas and HDF5 keep as objects, as one array."""
+    """Join lists or arrays of one length, which pandas and HDF5 keep as objects, into one array."""
     arrays = [np.asarray(row) for row in rows if isinstance(row, list | tuple | np.ndarray)]
     if len(arrays) < len(rows):
         raise CollectionError(
@@ -188,7 +189,7 @@ def _stacked(name: str, rows: Array) -> Array:
 
 
 def _check_lengths(name: str, counts: Any) -> None:
-    """Refuse lists of several lengths: these are no vectors."""
+    """Refuse lists of different lengths: they are not vectors."""
     if len(counts) and (low := min(counts)) != (high := max(counts)):
         raise CollectionError(
             f"column {name!r} is jagged (lists of {low} to {high} items), and a vector has as many "
@@ -249,7 +250,7 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
 
 
 def _width(name: str, lists: Any) -> int:
-    """How many entries each of Arrow's lists has; CollectionError where they differ."""
+    """The number of entries that every one of Arrow's lists has; CollectionError if they differ."""
     import pyarrow as pa
 
     if lists.null_count:
@@ -263,7 +264,7 @@ def _width(name: str, lists: Any) -> int:
 
 
 def _buffer(array: Any, i: int, dtype: Any, count: int) -> Any:
-    """A buffer of an Arrow array's elements; its to_numpy would import pandas."""
+    """A buffer of an Arrow array's elements. Arrow's own to_numpy would import pandas."""
     buffer, dtype = array.buffers()[i], np.dtype(dtype)
     if buffer is None or not len(array):
         return np.zeros(0, dtype)
@@ -271,14 +272,14 @@ def _buffer(array: Any, i: int, dtype: Any, count: int) -> Any:
 
 
 def unmasked(content: Any) -> Any:
-    """Awkward's content without the mask that says that values may be missing, where none is."""
+    """Awkward's content without its mask for missing values, if no value is missing."""
     if not content.is_option or content.is_indexed or content.mask_as_bool(False).any():
         return content
     return content.content[: content.length]
 
 
 def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
-    """Awkward's values; it too shares its buffers freely."""
+    """The values of an Awkward array. Awkward shares its buffers, so they are read-only."""
     import awkward as ak
 
     content: Any = unmasked(ak.materialize(array).layout)
@@ -297,7 +298,7 @@ def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
 
 
 def _regular(name: str, lists: ak.Array) -> ak.Array:
-    """Lists of one length as vectors, matrices likewise; CollectionError where lengths differ."""
+    """Lists of one length as vectors, and matrices likewise; CollectionError if lengths differ."""
     import awkward as ak
 
     for axis in range(1, lists.ndim):
@@ -308,18 +309,18 @@ def _regular(name: str, lists: ak.Array) -> ak.Array:
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` gives; its errors name the column."""
+    """The result of `make`; if it raises an error, the message names the column."""
     try:
         return make()
     except (CollectionError, OverflowError, TypeError, ValueError) as error:
         raise CollectionError(f"column {name!r}: {error}") from None
 
 
-# -- as a layout wants it ------------------------------------------------------------------------
+# -- convert columns to what a layout asks for -----------------------------------------------------
 
 
 def _member_of(name: Any, values: Any) -> Column:
-    """The member that values are, where no layout says it; LayoutError where they are none."""
+    """Derive the member for values without a layout; LayoutError if no member can hold them."""
     if isinstance(values, list):
         raise CollectionError(
             f"column {name!r} has several entries an element: give the layout that says "
@@ -331,7 +332,7 @@ def _member_of(name: Any, values: Any) -> Column:
 
 
 def _parts(member: Column, values: Any) -> list[Any]:
-    """Values as a member's physical columns in the order of storage, views where that can be."""
+    """Values as a member's physical columns in storage order, as views if possible."""
     if member.kind == "eigen" and isinstance(values, np.ndarray):
         values = _empty(member, values)
     if is_opaque(member.dtype) and not isinstance(values, list):
@@ -357,7 +358,7 @@ def _parts(member: Column, values: Any) -> list[Any]:
 
 
 def _empty(member: Column, values: Array) -> Array:
-    """As the member has them, where there are no lists that say their length, or of what."""
+    """Give values without rows the member's shape and dtype: empty lists show neither."""
     if len(values) or not (0 in values.shape[1:] or values.dtype.hasobject):
         return values
     dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
@@ -365,7 +366,7 @@ def _empty(member: Column, values: Array) -> Array:
 
 
 def _of_dtype(member: Column, values: Any) -> Any:
-    """Values of the member's dtype, where zeros and ones of a byte are bool too."""
+    """Values of the member's dtype. Bytes that are all 0 or 1 are accepted as bool."""
     dtype = dtype_name(values.dtype)
     if (member.dtype, dtype) != ("bool", "uint8"):
         check_dtype(member, dtype, repr(member.name))
@@ -383,7 +384,7 @@ def _of_dtype(member: Column, values: Any) -> Any:
 
 
 def _aligned(part: Any, dtype: str, alignment: int) -> Any:
-    """A column itself where it is dense and aligned, else a copy in memory of its own."""
+    """The column itself if it is dense and aligned, else a copy in memory of its own."""
     dense = part.is_contiguous() if is_tensor(part) else part.flags.c_contiguous
     address = part.data_ptr() if is_tensor(part) else part.ctypes.data
     if dense and (not len(part) or address % alignment == 0):

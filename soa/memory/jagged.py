@@ -18,13 +18,13 @@ from soa.signature import Signature, offsets_of
 
 
 def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
-    """Give read-only collections of the items of `data` and of their offsets, by name, to be bound.
+    """Give read-only collections of the items of `data` and of their offsets, by name, for `bind`.
 
     `data` is an Awkward array: lists of records, or records of lists as uproot reads them; or Arrow
     data that `ak.from_arrow` takes. The columns of the model's layout are looked up by name and
     used in place. Offsets are copied only if the data has none (lists of one size), has another
     dtype, or is a slice that does not begin with the content. Raises CollectionError if the columns
-    are not cut into the same rows, and where `as_collection` does.
+    are not cut into the same rows, and in the cases in which `as_collection` does.
     """
     import awkward as ak
 
@@ -56,7 +56,8 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
 
 
 def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
-    """Where the items of each row begin and end, and the content that is this column of them."""
+    """Where the items of each row begin and end, and the content that holds this column of
+    items."""
     if name not in rows.fields:
         raise CollectionError(f"no column {name!r}, there are: {', '.join(rows.fields)}")
     lists = _rows(rows.content(name)) if rows.is_record else rows
@@ -76,6 +77,6 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
 
 
 def _rows(content: Any) -> Any:
-    """Rows as they are; where an index picks them, it picks their offsets."""
+    """The rows as they are. If an index picks the rows, it is applied to their offsets."""
     content = unmasked(content)
     return content.project() if content.is_indexed and not content.is_option else content

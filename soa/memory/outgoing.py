@@ -1,9 +1,9 @@
-"""A collection's columns as other libraries hold them, in place where they can.
+"""Give a collection's columns to other libraries, in place if possible.
 
 `collection["pt"]` is NumPy's view of a column, `collection.tensor("pt")` torch's, and both export
 DLPack. An Eigen column is a struct (Arrow) or a record (Awkward) of its entries, row by row: `e0,
-e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All that is here is of CPU memory; what comes
-out keeps it alive, and sees what is written to it later unless it was copied.
+e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All functions here take CPU memory. Their
+result keeps the memory alive, and shows later writes to it unless it is a copy.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """The n elements in use of a CPU collection as an Arrow record batch: a copy of booleans only.
+    """The n elements in use of a CPU collection as an Arrow record batch; only booleans are copied.
 
-    The batch keeps the memory alive, and sees what is written to it later. Raises CollectionError
+    The batch keeps the memory alive, and shows later writes to it. Raises CollectionError
     for scalars, opaque columns and bfloat16, which Arrow does not have.
     """
     import pyarrow as pa
@@ -47,7 +47,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
 def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> ak.Array:
     """The n elements in use of a CPU collection as Awkward records, without a copy.
 
-    As `to_arrow`.
+    Limits and lifetime are those of `to_arrow`.
     """
     import awkward as ak
 
@@ -64,8 +64,8 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
 
 def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
-    """As `collection[name]` for each member: views, but a copy of an Eigen column whose components
-    lie apart."""
+    """The NumPy view `collection[name]` of each member. An Eigen column whose components lie apart
+    is copied."""
     names = [c.name for c in collection.layout.columns] if columns is None else columns
     found: dict[str, Array] = {}
     for name in names:
@@ -79,12 +79,12 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
 
 
 def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """As `to_arrow`, then a copy."""
+    """A pandas DataFrame: the batch of `to_arrow`, copied."""
     return to_arrow(collection, columns).to_pandas()
 
 
 def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """As `to_arrow`, without another copy."""
+    """A polars DataFrame over the batch of `to_arrow`, without another copy."""
     import polars as pl
 
     frame = pl.from_arrow(to_arrow(collection, columns))
@@ -101,7 +101,7 @@ def _entry_names(member: Column) -> list[str]:
 def _exported(
     collection: Collection, columns: Sequence[str] | None
 ) -> Iterator[tuple[Column, list[Array]]]:
-    """Each member with views of its entries row by row, every one of shape `(n,)`."""
+    """Each member with views of its entries, row by row. Every view has shape `(n,)`."""
     if collection.device.type != "cpu":
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"

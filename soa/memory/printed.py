@@ -1,4 +1,4 @@
-"""A collection as text: what `repr` says of it."""
+"""The text that `repr` gives for a collection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS_SHOWN = 20
 
 
 def printed(collection: Collection) -> str:
-    """Its columns with their dtypes and first rows; memory of a GPU is not read."""
+    """The collection's columns with dtypes and first rows. Memory of a GPU is not read."""
     whole = collection.whole
     notes = {
         f"from row {collection.start:,} of {whole.n:,}": whole is not collection,

@@ -1,6 +1,6 @@
 """Span: dense memory of one dtype and shape, by address; and the device it lies on.
 
-It needs no torch. `numpy` and `tensor` see the same bytes, and what they give keeps them alive.
+A span needs no torch. `numpy` and `tensor` give views of the same bytes and keep them alive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Array = np.ndarray[Any, Any]
 
 
 class Device(str):
-    """A device by torch's name of it: "cpu", or "cuda:1" (an AMD GPU too). "cuda" is "cuda:0".
+    """A device by its name in torch: "cpu", or "cuda:1" (an AMD GPU too). "cuda" is "cuda:0".
 
-    torch takes it wherever it takes a device, and it equals the torch.device of that name.
+    torch accepts it for any device argument, and it equals the torch.device of that name.
     """
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class Device(str):
         return self.partition(":")[0]
 
     @property
-    def index(self) -> int | None:  # type: ignore[override]  # as of a torch.device, not a str's
+    def index(self) -> int | None:  # type: ignore[override]  # as torch.device.index
         """The number of the GPU; None for a CPU."""
         number = self.partition(":")[2]
         return int(number) if number else None
@@ -63,7 +63,8 @@ CPU = Device("cpu")
 class Span(NamedTuple):
     """Borrowed memory: `shape` elements of `dtype`, row by row without gaps.
 
-    `owner` keeps it alive: a flat uint8 tensor around it where the memory came by torch.
+    `owner` keeps the memory alive. If the memory came from torch, it is a flat uint8 tensor around
+    it.
     """
 
     address: int
@@ -86,11 +87,11 @@ class Span(NamedTuple):
         return Span(self.address, self.dtype, (n,), self.device, self.readonly, self.owner)
 
     def raw(self) -> Span:
-        """All of it as bytes."""
+        """The whole memory as bytes."""
         return self.at(0, "uint8", self.nbytes)
 
     def numpy(self) -> Array:
-        """A NumPy view, read-only where the span is; CollectionError for memory of a GPU.
+        """A NumPy view, read-only if the span is; CollectionError for memory of a GPU.
 
         LayoutError for bfloat16, which NumPy does not have.
         """
@@ -106,7 +107,7 @@ class Span(NamedTuple):
         return array
 
     def store(self, values: Array | torch.Tensor) -> None:
-        """Copy values of its shape into it, converted to its dtype."""
+        """Copy values of the span's shape into it, converted to its dtype."""
         if self.device.type == "cpu" and not is_tensor(values):
             self.numpy()[...] = values
             return
@@ -116,9 +117,10 @@ class Span(NamedTuple):
         self.tensor().copy_(torch.as_tensor(values))
 
     def tensor(self) -> torch.Tensor:
-        """torch's view. torch has no read-only tensors: do not write to one that should be.
+        """A torch tensor over the memory. It is never read-only: if the span is, do not write to
+        it.
 
-        What is opaque has its bytes for a last dimension.
+        For an opaque dtype the last dimension holds the bytes of an element.
         """
         _require_torch(self.device)
         import torch
@@ -134,7 +136,7 @@ class Span(NamedTuple):
             flat = whole.narrow(0, start, nbytes)
         elif self.device.type == "cpu":
             flat = torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
-        else:  # a window's last row ends behind the memory; no run looks there
+        else:  # the last row of a window ends beyond the memory; no run reads there
             outer = At(self.raw(), "|u1", "__cuda_array_interface__")
             flat = torch.as_tensor(outer, device=str(self.device))
         return flat.view(dtype).view(self.shape)
@@ -169,13 +171,13 @@ def _require_torch(device: str | torch.device) -> None:
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether it is a torch tensor: without torch imported nothing is."""
+    """Whether a value is a torch tensor. If torch is not imported, no value is one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def span_of(tensor: torch.Tensor) -> Span:
-    """A contiguous tensor of a column's dtype as a span."""
+    """The span of a contiguous tensor that has a column's dtype."""
     import torch
 
     return Span(
@@ -189,11 +191,11 @@ def span_of(tensor: torch.Tensor) -> Span:
 
 
 def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> Span:
-    """Zeroed bytes whose address is a multiple of `alignment`; CollectionError without room."""
+    """Zeroed bytes at a multiple of `alignment`; CollectionError if there is not enough memory."""
     if str(device).partition(":")[0] == "cpu":
         try:
             room = np.zeros(nbytes + alignment, np.uint8)
-        except (MemoryError, OverflowError, ValueError):  # by how much it is too much
+        except (MemoryError, OverflowError, ValueError):  # which one depends on the size
             raise CollectionError(f"no memory for {nbytes} bytes") from None
         address = room.ctypes.data
         return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, room)
@@ -220,7 +222,7 @@ def allocate_columns(
 
 
 def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
-    """The physical columns of a buffer, padding left out."""
+    """The physical columns of a buffer, without padding."""
     offsets = layout.offsets(capacity)
     return {
         c.name: [

@@ -1,4 +1,4 @@
-"""Which line of the user's model it was: from an error, a graph, or torch's own diagnosis."""
+"""Find the line of the user's model that failed: from an error, a graph, or torch's diagnosis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from soa.signature import Signature
 
 
 def mutation_line(exported: ExportedProgram) -> str:
-    """` at file:line (code)` of the first in-place operation in the graph, or nothing."""
+    """The first in-place operation in the graph as ` at file:line (code)`, or nothing."""
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
@@ -38,7 +38,8 @@ def why_not_run(
     arguments: list[torch.Tensor],
     error: Exception,
 ) -> str:
-    """Why the eager model fails on its reference inputs; where dtypes clash, which ones do."""
+    """Why the eager model fails on its reference inputs; for a clash of dtypes, which ones
+    clash."""
     said = first_line(error)
     text = f"the model fails on its reference inputs ({where_raised(error)}): {said}"
     if not re.search(r"dtype|scalar type|Input type", said):
@@ -109,7 +110,7 @@ _IN_TENSORS = (
     "Keep it in tensors (torch.where for if), or write the number in the code (as num_classes= of "
     "one_hot)"
 )
-# What published networks have an option for.
+# Options of published networks that avoid the problem.
 _KNOWN = {
     "weaver/nn/model/ParticleTransformer.py": "Build it with trim=False and "
     "pair_embed_sparse_eval=(False, False), which change no answer (trim=False alone before "
@@ -120,11 +121,11 @@ _KNOWN = {
 def _draft_frame(
     model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any
 ) -> tuple[str, bool]:
-    """The line draft_export blames first, from its findings rather than from its printed report.
+    """The line that draft_export blames first, read from its findings, not from its printed report.
 
-    With it: whether Python itself asked for the number there, not an operation of torch for two
-    sizes to be equal. The report names a file only the first time a process mentions it; its
-    findings hold an index into torch's table of names.
+    The second value: whether Python asked for the number there, and not an operation of torch that
+    needs two sizes to be equal. The report names a file only the first time a process mentions it;
+    the findings hold an index into torch's table of names.
     """
     from torch._logging.structured import INTERN_TABLE
 
@@ -150,9 +151,9 @@ def _draft_frame(
 
 @contextmanager
 def _logs_closed() -> Iterator[None]:
-    """Close draft_export's log, also where that fails, and remove it from the temporary folder.
+    """Close draft_export's log, also if it fails, and remove it from the temporary folder.
 
-    torch does neither. TORCH_TRACE names a folder in which somebody wants to have it.
+    torch does neither. If TORCH_TRACE is set, the user wants the log in that folder and it stays.
     """
     from torch.export import _draft_export as torchs
 
@@ -179,7 +180,7 @@ def _readable(guard: str) -> str:
     return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
 
 
-# Torch's own files, ours, and code without a file.
+# Torch's own files, our files, and code without a file.
 _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\s+(\S.*))?')
 
@@ -195,7 +196,7 @@ def _user_frame(text: str) -> str:
 
 
 class _Operations(TorchDispatchMode):
-    """What each operation gave, in order, and who asked for it."""
+    """Records the result of each operation, in order, and the place that called it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -207,7 +208,7 @@ class _Operations(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         plain = isinstance(result, torch.Tensor) and result.layout == torch.strided
-        if plain and "empty" not in func.name():  # an empty tensor holds anything
+        if plain and "empty" not in func.name():  # an empty tensor has arbitrary content
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
             self.seen.append((func.name(), digest, self._asked_by()))
@@ -229,7 +230,7 @@ class _Operations(TorchDispatchMode):
 
 
 def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
-    """The first operation that gives something else when the model is asked a second time."""
+    """The first operation whose result differs when the model runs a second time."""
     runs = []
     for _ in range(2):
         with _Operations(model) as run, torch.no_grad():

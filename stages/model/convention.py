@@ -23,7 +23,7 @@ class SoaProgram(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
         super().__init__()
-        self.training = False  # not eval(): an exported model refuses to be told twice
+        self.training = False  # not by eval(): an exported model refuses a second call of it
         self.model = model
         self.signature = signature
         for i, bound in enumerate((*signature.inputs, *signature.outputs)):
@@ -56,9 +56,9 @@ class SoaProgram(torch.nn.Module):
     def _rows_without_answer(
         self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
     ) -> list[tuple[str, torch.Tensor]]:
-        """Where the offsets of jagged inputs are wrong, (n,) for the rows of a dimension.
+        """The rows (n,) of a dimension for which the offsets of jagged inputs are wrong.
 
-        What a model makes of such a row, with its mask or without, looks like any other answer.
+        The model's answer for such a row would look like any other answer.
         """
         found = []
         for collection in self.signature.jagged:
@@ -118,7 +118,7 @@ class SoaProgram(torch.nn.Module):
 
 
 class TracedProgram(torch.nn.Module):
-    """The same for torch.jit.trace, which wants a tensor back: the first carrier."""
+    """The convention for torch.jit.trace, which needs a tensor as result: the first carrier."""
 
     def __init__(self, program: SoaProgram) -> None:
         super().__init__()
@@ -131,9 +131,9 @@ class TracedProgram(torch.nn.Module):
 
 
 def without_answer(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
-    """NaN in the rows that have no answer, or in all if it is not `by_row` and there are any.
+    """Put NaN in the rows without an answer; if not `by_row`, in all rows if there is such a row.
 
-    Integers have -1, without a sign the largest, and bools are false.
+    Integers get -1, unsigned ones the largest value, and bools get false.
     """
     number = torch.nan if value.is_floating_point() else -1
     if value.dtype is torch.bool:
@@ -178,7 +178,7 @@ def _count(plan: Plan) -> int:
 
 
 def _is_eigen(bound: BoundBlock) -> bool:
-    """Whether the block is one whole Eigen matrix, seen as (n, r, c)."""
+    """Whether the block is one whole Eigen matrix, which the model sees as (n, r, c)."""
     return (
         len(bound.block.columns) == 1
         and bound.block.shape is None

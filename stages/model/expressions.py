@@ -1,7 +1,7 @@
 """Expressions of columns, as plain data: how raw columns become what a network was trained on.
 
-An expression begins with a column and takes one step after another. Nothing that a config says is
-ever evaluated as code.
+An expression begins with a column and applies one step after another. Nothing in a config is ever
+evaluated as code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Each operation on a tensor, with the numbers that it takes.
+# Each operation on a tensor, with the number arguments that it takes.
 UNARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "log": (lambda x: x.log(), ()),
     "log1p": (lambda x: x.log1p(), ()),
@@ -19,12 +19,12 @@ UNARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "sqrt": (lambda x: x.sqrt(), ()),
     "square": (lambda x: x.square(), ()),
     "clip": (lambda x, low, high: x.clamp(low, high), ("low", "high")),
-    # As weaver has it.
+    # The same formula as in weaver.
     "standardise": (lambda x, centre, scale: (x - centre) * scale, ("centre", "scale")),
     # 1 where x > threshold, else 0.
     "above": (lambda x, threshold: (x > threshold).to(x.dtype), ("threshold",)),
 }
-# Those that take a second value.
+# Operations that take a second value.
 BINARY: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -35,7 +35,7 @@ BINARY: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One step on the value so far, with its numbers or its second value."""
+    """One step on the current value, with its numbers or its second value."""
 
     name: str
     numbers: tuple[float, ...] = ()
@@ -50,11 +50,11 @@ class Expression:
 
 @dataclass(frozen=True)
 class Features:
-    """What is made of one block: K expressions of its columns.
+    """The features made from one block: K expressions of its columns.
 
-    `columns` are the block's, in its order, with the shape of one row: () or the extents of Eigen
-    columns, which all have the same. Where the column `exists` is not above zero, every feature is
-    `pad`.
+    `columns` are the block's columns, in its order, with the shape of one row: () or the extents
+    of Eigen columns, which must be equal. In rows where the column `exists` is not above zero,
+    every feature is `pad`.
     """
 
     columns: tuple[tuple[str, tuple[int, ...]], ...]

@@ -1,4 +1,4 @@
-"""An ONNX file as a model: ONNX Runtime gives its answers, torch operations its program.
+"""An ONNX file as a model: ONNX Runtime computes the answers, torch operations make the program.
 
 Each node becomes a torch operation, and torch.export makes one program of them for all engines.
 Sizes (the results of `Shape`, and small integer constants) stay in NumPy arrays of ints and of
@@ -25,15 +25,15 @@ from soa.errors import needs_extra
 from stages.errors import CaptureError, SourceError
 from stages.model.preprocess import InFront
 
-_MOST_SIZES = 256  # entries of an integer constant that may be sizes
+_MOST_SIZES = 256  # integer constants with at most so many entries may be sizes
 
 
 class OnnxModel(torch.nn.Module):
     """A network that ONNX Runtime runs, with one thread inside.
 
-    At no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So where no row
-    goes in, it is asked for one, of which none is returned; where only some inputs have none, it
-    is asked in a process of its own. Raises SourceError for a file that it cannot open,
+    With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
+    input has a row, it is run with one row, which is not returned; if only some inputs have none,
+    it is run in a process of its own. Raises SourceError for a file that it cannot open,
     CaptureError for inputs that do not fit.
     """
 
@@ -60,7 +60,7 @@ class OnnxModel(torch.nn.Module):
             if any(rowless):
                 return tuple(map(torch.from_numpy, answers_apart(self.path, feed)))
             return tuple(map(torch.from_numpy, self.session.run(None, feed)))
-        except Exception as error:  # its exceptions have no public common base
+        except Exception as error:  # ONNX Runtime's exceptions have no public common base
             given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
             raise CaptureError(
                 f"{self.path} does not run on {given}: {' '.join(str(error).split())}. Its first "
@@ -70,14 +70,14 @@ class OnnxModel(torch.nn.Module):
 
 
 def as_torch(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, with torch operations for what ONNX Runtime runs. Raises SourceError."""
+    """The model with torch operations instead of ONNX Runtime. Raises SourceError."""
     if isinstance(model, InFront):
         return model.around(as_torch(model.model))
     return OnnxGraph(model.path) if isinstance(model, OnnxModel) else model
 
 
 def onnx_files(path: Path) -> list[Path]:
-    """The file, and those beside it that hold its weights. Raises SourceError."""
+    """The file and the files beside it that hold its weights. Raises SourceError."""
     weights = [t.external_data for t in _read(path, weights=False).graph.initializer]
     names = {entry.value for each in weights for entry in each if entry.key == "location"}
     return [path, *(path.parent / name for name in sorted(names))]
@@ -88,12 +88,13 @@ def _read(path: Path, weights: bool = True) -> Any:
         import onnx
     try:
         return onnx.load(path, load_external_data=weights)
-    except Exception as error:  # protobuf's and onnx's have no common base
+    except Exception as error:  # the errors of protobuf and onnx have no common base
         raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
 
 
 class _Node:
-    """A node; called, it gives an attribute. `read` are those asked for, or that say nothing."""
+    """A node. A call returns an attribute; `read` are the attributes that were asked for or are
+    without effect."""
 
     def __init__(self, node: Any) -> None:
         import onnx
@@ -115,7 +116,7 @@ class _Node:
         return self.attributes.get(name, default)
 
     def check(self, made: int) -> None:
-        """Refuse an attribute that would have changed the answer, or outputs that are missing."""
+        """Refuse an attribute that was not read but changes the answer, and missing outputs."""
         for name, value in self.attributes.items():
             if name not in self.read and value not in _SAYS_NOTHING:
                 raise CaptureError(f"{self.name}: {name} = {value} is not known here")
@@ -124,9 +125,9 @@ class _Node:
 
 
 class OnnxGraph(torch.nn.Module):
-    """The same network as torch operations; constants are buffers.
+    """The network as torch operations; constants are buffers.
 
-    Raises SourceError naming each operator that is not known here, with a node.
+    Raises SourceError naming each operator that is not known here, with one node that has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -140,7 +141,7 @@ class OnnxGraph(torch.nn.Module):
             model = onnx.inliner.inline_local_functions(model)
             if min(o.version for o in model.opset_import if o.domain in _DOMAINS) < 13:
                 model = onnx.version_converter.convert_version(model, 13)
-        except Exception as error:  # whatever its C++ raises
+        except Exception as error:  # ONNX's C++ raises many types
             raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
         graph, known = model.graph, {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
         odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
@@ -179,7 +180,7 @@ class OnnxGraph(torch.nn.Module):
 
 
 def _run(a: _Node, given: list[Any]) -> Any:
-    """What a node gives: a tensor or several, or sizes."""
+    """The result of a node: a tensor, several tensors, or sizes."""
     if a.kind == "Shape":
         return _array(list(given[0].shape)[a("start", 0) : a("end")])
     if a.kind in _ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
@@ -208,7 +209,7 @@ def _array(sizes: list[Any]) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    """Sizes as a tensor; what is none stays."""
+    """Convert sizes to a tensor; any other value is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if all(type(size) is int for size in value.flat):
@@ -218,7 +219,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _is(size: Any, number: int) -> bool:
-    """Whether it is that number. A symbol is none, and is not asked, which would bind it."""
+    """Whether a size is this number. A symbol is not compared: that would fix its value."""
     return type(size) is int and size == number
 
 
@@ -230,7 +231,7 @@ def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
     copy = not a("allowzero")
     shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
     left, over = list(x.shape), 1
-    for size in shape:  # what is on both sides cancels: a row count of 0 must not divide
+    for size in shape:  # equal sizes cancel, so that a row count of 0 does not divide
         same = [i for i, have in enumerate(left) if _symbol(have) == _symbol(size)]
         if same:
             del left[same[0]]
@@ -266,7 +267,8 @@ def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest); of equal values the first. torch.topk promises no order."""
+    """The k largest (or smallest); of equal values the first. torch.topk does not fix this
+    order."""
     axis, largest = a("axis", -1), bool(a("largest", 1))
     values, places = x.sort(dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
@@ -313,21 +315,21 @@ def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(a: _Node, shape: Any) -> Any:
-    """Integers as sizes, where they are few."""
+    """Constant integers count as sizes if they are few."""
     value = a("value", np.zeros(1, np.float32))
     few = all(type(size) is int for size in shape) and math.prod(shape) <= _MOST_SIZES
     return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
 
 
 _DOMAINS = ("", "ai.onnx")
-# Values of an attribute, whatever its name, that are the default where nobody asks for it.
+# Defaults of attributes, whatever their names: a node that has them may leave them unread.
 _SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
-# Which inputs of an operator are sizes. Those of Reduce… are axes.
+# Which inputs of an operator are sizes. For Reduce… they are axes.
 _SIZES_AT = {
     "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
     "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
 }  # fmt: skip
-# On sizes alone; None where the result is none.
+# Operators on sizes alone; None if the result is no size.
 _ON_SIZES: dict[str, Callable[..., Any]] = {
     "Identity": lambda a, x: x, "Cast": lambda a, x: x if "int" in a("to") else None,
     "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),

@@ -1,7 +1,7 @@
 """Jagged rows inside the model: items and offsets in, rows padded to one width out.
 
-It is part of the captured graph, where a compiler reads each item where it lies in the user's
-columns and writes it once, to its place in the padded rows.
+Padding is part of the captured graph. A compiler reads each item from the user's columns and writes
+it once, to its place in the padded rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stages.model.preprocess import InFront
 class Padding:
     """An input of the model that is made of the first `length` items of each row.
 
-    `items` and `offsets` are places among the blocks: (m, ...) and (n, 2), begin and end. The model
-    gets (n, ..., length), with a `shape` (n, length, ...), or of one column (n, length), and
-    `value` where there is no item.
-    Without `items` it is a mask of `dtype`, 1 where there is one: (n, 1, length), or (n, *shape).
+    `items` and `offsets` are indices of blocks: of shape (m, ...), and (n, 2) with begin and end.
+    The model gets (n, ..., length), or with a `shape` (n, length, ...); for one column (n, length).
+    Places without an item hold `value`. Without `items` the input is a mask of `dtype`, which is 1
+    where an item exists: (n, 1, length), or (n, *shape).
     """
 
     offsets: int
@@ -34,11 +34,11 @@ class Padding:
 
 
 class Padded(InFront):
-    """A model of padded rows that takes items and offsets. The plan has an entry for each of its
-    inputs: a block as it is, by its place, or made of jagged ones.
+    """A model of padded rows that takes items and offsets. The plan has one entry for each of its
+    inputs: the index of a block that is passed as it is, or a Padding.
 
-    Whatever the offsets hold, nothing outside the items is read: a row whose offsets are wrong has
-    none. Its answer is taken from it where outputs are written (convention.py).
+    Nothing outside the items is read, whatever the offsets hold: a row with wrong offsets has no
+    items. convention.py replaces the answer of such a row when outputs are written.
     """
 
     steps: torch.Tensor
@@ -61,8 +61,8 @@ class Padded(InFront):
         items = inputs[one.items]
         flat, count = items.flatten(1), items.shape[0]
         exists = exists & ~wrong_offsets(begin, end, count)
-        # Behind the items lies a row of `value`, for the places without an item. So padding is one
-        # gather of rows, in front of which a linear layer may move.
+        # A row of `value` follows the items and fills the places without an item. So padding is one
+        # gather of rows, and a compiler may move a linear layer in front of it.
         rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
         found = rows[_kept(torch.where(exists, index, count))]
         if one.shape is not None:
@@ -71,15 +71,15 @@ class Padded(InFront):
 
 
 def begin_and_end(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two columns of a block of offsets (n, 2), in 64 bits."""
+    """The two columns of a block of offsets (n, 2), as int64."""
     return offsets.select(1, 0).to(torch.int64), offsets.select(1, 1).to(torch.int64)
 
 
 def wrong_offsets(begin: torch.Tensor, end: torch.Tensor, count: int) -> torch.Tensor:
-    """Where they are not 0 <= begin <= end <= count, the number of items there are."""
+    """Rows whose offsets are not 0 <= begin <= end <= count; `count` is the number of items."""
     return (begin < 0) | (end < begin) | (end > count)
 
 
 def _kept(values: torch.Tensor) -> torch.Tensor:
-    """(n, length), in memory of their own: else Inductor computes them again for each feature."""
+    """Copy (n, length) into memory of its own; else Inductor computes it again for each feature."""
     return torch.cat([values, values.new_zeros((1, values.shape[1]))])[:-1]

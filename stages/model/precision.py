@@ -1,4 +1,4 @@
-"""A model in less precision than it was trained in: chosen in the config, never silently.
+"""Run a model in less precision than it was trained in: the config asks for it, nothing else does.
 
 The reference stays the model as it is, so validation shows what the precision costs.
 """
@@ -21,22 +21,22 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
 DTYPES: dict[Precision, str] = {
     "fp32": "float32",
-    "tf32": "float32",  # stored so: a GPU rounds what it multiplies to ten bits behind the point
+    "tf32": "float32",  # stored as float32; a GPU multiplies with ten bits of mantissa
     "fp16": "float16",
     "bf16": "bfloat16",
 }
 
 
 def precision_tolerance(precision: Precision) -> Tolerance:
-    """How far an output may differ because of the precision alone."""
-    # A product in TF32 has the mantissa of float16, and float32's range and sums.
+    """The largest difference of an output that the precision alone explains."""
+    # A TF32 product has float16's mantissa; its range and its sums are those of float32.
     return default_tolerance("float16" if precision == "tf32" else DTYPES[precision])
 
 
 @contextmanager
 def tf32_switches(precision: Precision) -> Iterator[None]:
-    """Turn TF32 on if that is the precision, else off: for the whole process, while this lasts."""
-    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+    """Turn TF32 on for precision tf32, else off, in the whole process while the context is open."""
+    # Uses the older of two switches: after the newer one torch 2.13 can export no model.
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -47,7 +47,7 @@ def tf32_switches(precision: Precision) -> Iterator[None]:
 
 
 def check_precision(precision: Precision, target: Target) -> None:
-    """Raise TargetError where a target has no such arithmetic."""
+    """Raise TargetError if a target cannot compute in this precision."""
     if precision == "tf32" and not target.has_tf32:
         raise TargetError(
             f"precision tf32: {target} has no TF32, which CUDA GPUs have from sm_80 on; "
@@ -56,8 +56,8 @@ def check_precision(precision: Precision, target: Target) -> None:
 
 
 class Reduced(InFront):
-    """A model whose weights are in the planned dtype, behind the cast of its floating-point inputs
-    to it."""
+    """A model whose weights are in the planned dtype; its floating-point inputs are cast to that
+    dtype in front of it."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         (dtype,) = self.plan
@@ -65,7 +65,7 @@ class Reduced(InFront):
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
-    """The model itself, or a copy in `precision`; what prepares its inputs stays as it is."""
+    """The model itself, or a copy in `precision`; the preparation of its inputs is not changed."""
     if DTYPES[precision] == "float32":
         return model
     if isinstance(model, InFront):

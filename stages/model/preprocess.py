@@ -1,7 +1,7 @@
 """Preprocessing as part of the model: a torch module in front of the user's own.
 
-Capture, the reference and the eager baseline all see the two together as the model, so that raw
-columns go into the artifact.
+Capture, the reference and the eager baseline see both together as the model, so the artifact takes
+raw columns.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from stages.model.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):
-    """What the pipeline puts in front of a user's model: its `prepare` makes that one's inputs,
-    by what `plan` says of them."""
+    """A module that the pipeline puts in front of a user's model: `prepare` makes the model's
+    inputs, as `plan` describes them."""
 
     def __init__(self, model: torch.nn.Module, plan: Sequence[Any] = ()) -> None:
         super().__init__()
-        self.training = False  # not eval(): an exported model refuses to be told twice
+        self.training = False  # not by eval(): an exported model refuses a second call of it
         self.model, self.plan = model, tuple(plan)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The arguments of the model inside."""
+        """The arguments for the user's model."""
         raise NotImplementedError
 
     def around(self, model: torch.nn.Module) -> InFront:
-        """The same in front of another form of the model inside."""
+        """This module in front of another form of the user's model."""
         return type(self)(model, self.plan)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -37,7 +37,8 @@ class InFront(torch.nn.Module):
 
 
 class Preprocessed(InFront):
-    """A model that takes the raw blocks; the plan has Features of each, None where it stays."""
+    """A model that takes the raw blocks. The plan has Features for each block, or None if the block
+    is passed as it is."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
@@ -47,7 +48,7 @@ class Preprocessed(InFront):
 
 
 class Copied(InFront):
-    """A model that writes into the inputs planned: it gets copies of these, made in the graph."""
+    """A model that writes into the planned inputs: it gets copies of them, made in the graph."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]
@@ -56,7 +57,7 @@ class Copied(InFront):
 def features(block: Features, given: torch.Tensor) -> torch.Tensor:
     """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
 
-    Columns without extents hold for all of a row.
+    A column without extents is repeated over the extents of a row.
     """
     flat = given.flatten(1)
     extents = block.extents

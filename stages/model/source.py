@@ -1,4 +1,4 @@
-"""Where a model comes from: a factory with weights, or a file of a program, a network or trees."""
+"""Build a model: from a factory with weights, or from a file of a program, a network or trees."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ModelSource:
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
     `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
-    an entry for each input block, or none at all; `padding` one for each input of the model, or
-    none where these are the blocks.
+    one entry for each input block, or is empty. `padding` has one entry for each input of the
+    model, or is empty if the blocks are the inputs.
     """
 
     factory: str | None = None
@@ -54,9 +54,9 @@ class ModelSource:
     padding: tuple[int | Padding, ...] = ()
 
     def fingerprint(self) -> dict[str, str]:
-        """What the model is made of, as digests: a change of any of them is another model.
+        """Digests of all that the model is made of: if one of them changes, it is another model.
 
-        Of a factory in a file, what it imports is known once it has run: `loaded_sources`.
+        The imports of a factory's file are known only after it has run: see `loaded_sources`.
         """
         found: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
@@ -139,9 +139,9 @@ def load_callable(spec: str) -> Callable[..., Any]:
 def build_model(
     source: ModelSource, say: Callable[[str], None] = lambda text: None
 ) -> torch.nn.Module:
-    """The model on the CPU, in eval mode, with its weights, behind what prepares its inputs.
+    """The model on the CPU, in eval mode, with its weights and the preparation of its inputs.
 
-    It says which layers came in train mode and answer otherwise now. Raises SourceError.
+    Prints which layers came in train mode and give other answers in eval mode. Raises SourceError.
     """
     model = _given(source)
     if not isinstance(model, torch.fx.GraphModule):
@@ -158,7 +158,7 @@ def build_model(
 
 
 def _given(source: ModelSource) -> torch.nn.Module:
-    """The user's own model, as it comes. Raises SourceError."""
+    """The user's own model, unchanged. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -189,15 +189,15 @@ def _given(source: ModelSource) -> torch.nn.Module:
 
 
 def _in_training(model: torch.nn.Module) -> Iterator[str]:
-    """The layers in train mode that answer otherwise in eval mode."""
+    """The layers in train mode whose answers differ in eval mode."""
     for name, layer in model.named_modules():
-        kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript knows its own
+        kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript's name
         if layer.training and _reads_training(layer):
             yield f"{kind} {name!r}" if name else kind
 
 
 def _reads_training(layer: torch.nn.Module) -> bool:
-    """Whether forward asks `self.training`, as dropout and batch norm do, and it matters."""
+    """Whether forward reads `self.training`, as dropout and batch norm do, and it has an effect."""
     rates = [getattr(layer, name, None) for name in ("p", "dropout")]
     rates = [rate for rate in rates if isinstance(rate, float | int)]
     if 0 in rates or getattr(layer, "track_running_stats", None) is False:
@@ -205,15 +205,15 @@ def _reads_training(layer: torch.nn.Module) -> bool:
     if isinstance(layer, torch.jit.ScriptModule):
         return ".training" in getattr(layer, "code", "")
     if type(layer).__module__.startswith("torch.nn.") and not rates and any(layer.children()):
-        return False  # its parts tell
+        return False  # its child layers are asked instead
     code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
     return code is not None and "training" in code.co_names
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """A state dict from safetensors, or from torch.save with nothing but plain data in it.
+    """Read a state dict from safetensors, or from a torch.save file that holds only plain data.
 
-    Of a checkpoint, the one entry that is a state dict.
+    Of a checkpoint it takes the one entry that is a state dict.
     """
     if not path.is_file():
         raise SourceError(f"no weights at {path}")
@@ -268,7 +268,7 @@ def _is_state(value: object) -> bool:
 def load_weights(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: ModelSource
 ) -> None:
-    """Load strictly; the error says which names or shapes do not fit."""
+    """Load strictly. The error says which names or shapes do not fit."""
     prefix = source.weights_prefix
     state = {key.removeprefix(prefix): value for key, value in state.items()}
     own = model.state_dict()
@@ -302,7 +302,7 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
     except TypeError as error:
         raise SourceError(f"{source.factory}: kwargs do not fit: {error}") from None
     except ValueError:
-        pass  # no signature to check against
+        pass  # the callable has no signature to check against
     try:
         model = factory(**source.kwargs)
     except Exception as error:
@@ -327,7 +327,7 @@ def _loaded(path: Path, what: str, writer: str, load: Callable[[], Any]) -> torc
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
-    # One module object per file and content, under a name that cannot hide an installed one.
+    # One module object per file and content. Its name cannot hide an installed module.
     what = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"
     if name in sys.modules:

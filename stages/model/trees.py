@@ -1,9 +1,9 @@
 """Boosted trees of XGBoost and LightGBM, from their own files, as one torch module.
 
-In trees of few levels all nodes are asked, for all rows and trees at once: comparisons of whole
-columns, and from the leaves up each picks a side. In deeper ones a row goes down all trees at once,
-a level at a step. Which way a row goes at a node is each
-library's own rule: `GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
+If the trees have few levels, all nodes are evaluated for all rows and trees at once: whole columns
+are compared, and from the leaves up each node picks a side. In deeper trees every row goes down all
+trees at once, one level per step. The rule by which a row goes left or right is each library's own:
+`GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
 `NumericalDecision` of LightGBM's include/LightGBM/tree.h (float64, x <= threshold).
 """
 
@@ -25,8 +25,8 @@ from stages.errors import CaptureError, SourceError
 
 Array = npt.NDArray[Any]
 
-# What a library makes of its sums of leaves, and its objectives that do so. `binary:logitraw` is
-# left out: what its base_score is depends on xgboost's version.
+# The function that a library applies to its sums of leaves, and the objectives that use it.
+# `binary:logitraw` is left out: the meaning of its base_score depends on xgboost's version.
 _LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
     "sigmoid": torch.sigmoid,
@@ -51,14 +51,14 @@ _OBJECTIVES = {
 }
 _LINK_OF = {objective: link for link, all in _OBJECTIVES.items() for objective in all.split()}
 _FEW_LEVELS = 6
-_ZERO = float(np.float32(1e-35))  # LightGBM: what is no larger is 0
+_ZERO = float(np.float32(1e-35))  # LightGBM takes a value up to this for 0
 _CATEGORIES = "categorical splits are not known here: train on numbers, or one-hot"
 
 
 class Tree(NamedTuple):
     """The N nodes of a tree, the root first. `children` is (N, 2); a leaf is its own child.
 
-    `missing_left`: whether a row goes left whose feature is NaN. `value` is that of a leaf.
+    `missing_left`: whether a row whose feature is NaN goes left. `value` is the value of a leaf.
     """
 
     children: Array
@@ -72,8 +72,9 @@ class Trees(torch.nn.Module):
     """(n, F) -> (n,), or (n, K) for K outputs, as the library's Booster predicts with all trees.
 
     `outputs[i]` is the output that tree i adds to; sums begin at `base`, (K,). NaN is a missing
-    value. `names` are the features' in the model's order, where the file has them. `zero` is
-    LightGBM's alone: what it takes a zero for, 0 or NaN. Raises ValueError for what is no tree.
+    value. `names` are the names of the features in the model's order, if the file has them. `zero`
+    is used by LightGBM only: the value that replaces a zero, 0 or NaN. Raises ValueError if the
+    data are no trees.
     """
 
     below: torch.Tensor
@@ -109,17 +110,17 @@ class Trees(torch.nn.Module):
             raise ValueError("a node names a child or a feature that is not there")
         if not np.isfinite(threshold).all():
             raise ValueError("a threshold is not finite")
-        order = np.argsort(outputs, kind="stable")  # the trees of one output side by side
+        order = np.argsort(outputs, kind="stable")  # put the trees of one output side by side
         each = np.repeat(np.arange(len(base)), len(trees) // len(base))
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
         below, roots = children + np.repeat(starts, counts)[:, None], starts[order]
-        at, self.depth = roots, 0  # steps until every row is in a leaf
+        at, self.depth = roots, 0  # the depth counts the steps until every row is in a leaf
         while (below[at] != at[:, None]).any():
             at, self.depth = np.unique(below[at]), self.depth + 1
             if self.depth > counts.max():
                 raise ValueError("the nodes of a tree go in a circle")
-        feature = feature + features * (missing_left != 0)  # among the columns of `forward`
+        feature = feature + features * (missing_left != 0)  # indices of the columns in `forward`
         if self.depth <= _FEW_LEVELS:  # (nodes of a full tree, trees)
             levels = [roots[None]]
             for _ in range(self.depth):
@@ -144,11 +145,11 @@ class Trees(torch.nn.Module):
         x = x.to(self.threshold.dtype)
         if self.zero is not None:
             x = torch.where(x.abs() <= _ZERO, self.zero, x)
-        # What is missing is above all thresholds, and below them for nodes where it goes left.
+        # A missing value is above all thresholds; for nodes where it goes left, below all of them.
         x, missing = x.t(), x.t().isnan()
         x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)])
         leaf = self._picked(x, 0) if self.depth <= _FEW_LEVELS else self._reached(x.t()).t()
-        # In float64, though xgboost adds float32 one by one: nearer to the exact sum.
+        # Sums are in float64, which is closer to the exact sum than xgboost's float32.
         sums = leaf.unflatten(0, (self.base.shape[0], -1)).sum(dim=1, dtype=torch.float64).t()
         found = _LINKS[self.link](((sums + self.base) * self.scale).to(x.dtype))
         return found.squeeze(1) if found.shape[1] == 1 else found
@@ -180,7 +181,7 @@ def load_trees(path: Path) -> Trees:
         if path.suffix == ".txt":
             return _lightgbm(content.decode())
         if path.suffix == ".ubj":
-            import xgboost  # knows its own binary form
+            import xgboost  # it reads its own binary form
 
             content = xgboost.Booster(model_file=path).save_raw("json")
         elif path.suffix != ".json":
@@ -199,12 +200,12 @@ def load_trees(path: Path) -> Trees:
 
 
 def _xgboost(document: Any) -> Trees:
-    """From the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
+    """Trees from the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
     learner = document["learner"]
     booster = learner["gradient_booster"]
     if booster["name"] == "gblinear":
         raise ValueError("booster gblinear has no trees")
-    model = booster.get("gbtree", booster)["model"]  # dart had them one level down
+    model = booster.get("gbtree", booster)["model"]  # dart had the trees one level deeper
     drop = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
     trees = []
     for tree, weight in zip(model["trees"], drop, strict=True):
@@ -222,7 +223,7 @@ def _xgboost(document: Any) -> Trees:
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
-    # Before 3.1 there is one for all outputs. It is what the link gives.
+    # Before 3.1 there is one value for all outputs. It is given after the link function.
     base = np.asarray(param["base_score"].strip("[]").split(","), np.float32)
     base = -np.log(1 / base - 1) if link == "sigmoid" else np.log(base) if link == "exp" else base
     names = tuple(learner.get("feature_names") or ())
@@ -231,7 +232,7 @@ def _xgboost(document: Any) -> Trees:
 
 
 def _lightgbm(text: str) -> Trees:
-    """From the text that `Booster.save_model` writes, LightGBM 3 and 4."""
+    """Trees from the text that `Booster.save_model` writes, LightGBM 3 and 4."""
     head, *parts = re.split(r"^Tree=\d+$", text.partition("\nend of trees")[0], flags=re.MULTILINE)
     header = _fields(head)
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
@@ -247,14 +248,14 @@ def _lightgbm(text: str) -> Trees:
         threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
         if (decision & 1).any():
             raise ValueError(_CATEGORIES)
-        # Missing is nothing (0: NaN is taken for 0), zero (1) or NaN (2), node by node.
+        # The missing type of a node: none (0: NaN is taken for 0), zero (1) or NaN (2).
         missing, default, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
         zeros = zeros or 1 in missing
         mixed = mixed or ((missing == 2) & (default != zero_left)).any()
         inner, pad = len(feature), np.zeros_like(leaves)
         own = np.arange(inner, inner + len(leaves))
         below = np.stack([np.append(left, own), np.append(right, own)], axis=1)
-        below = np.where(below < 0, inner + ~below, below)  # leaves are counted ~0, ~1, …
+        below = np.where(below < 0, inner + ~below, below)  # leaves have the numbers ~0, ~1, …
         goes_left = np.append(np.where(missing == 0, zero_left, default), pad)
         feature, threshold = np.append(feature, pad).astype(int), np.append(threshold, pad)
         trees.append(Tree(below, feature, threshold, goes_left, np.append(0 * left, leaves)))

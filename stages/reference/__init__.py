@@ -1,4 +1,4 @@
-"""The reference: inputs, the eager model's answers, and what these prove."""
+"""The reference: inputs, the eager model's answers, and what the answers prove."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
 """The reference: inputs, and the eager model's answers to them on ordinary row-major tensors.
 
-This route shares nothing with the SoA path but the numbers. Inputs are one pool of arrays per
-collection; a case takes the first n rows of it. It is stored as safetensors (no pickle).
+The reference shares only the numbers with the SoA path. Inputs are one pool of arrays per
+collection; a case takes its first n rows. The reference is stored as safetensors (no pickle).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Arrays = dict[str, dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Edge:
-    """Rows with values of one kind, `what`, and the model's outputs; `exact`: any other answer is
-    wrong, else it is said."""
+    """Rows with values of one kind, `what`, and the model's outputs. `exact`: an artifact with any
+    other answer is refused; else the difference is only reported."""
 
     what: str
     exact: bool
@@ -43,7 +43,7 @@ class Edge:
     outputs: dict[str, torch.Tensor]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What is stored, in memory of its own."""
+        """The tensors to store, copied into memory of their own."""
         found = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
         found |= {f"output/{name}": value for name, value in self.outputs.items()}
         return {name: value.clone() for name, value in found.items()}
@@ -59,10 +59,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Reference:
-    """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
+    """`inputs[collection][column]` with max rows, and for each case the model's outputs by block.
 
-    Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
-    `notes` say what it does not show. `edges` are rows of their own; older references have none.
+    Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: in the model's shapes.
+    `notes` say what the reference does not show. `edges` are further rows; older references have
+    none.
     """
 
     inputs: Arrays
@@ -83,12 +84,13 @@ class Reference:
             "notes": json.dumps(self.notes),
             "edges": json.dumps(kinds),
         }
-        # Not save_file: its error on a full disk is no OSError.
+        # save_file is not used: its error on a full disk is no OSError.
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: Path, signature: Signature | None = None) -> Reference:
-        """What `save` wrote; ReferenceDataError if it is not that, or not of this signature."""
+        """Read a file that `save` wrote; ReferenceDataError if it is not one, or of another
+        signature."""
         metadata, tensors = read_tensors(path, "a stored reference")
         inputs: Arrays = {}
         try:
@@ -111,7 +113,7 @@ class Reference:
         return found if signature is None else found._of(signature, path)
 
     def _of(self, signature: Signature, path: Path) -> Reference:
-        """Itself, once everything in it is what a signature needs."""
+        """This reference, after a check that it holds all that the signature needs."""
         edges = [(edge.case, edge.outputs) for edge in self.edges]
         for case, outputs in (*zip(self.cases, self.outputs, strict=True), *edges):
             ranges = signature.ranges
@@ -148,15 +150,16 @@ def read_tensors(
 
 
 TILES = (64, 256, 1024, 4096, 16384)
-"""Rows that an artifact may run at a time: each a multiple of those before."""
+"""Numbers of rows that an artifact may run at a time. Each is a multiple of the one before."""
 
 
 def make_cases(signature: Signature) -> tuple[Case, ...]:
     """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest,
     and one row more than whole tiles.
 
-    With several dimensions the lists run side by side, the shorter ones starting again; then come
-    all at their largest, and each at its least where the others are at their largest.
+    With several dimensions the lists run side by side, and the shorter ones start again. Then come
+    the case with all dimensions at their largest, and cases with one at its least and the others at
+    their largest.
     """
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
@@ -212,8 +215,8 @@ def random_inputs(
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
-    """Inputs from the user, checked against the layouts; `rows` are needed, by default as many
-    as validation runs. Of these the first jagged rows are overlong, empty and full."""
+    """Check inputs from the user against the layouts. `rows` are needed, by default as many as
+    validation runs; then the first three jagged rows are made overlong, empty and full."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
@@ -229,7 +232,7 @@ def check_inputs(
 
 
 def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
-    """Zeros for the columns of an input collection that the model itself writes."""
+    """Zeros for the columns that the model itself writes in an input collection."""
     layout = signature.layouts[name]
     written = [c for b in signature.outputs if b.block.collection == name for c in b.block.columns]
     return {
@@ -267,7 +270,8 @@ def _check_column(
 def filled_collections(
     signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
-    """Input collections with the first rows of the reference inputs, and zeroed output ones."""
+    """Input collections with the first rows of the reference inputs, and zeroed output
+    collections."""
     inputs = inputs_at(signature, inputs, case)
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
@@ -341,7 +345,7 @@ def compute_reference(
 ) -> Reference:
     """The eager model's answers at every case; raises CaptureError where the model fails.
 
-    `known`: a case and its answers, where the model has been asked already.
+    `known`: a case whose answers are already computed, with these answers.
     """
     outputs = []
     for case in cases:

@@ -1,7 +1,7 @@
-"""Rows at the edges of what a column holds: NaN, infinities, huge numbers, integers of any size.
+"""Rows with extreme values of a column: NaN, infinities, huge numbers, integers of any size.
 
-The eager model answers to them too. What another engine makes of floats that no measurement has is
-said by its report; integers at their edges are ordinary values, and have one answer in all engines.
+The eager model answers to them too. For extreme floats, which no measurement has, another answer of
+an engine is only reported. Extreme integers are ordinary values: all engines must agree on them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from stages.reference.finite import Case
 from stages.reference.offsets import inputs_at
 
 _ROWS = 37
-# Powers of the largest number: at the second one squares overflow, at the third sums of them.
+# Powers of the largest number: the square of the second overflows, sums of the third do.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
 Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
-"""What becomes of a column, the how manieth of its kind, and its values."""
+"""A function of a column, its index among the columns of its kind, and its values."""
 
 
 def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows at the edges with the eager model's answers, and a note for each kind at which it fails.
+    """Rows with extreme values and the eager model's answers; a note for each kind that fails.
 
-    `inputs` give what is beside these values in a row. Integers of the columns in `stated`, whose
-    values somebody has chosen, stay as they are.
+    `inputs` give the other values of such a row. Integers of the columns in `stated`, whose values
+    the user has chosen, stay as they are.
     """
     found: list[Edge] = []
     notes: list[str] = []
@@ -50,7 +50,7 @@ def edge_rows(
             changed[name][column.name] = change(column, number, few[name][column.name].clone())
         try:
             (answers,) = compute_reference(model, signature, changed, (case,)).outputs
-        except Exception as error:  # of any type, from the user's own code
+        except Exception as error:  # the user's own code may raise any type
             notes.append(f"{what} in the inputs are not tried: {first_line(error)}")
         else:
             found.append(Edge(what, exact, changed, case, answers))
@@ -62,8 +62,8 @@ Kind = tuple[str, bool, list[Member], Change]
 
 
 def _kinds(signature: Signature, stated: Collection[str]) -> Iterator[Kind]:
-    """Each kind of value: its name, whether engines have to agree, the columns, what becomes of
-    them."""
+    """Each kind of value: its name, whether engines have to agree, the columns, and the function
+    that changes them."""
     offsets = {offsets_of(name) for name in signature.jagged}
     read = {(b.block.collection, c) for b in signature.inputs for c in b.block.columns}
     columns = [
@@ -113,7 +113,7 @@ def _up_to(largest: float, tiny: bool = False) -> Change:
 
 
 def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
-    """The least, the largest, and any. No -1: the least integer divided by it ends a process."""
+    """The least, the largest and random integers. No -1: the least integer / -1 ends a process."""
     limits = np.iinfo(column.dtype)
     draw = np.random.default_rng(number)
     shape = tuple(values.shape)

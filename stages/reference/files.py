@@ -23,7 +23,7 @@ from stages.reference.answers import (
 )
 from stages.reference.finite import Case
 
-_WINDOWS = 64  # of further rows, at most
+_WINDOWS = 64  # the most windows of further rows
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:
@@ -60,17 +60,17 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
     """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
     shapes that `check_inputs` takes.
 
-    As many rows as one run of validation takes: where the file has fewer, they begin again. Raises
+    Returns as many rows as validation runs: if the file has fewer, they are repeated. Raises
     ReferenceDataError.
     """
     return _taken(signature, path, lambda dim, n: np.arange(signature.ranges[dim].proven) % n, None)
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
-    """The rows of such a file that come after those of `read_rows`, for `windows`.
+    """The rows of such a file after those that `read_rows` returns, for `windows`.
 
-    Of very many rows the windows that are taken lie evenly in the file. None where there are no
-    more rows, and where rows belong together: jagged ones, and those of several dimensions.
+    If there are very many rows, windows at even distances in the file are taken. None if there are
+    no more rows, or if rows belong together: jagged rows, and rows of several dimensions.
     """
     if len(signature.dims) != 1 or signature.jagged:
         return None
@@ -96,7 +96,7 @@ def _taken(
     which: Callable[[str, int], npt.NDArray[Any]],
     rows: Case | None,
 ) -> Arrays:
-    """Of each row dimension those of the file's rows that `which` says, checked as `rows`."""
+    """For each row dimension the rows of the file that `which` selects, checked as `rows`."""
     given: dict[str, dict[str, npt.NDArray[Any]]] = {}
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -128,9 +128,9 @@ def _taken(
 
 
 def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
-    """Pieces that the version can run, which together are all rows.
+    """Cut the inputs into pieces that the version can run; together they are all rows.
 
-    With several row dimensions the rows belong together, and are one piece or refused.
+    With several row dimensions the rows belong together: they are one piece, or are refused.
     """
     total = {
         signature.rows_of[name]: next(
@@ -170,7 +170,8 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
 
 
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
-    """The eager model's, of each of the `windows` as a case; CaptureError where the model fails."""
+    """The eager model's answers, with a case for each of the `windows`; CaptureError if it
+    fails."""
     parts = list(windows(signature, arrays))
     answers = (compute_reference(model, signature, rows, (case,)) for rows, case in parts)
     outputs = tuple(each.outputs[0] for each in answers)

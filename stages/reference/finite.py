@@ -1,4 +1,4 @@
-"""How many of a reference's values are NaN or infinite; a stored one is read without torch."""
+"""Count the NaN and infinite values of a reference; a stored one is read without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stages.errors import ReferenceDataError
 Case = dict[str, int]
 """Row counts by dimension."""
 
-_BFLOAT16_INFINITE = 2.0**128 - 2.0**119  # what is at least that is rounded to infinity
+_BFLOAT16_INFINITE = 2.0**128 - 2.0**119  # from this value on, rounding gives infinity
 CURE = (
     "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
     "reference: factory)"
@@ -28,7 +28,7 @@ CURE = (
 
 
 class Answered(Protocol):
-    """Sizes, and at each of them the values of each output, of NumPy or torch."""
+    """Sizes, and at each size the values of each output, from NumPy or torch."""
 
     @property
     def cases(self) -> Sequence[Case]: ...
@@ -51,8 +51,8 @@ def label(case: Case) -> str:
 class Nonfinite:
     """How many of one output's reference values are NaN or infinite, at the sizes with rows.
 
-    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` names
-    a size at which no value is finite.
+    `by_size` has (non-finite, all) for each size. `first` is the place of the first such value;
+    `empty` names a size at which no value is finite.
     """
 
     output: str
@@ -74,12 +74,12 @@ class Nonfinite:
 
 
 def count_nonfinite(signature: Signature, found: Answered) -> tuple[Nonfinite, ...]:
-    """For each output, without the sizes of no rows in a dimension: a mean of none is NaN."""
+    """Counts for each output. Sizes with no rows in a dimension are left out: their mean is NaN."""
     return tuple(_count(signature, bound, found) for bound in signature.outputs)
 
 
 def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
-    """The same of a version's stored reference, and what it is noted not to show."""
+    """The counts of a version's stored reference, and its notes on what it does not show."""
     signature = Signature.from_dict(bundle.manifest.signature)
     path = bundle.file(bundle.manifest.reference)
     try:
@@ -95,7 +95,7 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
 
 
 def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
-    """The values at a size; ValueError where they are not of this signature."""
+    """The values at a size; ValueError if they do not fit the signature."""
     known = set(stored.keys())
     found = {}
     for bound in signature.outputs:
@@ -135,8 +135,8 @@ def _count(signature: Signature, bound: BoundBlock, answers: Answered) -> Nonfin
 
 
 def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
-    """Which values are finite in the columns' own dtype: what that cannot hold is infinite."""
-    if not isinstance(values, np.ndarray):  # torch's; NumPy has no bfloat16
+    """Which values are finite in the columns' own dtype; a value too large for it is infinite."""
+    if not isinstance(values, np.ndarray):  # a torch tensor: NumPy has no bfloat16
         values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
     if not is_float(dtype):
         return np.ones(values.shape, bool)
@@ -149,7 +149,7 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
 
 
 def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
-    """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
+    """Why the reference is refused, or None: above `limit` for an output, or nothing is finite."""
     for one in found:
         few = one.share <= limit
         if few and not one.empty:

@@ -1,7 +1,7 @@
-"""The reference of jagged rows: padded in a loop, with nothing of the code that an artifact has.
+"""The reference of jagged rows: padded in a loop that shares no code with the artifacts.
 
-Of the pool of inputs a case takes the first n rows and the first m items: a row whose items lie
-beyond has fewer there, or none.
+A case takes the first n rows and the first m items of the pool of inputs. A row whose items lie
+beyond m has fewer items there, or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Columns = dict[str, torch.Tensor]
 
 
 class ByRows(Padded):
-    """The same, row by row. It raises CaptureError for wrong offsets."""
+    """Padding row by row. Raises CaptureError for wrong offsets."""
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         spans: list[list[int]] = inputs[one.offsets].tolist()
@@ -40,7 +40,7 @@ class ByRows(Padded):
 
 
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, its jagged inputs padded row by row."""
+    """The model, with its jagged inputs padded row by row."""
     if isinstance(model, Padded):
         return ByRows(model.model, model.plan)
     return model.around(by_rows(model.model)) if isinstance(model, InFront) else model
@@ -49,7 +49,7 @@ def by_rows(model: torch.nn.Module) -> torch.nn.Module:
 def inputs_at(
     signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
 ) -> dict[str, Columns]:
-    """The pool with no offset beyond the items of a case."""
+    """The pool of inputs, with offsets limited to the items of a case."""
     found = dict(inputs)
     for name in signature.jagged:
         m, at = case[signature.rows_of[name]], offsets_of(name)
@@ -58,15 +58,16 @@ def inputs_at(
 
 
 def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
-    """In place of these, random cuts of the items into rows: many are empty, or long."""
+    """Offsets that cut the items into rows at random places: many rows are empty, or long."""
     n, dtype = len(columns["end"]), columns["end"].dtype
     end = torch.randint(0, items + 1, (n,), generator=generator).sort().values.to(dtype)
     return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
 
 
 def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
-    """The first rows of each jagged collection are overlong, empty and exactly full, which padding
-    may get wrong. They take items that other rows have too, so that the rest stays as it is.
+    """Make the first rows of each jagged collection overlong, empty and exactly full, because
+    padding may get these wrong. They take items that other rows have too, so the other rows do not
+    change.
     """
     found = dict(inputs)
     for name, length in signature.jagged.items():

@@ -1,8 +1,8 @@
 """What a reference proves, and where it proves nothing.
 
 If NaN or a constant is all that is expected, an artifact that reads the wrong memory passes too. So
-values that are NaN or infinite are counted, and refused above a limit; and for every input column
-the eager model is asked whether other values of it change any output.
+values that are NaN or infinite are counted, and refused above a limit. And each input column gets
+other values, to see whether any output of the eager model changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stages.errors import ReferenceDataError
 from stages.reference.answers import Reference, eager_outputs, row_major_inputs
 from stages.reference.finite import CURE, Case, label
 
-# Row counts to ask at where two rows show nothing: for rare values, and for rarer ones.
+# Row counts to try if two rows show nothing: for rare values, and for rarer ones.
 _ROWS, _MORE_ROWS = 32, 1000
 
 Member = tuple[str, str]  # collection, column
@@ -26,9 +26,9 @@ Member = tuple[str, str]  # collection, column
 def weaknesses(
     model: torch.nn.Module, signature: Signature, reference: Reference
 ) -> tuple[str, ...]:
-    """What the reference does not show, a sentence each.
+    """Sentences that say what the reference does not show.
 
-    Raises ReferenceDataError where it shows nothing: no input changes any output.
+    Raises ReferenceDataError if it shows nothing: no input changes any output.
     """
     columns = [(b.block.collection, name) for b in signature.inputs for name in b.block.columns]
     columns = list(dict.fromkeys(columns))
@@ -67,9 +67,9 @@ def weaknesses(
 def _asked(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
 ) -> tuple[list[Member], set[str], str]:
-    """The columns that change no output, the outputs that change, and the size last asked at.
+    """The columns that change no output, the outputs that change, and the last size that was tried.
 
-    A column's values are drawn anew among themselves, so that each stays one that the model takes.
+    The values of a column are drawn again from the same column, so the model accepts them.
     """
     generator = torch.Generator().manual_seed(0)
     names = {bound.name for bound in signature.outputs}
@@ -93,7 +93,7 @@ def _asked(
                     model, signature, row_major_inputs(signature, inputs, case), case
                 )
                 changed = {key for key in names if not _alike(answers[key], expected[key])}
-            except Exception:  # the model does look at it
+            except Exception:  # an error shows that the model reads the column
                 changed = names
             moved |= changed
             if changed:
@@ -102,7 +102,7 @@ def _asked(
 
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
-    """The smallest, which costs least; then larger ones, for what does not show there."""
+    """The smallest size, which costs least; then larger ones, if the smallest shows nothing."""
     ordered = sorted((c for c in cases if min(c.values()) >= 2), key=lambda c: sum(c.values()))
     middle = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
     large = [c for c in ordered if max(c.values()) <= _MORE_ROWS][-1:]
@@ -111,13 +111,13 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
 
 
 def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
-    """The first n rows in another order, some twice; None where these are all the same."""
+    """The first n rows in random order, some twice; None if all these rows are equal."""
     if values.ndim == 0:
         one = values.item()
         other = (2 * one or 1.0) if isinstance(one, float) else int(one) ^ 1
         return torch.tensor(other, dtype=values.dtype)
     given = values[:n]
-    for _ in range(8):  # two rows may well be drawn as they are
+    for _ in range(8):  # a draw may give two rows in the order they had
         drawn = given[torch.randint(n, (n,), generator=generator)]
         if not _alike(drawn, given):
             return drawn
@@ -129,7 +129,7 @@ def _constant(values: torch.Tensor) -> bool:
 
 
 def _constant_columns(signature: Signature, bound: BoundBlock, reference: Reference) -> list[str]:
-    """Columns of an output that have one value at the largest size."""
+    """Columns of an output that have one and the same value in all rows at the largest size."""
     if bound.plan.kind == "scalars":
         return []
     layout = signature.layouts[bound.block.collection]
@@ -159,7 +159,7 @@ def _same_values(reference: Reference, columns: list[Member]) -> list[list[Membe
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal, where NaN is equal to NaN."""
+    """Whether two tensors are equal, with NaN equal to NaN."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
