@@ -59,6 +59,8 @@ def test_an_engine_opens_in_one_module() -> None:
         "compile",
         "crosses",
         "cuts_rows",
+        "for_heavy_rows",
+        "imports",
         "in_place_of",
         "portable_file",
     }

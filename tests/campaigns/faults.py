@@ -712,14 +712,14 @@ FAULTS = (
     ),
     Fault(
         "C++ takes the first of two memories of one collection",
-        "if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) throw",
-        "if (false) throw",
+        "if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) {",
+        "if (false) {",
         ("test_a_collection_given_twice",),
     ),
     Fault(
         "C++ binds memory that is not aligned",
-        "if (begin % alignment != 0) throw Error(where",
-        "if (false) throw Error(where",
+        "if (begin % alignment != 0) refuse(",
+        "if (false) refuse(",
         ("test_buffers", "test_separate_columns"),
     ),
     Fault(
@@ -860,8 +860,8 @@ FAULTS = (
     ),
     Fault(
         "C++ runs engines that are not valid in production",
-        """if (!test && candidate["status"].text() != "valid") return""",
-        """if (test && candidate["status"].text() != "valid") return""",
+        """if (!test && candidate["status"].text() != "valid") {""",
+        """if (test && candidate["status"].text() != "valid") {""",
         ("test_cpp_runs_in_production_only_what_was_verified",),
     ),
     Fault(
