@@ -18,6 +18,9 @@ from soa.declared import declared
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
 
+TO_READ_PROGRAMS = ("torch._export.serde.serialize",)
+"""Modules that take long to import and that every job needs which compiles."""
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -91,7 +94,7 @@ def compile_candidate(
         },
         folder / "compile",
         timeout_s,
-        engine(name).imports,
+        (*TO_READ_PROGRAMS, *engine(name).imports),
     )
     files = tuple(outcome.value or ())
     return Compiled(

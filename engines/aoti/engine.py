@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 class AotiEngine(Engine, engine="aoti", order=10):
-    imports = (
-        "torch._inductor.compile_fx", "torch._inductor.package", "torch._export.serde.serialize",
-    )  # fmt: skip
+    imports = ("torch._inductor.compile_fx", "torch._inductor.package")
     in_place_of = "lanes"
     for_heavy_rows = True
 

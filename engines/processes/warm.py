@@ -27,7 +27,14 @@ from engines.processes.child import command, search_path
 _IMPORTED = ("torch",)
 _IDLE_S = 60.0
 # Variables that torch does not read when it is imported: no reason to import it again.
-_READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
+# torch's compilers and pyarrow set the last two in our own process when they are imported.
+_READ_LATER = (
+    "PIPELINE_",
+    "MLFLOW_",
+    "PYTEST_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_RJEM_MALLOC_CONF",
+)
 # Where modules are, before a model's folder is added: that is told to a job.
 _PATH = search_path()
 NOT_BEGUN = 256
@@ -41,11 +48,11 @@ _HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"
 class Warm:
     """One such process: it takes one job at a time, and ends with ours or when it has none."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: Iterable[str] = ()) -> None:
         self.environment = environment
         """A library may ask it when it is imported."""
         self._process = subprocess.Popen(
-            command("engines.processes.warm", str(_IDLE_S), *_IMPORTED),
+            command("engines.processes.warm", str(_IDLE_S), *_IMPORTED, *imports),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a child imports the same, and says why it could not
@@ -100,11 +107,12 @@ _busy: dict[Warm, threading.Event | None] = {}  # with what stops the thread tha
 _thread = threading.local()
 
 
-def expect_jobs(count: int) -> None:
-    """Start processes for jobs that are to come soon: they import while something else is done."""
+def expect_jobs(count: int, imports: Iterable[str] = ()) -> None:
+    """Start processes for jobs that are to come soon. They import torch and the modules named while
+    something else is done."""
     environment = _kept(os.environ)
     for _ in range(count - sum(warm.environment == environment for warm in _idle)):
-        _idle.append(Warm(environment))
+        _idle.append(Warm(environment, imports))
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:

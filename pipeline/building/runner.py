@@ -47,6 +47,7 @@ from soa.files import read_plain, write_whole
 from soa.options import known_options
 from soa.records import as_record, parse_json
 from stages.capture import Capture, capture
+from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, MetricError
 from stages.model import build_model, loaded_sources
 from stages.package import package
@@ -249,7 +250,8 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
     def build(folder: Path) -> Capture:
         with work.step("capture"):
             first = first_engines(config.engines, not config.names_engines)
-            expect_jobs(min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2))
+            jobs = min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2)
+            expect_jobs(jobs, TO_READ_PROGRAMS)
             signature = config.signature()
 
             def say(text: str) -> None:
