@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 from registry import stamp
 from registry.bundle import (
@@ -275,4 +275,11 @@ def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
         size -= member.size
         if member.size < 0 or size < 0:
             raise ValueError(f"{member.name} is larger than the archive")
-    tar.extractall(folder, members, filter="data")
+    for member in members:  # by hand: Python 3.11.3 and older have no filter for `extractall`
+        path = folder / member.name
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with cast("IO[bytes]", tar.extractfile(member)) as content, path.open("xb") as out:
+            shutil.copyfileobj(content, out)
