@@ -1,4 +1,4 @@
-"""The commands that score files, and that say what made a file."""
+"""The commands that score files, and that show how a scored file was made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pipeline.report import Part
 
 EVERY_S = 30.0
-"""Between two lines of progress, where no terminal shows a bar."""
+"""Seconds between two lines of progress, if there is no terminal to show a bar."""
 MOST_OUTPUTS = 100
-"""That a page lists."""
+"""The largest number of outputs that a page lists."""
 _FILE = click.Path(path_type=Path)
 
 
@@ -57,10 +57,10 @@ _FILE = click.Path(path_type=Path)
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 @html_option
 def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **given: Any) -> Answer:
-    """Score FILEs by REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
+    """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
 
-    A job that was ended goes on where it was when the same command is given again. `pipeline
-    explain` says what made an output.
+    If a job was interrupted, the same command continues it. `pipeline explain` shows how an output
+    was made.
     """
     from pipeline.applying import apply as run
 
@@ -94,7 +94,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
 
 
 def _require_free(html: Path, taken: list[Path]) -> None:
-    """Before hours of work: no page in place of a file, and the libraries are there."""
+    """Check before the work that the page replaces no input or output, and can be drawn here."""
     from pipeline.report import require_libraries
 
     require_libraries()
@@ -111,8 +111,8 @@ def _page_of(done: Report) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Progress | None]:
-    """What is called with the rows that are done, and all rows, and shows them on standard error: a
-    bar on a terminal, elsewhere a line now and then."""
+    """Yields a function that shows the progress on stderr: as a bar on a terminal, else as a line
+    from time to time. It is called with the rows that are done, and all rows."""
     if not on_terminal():
         yield _lines()
         return
@@ -139,7 +139,7 @@ def _lines() -> Progress:
 @command(registry=False)
 @click.argument("file", type=_FILE)
 def explain(file: Path) -> Answer:
-    """Say which version made FILE, of what, and which gates had let it into production."""
+    """Show how FILE was made: the version, its gates, the inputs."""
     from pipeline.applying import read_about
     from soa.records import as_data
 

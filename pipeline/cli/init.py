@@ -42,11 +42,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--yes", is_flag=True, help="Ask nothing: take what each question suggests.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 def init(kwargs: str, yes: bool, **given: Any) -> Answer:
-    """Look at MODEL, and at DATA with rows for it, and write a config that `run` accepts.
+    """Write a config for MODEL, whose input rows are in DATA.
 
     MODEL is file.py:callable or module:callable, which returns a torch module, or a file: .pt2,
     TorchScript (.ts, .pt), .onnx, boosted trees (.json, .ubj, .txt). DATA is .root, .parquet, .h5
-    or .npz. What neither says is asked on a terminal; elsewhere each question has an option.
+    or .npz. What MODEL and DATA do not show is asked on a terminal, or given by an option.
     """
     from pipeline.init import Request
     from pipeline.init import init as write
@@ -58,7 +58,7 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
         values = None
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
-    with redirect_stdout(sys.stderr):  # the user's own factories may print
+    with redirect_stdout(sys.stderr):  # the user's factory may print
         files = write(Request(kwargs=values, **given), _asker(yes))
     lines = [*(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)

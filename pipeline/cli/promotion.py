@@ -1,4 +1,4 @@
-"""The commands that move aliases, and those that say why they may and what was moved."""
+"""The commands that move aliases, and those about approvals, policies and the history."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def promote(
 ) -> Answer:
     """Move an alias to REF if every gate lets it pass.
 
-    Gates: digests good; every required target verified; within tolerance when validated again here;
-    not slower than the version it replaces, measured side by side; and what the config (latency,
-    memory, size, metrics, a shadow) and policies ask for. A
-    refusal exits with 1, names the gate and the number, and moves nothing.
+    Gates: the digests are right; every required target is verified; a new validation here is within
+    tolerance; the version is not slower than the one it replaces, timed side by side; and further
+    gates of the config (latency, memory, size, metrics, a shadow) and of policies. A refusal names
+    the gate and the number, exits with 1, and moves nothing.
     """
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import describe_decisions
@@ -109,8 +109,8 @@ def promote(
 def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answer:
     """Record that NAME wants REF in production, for policies that ask for approvals.
 
-    It counts for this version and its digest. The name is not proven: the record also has the user
-    and the host.
+    The approval is for this version and its digest only. The name is not verified, so the record
+    also has the user and the host.
     """
     from registry.stamp import user
 
@@ -124,7 +124,7 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
 @click.argument("name")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rollback(name: str, reason: str, registry: Registry) -> Answer:
-    """Put the version before back into production."""
+    """Put the previous version back into production."""
     version = registry.rollback(name, reason)
     return Answer({"production": version.ref}, [f"{version.ref} is {name}@production again"])
 
@@ -175,8 +175,8 @@ def _moment(text: str) -> datetime:
 def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
     """Show the registry's policies, or make FILE the registry's policy.
 
-    Every promotion asks for what they ask, whatever the config or an option says. An empty mapping,
-    {}, in FILE asks for nothing more.
+    Every promotion must meet these policies, whatever the config or an option says. If FILE holds
+    an empty mapping, {}, the policy requires nothing.
     """
     if file is not None:
         from pipeline.config import load_policy
@@ -185,7 +185,7 @@ def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
         registry.set_policy(asked.policy, model, asked.reference.path if asked.reference else None)
     models = [each.name for each in registry.list()] if model is None else [model]
     if model is not None:
-        registry.versions(model)  # there has to be such a model
+        registry.versions(model)  # raises an error if there is no such model
     kept = [each for scope in (None, *models) for each in registry.policies(scope)]
     found = {each.origin: each.policy.model_dump(exclude_defaults=True) for each in kept}
 

@@ -1,4 +1,4 @@
-"""The commands that put a version behind Triton."""
+"""The commands that serve a version with Triton."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _SERVICE = ("devices", "instances", "queue_delay_us", "target", "requests", "mer
 
 
 def _service_options(function: F) -> F:
-    """They arrive as `**service`, named as the arguments of `pipeline.deployment.deploy`."""
+    """Adds options, which the command gets as `**service`. Their names are those of the arguments
+    of `pipeline.deployment.deploy`."""
     for option in (
         click.option(
             "--requests", default="columns", show_default=True,
@@ -58,7 +59,7 @@ def _service_options(function: F) -> F:
 
 
 def _cluster_options(function: F) -> F:
-    """They arrive as `**cluster`, for `_cluster_files`."""
+    """Adds options for `_cluster_files`; the command gets them in `**options`."""
     for option in reversed((
         click.option(
             "--helm", is_flag=False, flag_value="values.yaml", metavar="[FILE]",
@@ -112,7 +113,8 @@ def _cluster_files(
     replace: bool,
     **rest: Any,
 ) -> ClusterFiles | None:
-    """What was asked for, checked; None where nothing was. Raises ServingError."""
+    """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
+    ServingError."""
     if helm is None and manifests is None:
         for name in ("image", "servers", *rest):
             source = click.get_current_context().get_parameter_source(name)
@@ -158,7 +160,7 @@ def deploy(
     registry: Registry,
     **options: Any,
 ) -> Answer:
-    """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
+    """Write REF into a Triton model repository, for any Triton that has soa-pipeline.
 
     REF must have been promoted to production. The repository may be copied and moved.
     """
@@ -226,8 +228,8 @@ def serve(
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
-    It serves until Ctrl-C, SIGTERM or SIGHUP; a signal that was ignored when it started, as nohup
-    has SIGHUP, stays ignored. Answers out of tolerance stop it, with exit status 1.
+    It serves until Ctrl-C, SIGTERM or SIGHUP. A signal that was ignored when it started stays
+    ignored; nohup does this with SIGHUP. If answers are out of tolerance, it exits with 1.
     """
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
@@ -264,7 +266,8 @@ def serve(
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM (a service manager) and SIGHUP (a closed terminal) stop what was started in order."""
+    """Inside, SIGTERM (from a service manager) and SIGHUP (the terminal was closed) act like
+    Ctrl-C, so that servers are stopped properly."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
