@@ -48,7 +48,7 @@ def _library(given: Any) -> str:
 
 
 def is_jagged(given: Any) -> bool:
-    """Whether each row is a list, and the lengths may differ."""
+    """True if each row is a list, and the lengths may differ."""
     if _library(given) == "pyarrow":
         import pyarrow as pa
 
@@ -105,7 +105,7 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether an Arrow array has only numbers or vectors, and no null: then it needs no Awkward."""
+    """True if an Arrow array has only numbers or vectors, and no null: then it needs no Awkward."""
     import pyarrow as pa
 
     kind, sizes = levels_of(array.type)
@@ -247,5 +247,5 @@ def as_awkward(array: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is text."""
+    """True if an Arrow type is text."""
     return str(kind) in ("string", "large_string", "string_view")

@@ -171,7 +171,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_moment(kind: Any) -> bool:
-    """Whether NumPy has this type of time, duration or date; it has no time zones."""
+    """True if NumPy has this type of time, duration or date; it has no time zones."""
     import pyarrow as pa
 
     zoned = pa.types.is_timestamp(kind) and kind.tz
@@ -262,7 +262,7 @@ def _root(path: Path, rows: Rows) -> None:
 
 
 def _in_root(kind: Any, ntuple: bool) -> bool:
-    """Whether ROOT has this type, and uproot writes it so that it can be read again."""
+    """True if ROOT has this type, and uproot writes it so that it can be read again."""
     import pyarrow as pa
 
     item, levels = levels_of(kind)

@@ -22,7 +22,7 @@ _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with the rows of every piece."""
+    """The work to be done with the rows of every piece."""
 
     session: Reopening
     """Says which version, and how it runs: `plan.session()` is the session of this process."""
@@ -35,7 +35,7 @@ class Plan:
     batch: int
     """The largest number of rows in memory at a time."""
     missing: bool = False
-    """Whether nulls among floating-point numbers become NaN, as boosted trees expect."""
+    """True if nulls among floating-point numbers become NaN, as boosted trees expect."""
 
     @property
     def names(self) -> list[str]:

@@ -368,7 +368,7 @@ def _kinds(schema: Any) -> str:
 
 
 def _is_whole(piece: Piece) -> bool:
-    """Whether the part of a piece has all its rows. It may lack some after the machine crashed."""
+    """True if the part of a piece has all its rows. It may lack some after the machine crashed."""
     import pyarrow as pa
 
     try:

@@ -35,7 +35,7 @@ class Source:
 
     columns: Sequence[str] = ()
     seeks = True
-    """Whether rows between two edges can be read alone; else the rows before them, from the edge
+    """True if rows between two edges can be read alone; else the rows before them, from the edge
     on, are read too."""
     tree: str | None = None
     """The name of the tree in a ROOT file; `ntuple` says whether it is an RNTuple."""

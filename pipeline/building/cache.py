@@ -69,7 +69,7 @@ class StageCache:
 
 
 def unchanged(files: Mapping[str, str]) -> bool:
-    """Whether all files, by path, still have their digests."""
+    """True if all files, by path, still have their digests."""
     for name, digest in files.items():
         try:
             if digest_of(name) != digest:

@@ -53,7 +53,7 @@ class Work:
     say: Say
     worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
-    """Whether a candidate failed for lack of time or memory: the next run tries it again."""
+    """True if a candidate failed for lack of time or memory: the next run tries it again."""
     show: Show = show_nothing
     beside: Callable[[], object] = lambda: None
     """Called in this process while compilers run in others."""
@@ -104,7 +104,7 @@ class Recipe:
     benchmark_s: float = 10.0
     """Approximate seconds for the race of all candidates at all sizes."""
     by_default: bool = False
-    """Whether `engines` are the defaults, because the config names none."""
+    """True if `engines` are the defaults, because the config names none."""
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ def _judged(
 
 
 def _is_heavy(work: Work, captured: Capture, made: _Made) -> bool:
-    """Whether a call with the fewest rows takes more than `_HEAVY_S`. Vector lanes without a row
+    """True if a call with the fewest rows takes more than `_HEAVY_S`. Vector lanes without a row
     cost as much as the others, so an engine that computes single rows may be faster."""
 
     def build(folder: Path) -> bool:

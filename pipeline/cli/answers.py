@@ -142,7 +142,7 @@ def opened_at(ref: str, registry: Registry) -> Opened:
 
 
 def asked(name: Literal["quiet", "verbose", "as_json"]) -> bool:
-    """Whether the running command was called with this option."""
+    """True if the running command was called with this option."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(name))
 
@@ -173,8 +173,8 @@ def tell(text: object) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether to show a live progress display. It needs a terminal, whose lines it overwrites, and
-    UTF-8 for its characters."""
+    """True if progress is shown live. This needs a terminal, whose lines it overwrites, and UTF-8
+    for its characters."""
     if not sys.stderr.isatty() or sys.stderr.encoding.lower() != "utf-8":
         return False
     return not (asked("quiet") or asked("verbose") or asked("as_json"))

@@ -67,7 +67,7 @@ class BuiltFrom:
 
     @property
     def missing(self) -> bool:
-        """Whether NaN and null mean a missing value: true for boosted trees."""
+        """True if NaN and null mean a missing value, as for boosted trees."""
         return self._part("model", dict[str, Any], {}).get("trees") is not None
 
     @property

@@ -76,7 +76,7 @@ _Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 
 
 class ModelConfig(Part):
-    """Where the model comes from: exactly one of `SOURCES`.
+    """The source of the model: exactly one of `SOURCES`.
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
     """
@@ -329,7 +329,7 @@ class Config(Part):
 
     @property
     def names_engines(self) -> bool:
-        """Whether the config names engines. Else the defaults apply, and some of those are built
+        """True if the config names engines. Else the defaults apply, and some of those are built
         only if another engine fails or may be slower."""
         return not self._quick and self.engines != DEFAULT_ENGINES
 

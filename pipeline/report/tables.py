@@ -57,11 +57,11 @@ class Table:
         return [self.is_number(i) for i in range(len(self.columns))]
 
     def is_number(self, column: int) -> bool:
-        """Whether a column has only numbers; then it is aligned to the right."""
+        """True if a column has only numbers; then it is aligned to the right."""
         return column > 0 and self._all(column, _NUMBER)
 
     def is_prose(self, column: int) -> bool:
-        """Whether a column has text, which may be broken into lines."""
+        """True if a column has text, which may be broken into lines."""
         return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
 
     def _all(self, column: int, form: re.Pattern[str]) -> bool:
