@@ -64,7 +64,7 @@ def read_about(path: Path) -> About:
             raise ValueError("`pipeline apply` did not write it")
         said = as_record(dict[str, Any], parse_json(text))
         if said.keys() == {"target", "engine", "host"}:
-            raise ValueError("it is a part of a job that is not done: run that again")
+            raise ValueError("it is a part of a job that is not finished: run the job again")
         return as_record(About, said)
     except SoaPipelineError:
         raise

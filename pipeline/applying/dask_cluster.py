@@ -75,12 +75,12 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
         except KilledWorker as error:
             raise ApplyError(
                 f"{where}: {error.allowed_failures + 1} workers died on it, perhaps for want of "
-                "memory (their logs say); run it again, and it goes on"
+                "memory (see their logs); the same command continues the job"
             ) from error
         except (CancelledError, OSError) as error:
             raise ApplyError(
-                f"the Dask scheduler at {address} went away: with another one run it again, and it "
-                "goes on"
+                f"the Dask scheduler at {address} went away: start another one; the same command "
+                "continues the job"
             ) from error
         except Exception as error:
             raise ApplyError(

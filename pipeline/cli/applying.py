@@ -80,7 +80,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
     said = write_page(html, lambda: _page_of(done))
     spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
     lines = [
-        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
+        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} scored before; "
         f"start {done.start:.1f} s, {spent})",
         *(
             f"wrote {path}" if path in done.written else f"{path} is already complete"

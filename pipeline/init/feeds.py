@@ -280,7 +280,7 @@ def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -
     if place := fitting(model.module, _options(model, flat, 1)):
         raise InitError(
             f"forward takes {_shown(flat, _at(model, flat, 1, place))}, and the columns are "
-            "jagged: --flatten makes a row of each item; or --length N, where it is to see whole "
+            "jagged: --flatten makes a row of each item; or --length N, if the model takes whole "
             "rows"
         )
     largest = max(int(np.diff(each).max(initial=1)) for each in offsets)

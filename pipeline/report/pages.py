@@ -211,7 +211,7 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
             continue
         if not found.max_abs and not found.nonfinite_mismatches:
             values = f"all {found.elements:,} values of {chosen.engine}"
-            yield f"{bound.name}: {values} are the model's own"
+            yield f"{bound.name}: {values} are equal to the model's"
         elif found.argmax == 1:
             yield f"{bound.name}: no row changes its class with {chosen.engine}"
         elif found.reclassified:
@@ -343,7 +343,7 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
         "scored before": f"{done.found:,}" if done.found else "",
         "time": f"{microseconds(1e6 * done.seconds)}, {microseconds(1e6 * done.start)} of it to "
-        "open the version and look at the files",
+        "open the version and inspect the files",
         "time of all threads": ", ".join(
             f"{name} {microseconds(1e6 * value)}"
             for name, value in vars(done.spent).items()

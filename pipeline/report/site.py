@@ -57,7 +57,7 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
     @app.exception_handler(SoaPipelineError)
     def refused(_: Request, error: SoaPipelineError) -> HTMLResponse:
         missing = isinstance(error, NotFoundError)
-        said = page("Not found" if missing else "Not to be had now", [], [plain(error)], [HOME])
+        said = page("Not found" if missing else "Not available now", [], [plain(error)], [HOME])
         return shown(said, 404 if missing else 503)
 
     @app.get("/")

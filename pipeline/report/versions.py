@@ -213,7 +213,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items()),
-        "dependence": "none: a row's answer is its own" if dependence == "" else dependence,
+        "dependence": "none: no row depends on other rows" if dependence == "" else dependence,
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
