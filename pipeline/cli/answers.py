@@ -73,7 +73,7 @@ def command(
             )
         built.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing of the progress."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Do not show the progress."),
             click.Option(
                 ["-v", "--verbose"], is_flag=True, help="Show logs, and where an error comes from."
             ),
@@ -118,7 +118,7 @@ def _give_json(data: object) -> None:
 
 html_option: Callable[[Any], Any] = click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write a page that needs no other file too.",
+    help="Also write an HTML page, which needs no other file.",
 )  # fmt: skip
 
 

@@ -29,30 +29,30 @@ _FILE = click.Path(path_type=Path)
 @click.argument("inputs", metavar="FILE…", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--out", required=True, type=_FILE,
-    help="A folder: an output of the same name for each FILE. Or one file for all of them.",
+    help="A folder, for one output of the same name per FILE; or one file for all outputs.",
 )  # fmt: skip
 @click.option(
     "--columns", multiple=True, metavar="COLLECTION/COLUMN=NAME",
-    help="Which column of the files it is, jets/*=Jet_* for all of a collection. May be repeated.",
+    help="The name of a column in the files; jets/*=Jet_* for a whole collection. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--keep", multiple=True, metavar="NAME",
-    help="A column of the files, or a pattern, that goes into the outputs too. May be repeated.",
+    help="A column of the files, or a pattern, to copy into the outputs. May be repeated.",
 )  # fmt: skip
 @click.option("--tree", help="The tree of a ROOT file.")
 @click.option(
     "--format", "suffix", type=click.Choice(["parquet", "arrow", "root", "h5", "npz"]),
-    help="Of the outputs in a folder. Default: that of each FILE.",
+    help="The format of outputs in a folder. Default: that of each FILE.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="That score at once. Default: one a core.")
+@click.option("--threads", type=click.IntRange(1), help="Scoring threads. Default: one per core.")
 @click.option(
     "--dask", metavar="ADDRESS",
-    help="Score on the workers of this Dask scheduler; local:4 starts so many here.",
+    help="Score on the workers of this Dask scheduler; local:4 starts four workers here.",
 )  # fmt: skip
 @click.option("--mode", type=click.Choice(["production", "test"]), default="production")
 @click.option(
     "--lookup", type=click.Choice(["fresh", "prefer-cache", "offline"]), default="fresh",
-    help="Whether the registry is asked which version REF is, or this host's record of it first.",
+    help="Where to look up the version of REF: in the registry, or first in this host's record.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 @html_option

@@ -29,7 +29,7 @@ def _work_option(text: str) -> Callable[[Any], Any]:
 @click.argument("config", type=click.Path(dir_okay=False))
 @_work_option("; keep it, and re-runs are quick.")
 @click.option(
-    "--quick", is_flag=True, help="Build one engine alone, in seconds: for work in progress."
+    "--quick", is_flag=True, help="For work in progress: build only one engine, in seconds."
 )
 def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     """Build, validate, package and register the model that CONFIG describes.
@@ -118,7 +118,7 @@ def _shown_build(added: Added) -> Iterator[Part]:
 @click.argument("ref", required=False)
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The header. Default: MODEL.hpp here.",
+    help="The header file. Default: ./MODEL.hpp.",
 )  # fmt: skip
 @click.option("--source", is_flag=True, help="Print the folder of the C++ library, for cmake -S.")
 def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> Answer:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--runtime", is_flag=True,
-    help="Only if it runs by soa-runtime alone: without torch and in production.",
+    help="Refuse unless soa-runtime alone can run it: in production mode, without torch.",
 )  # fmt: skip
 def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     """Copy the bundle of REF to the new FOLDER and check its digests.
@@ -127,7 +127,7 @@ def _in_registry(ref: str, what: str) -> Ref:
 
 
 @command()
-@click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @click.option(
     "--older-than", "days", type=Number(0, 36_500), default=1.0, show_default=True,
     metavar="DAYS", help="Keep unfinished work that is younger than this many days.",
@@ -160,8 +160,8 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
 @click.option("--prune", is_flag=True, help="Remove all that no running process uses.")
 @click.option(
     "--max-size", metavar="SIZE",
-    help="Remove what was used longest ago until this is left: 500MB, 20GB. What a running process "
-    "uses stays.",
+    help="Remove the least recently used until the cache is below 500MB, 20GB, … Nothing that a "
+    "running process uses is removed.",
 )  # fmt: skip
 def cache(prune: bool, max_size: str | None) -> Answer:
     """List the versions in this host's cache, least recently used first; or free space in it.
@@ -240,10 +240,10 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
 
 @command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", metavar="NAME", help="The model that gets them. Default: as it was called.")
+@click.option("--name", metavar="NAME", help="The model to import into. Default: its old name.")
 @click.option(
     "--with-aliases", is_flag=True,
-    help="Promote each version to the aliases that it had: every gate is asked, here.",
+    help="Promote each version to the aliases that it had; every gate is asked on this host.",
 )  # fmt: skip
 def import_command(path: Path, name: str | None, with_aliases: bool, registry: Registry) -> Answer:
     """Bring what `pipeline export` wrote to PATH into a registry.

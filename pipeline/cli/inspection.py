@@ -117,7 +117,7 @@ def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
 
 
 _target_option: Callable[[Any], Any] = click.option(
-    "--target", help="Only this target. Default: all that this host runs."
+    "--target", help="Only this target. Default: all targets that this host runs."
 )
 
 
@@ -242,7 +242,7 @@ def doctor(registry: Registry) -> Answer:
 @command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
-              help="0: any that is free.")  # fmt: skip
+              help="0: any free port.")  # fmt: skip
 def ui(host: str, port: int, registry: Registry) -> None:
     """Show the registry in a browser: models, versions, history, two versions side by side.
 

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 @click.option("--to", "alias", required=True, help="staging, production, or an alias of your own.")
 @click.option(
     "--policy", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Ask for what this policy asks too, on top of the config's gates and the registry's.",
+    help="A policy that must be met too, besides the config's gates and the registry's policies.",
 )  # fmt: skip
 @click.option(
     "--allow-unverified", multiple=True, metavar="TARGET",
-    help="Let this target pass although no device of its kind has run it; not one that a policy "
-    "names.",
+    help="Accept this target although no device of its kind has run it, unless a policy names it.",
 )  # fmt: skip
 @click.option(
     "--max-slowdown", type=Number(0, min_open=True),
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--override", multiple=True, metavar="GATE",
-    help="Promote although this gate refuses; takes --reason. Not for digests and signature.",
+    help="Promote although this gate refuses; needs --reason. Not for digests and signature.",
 )  # fmt: skip
 @click.option(
     "--shadow", "shadows", multiple=True, type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE", help="Count this record of a shadow too, which load(shadow_record=...) wrote.",
+    metavar="FILE", help="Use also this record of a shadow, written by load(shadow_record=...).",
 )  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 @click.option("--dry-run", is_flag=True, help="Ask every gate, show the answers, change nothing.")
@@ -105,7 +104,7 @@ def promote(
     "--as", "name", metavar="NAME",
     help="The name that a policy asks for. Default: the user who runs this.",
 )  # fmt: skip
-@click.option("--reason", default="", metavar="TEXT", help="What it rests on.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answer:
     """Record that NAME wants REF in production, for policies that ask for approvals.
 
@@ -133,8 +132,8 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 @click.argument("name")
 @click.option(
     "--at", "moment", metavar="TIME",
-    help="What each alias was then, as 2026-11-01T12:00: in UTC, unless it ends in an offset such "
-    "as +01:00.",
+    help="Show the aliases at this time, such as 2026-11-01T12:00: in UTC, unless it ends in an "
+    "offset such as +01:00.",
 )  # fmt: skip
 def history(name: str, moment: str | None, registry: Registry) -> Answer:
     """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""

@@ -25,11 +25,11 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 )  # fmt: skip
 @click.option(
     "--certificate", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Certificate of that key, in PEM format: good for whoever trusts its root.",
+    help="Certificate of that key, in PEM format, for all who trust its root certificate.",
 )  # fmt: skip
 @click.option(
     "--chain", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Certificates between that one and the root, if there are any; may be given again.",
+    help="Certificates between that certificate and the root, if any; may be repeated.",
 )  # fmt: skip
 def sign(
     ref: str, key: Path, certificate: Path | None, chain: tuple[Path, ...], registry: Registry
@@ -62,7 +62,7 @@ def sign(
 @click.argument("ref")
 @click.option(
     "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="Public key, or root certificate, in PEM format, or a folder of them; may be given again. "
+    help="Public key, or root certificate, in PEM format, or a folder of them; may be repeated. "
     "Default: $PIPELINE_TRUSTED_KEYS.",
 )  # fmt: skip
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
