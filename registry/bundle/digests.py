@@ -63,7 +63,7 @@ class Sealed:
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
     """The identity of each file when its digest was checked: see registry/bundle/pinned.py."""
     holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
-    """Objects that keep the files in the cache as long as they live: see registry/store/cache.py."""
+    """Objects that keep the files in the cache while they live: see registry/store/cache.py."""
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
@@ -172,7 +172,7 @@ def _hash(root: Path, name: str) -> tuple[str, Identity]:
 
 
 def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
-    """The sha256 of an open file, and its identity. Raises BundleError if that changes meanwhile."""
+    """The sha256 and identity of an open file. Raises BundleError if it is changed meanwhile."""
     digest, at = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
     with _read_errors(root, name):

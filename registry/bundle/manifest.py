@@ -325,8 +325,8 @@ R = TypeVar("R", bound=Record)
 
 def record_to_json(record: DataclassInstance) -> str:
     """Keys sorted, one final newline: equal records give equal bytes."""
-    # JSON has no NaN and no Infinity, but a worst relative deviation can be either: they are written
-    # as strings, and read back as numbers.
+    # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
+    # are written as strings, and read back as numbers.
     data = json.loads(
         json.dumps(as_data(record)), parse_constant=lambda said: said
     )  # every key is a string now
