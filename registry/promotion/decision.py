@@ -1,6 +1,6 @@
-"""A gate's answer, how all gates are asked, and how a refusal is overridden by name.
+"""The decisions of the gates, the call of all gates, and the override of refusals by gate name.
 
-A gate is a file in `gates/`; nothing else lists them.
+Each file in `gates/` is a gate; there is no other list of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from soa.options import known_options
 if TYPE_CHECKING:
     from registry.promotion.findings import Findings
 
-# Loading in production checks these two again, so overriding them here would gain nothing.
+# Loading in production checks these two again, so overriding them here would have no use.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One gate's answer. `found` and `limit` are for a table, `detail` is a sentence with both."""
+    """A gate's decision. `found` and `limit` are for a table; `detail` is a sentence with both."""
 
     gate: str
     passed: bool
@@ -32,7 +32,7 @@ class Decision:
     limit: str
     detail: str
     override: str = ""
-    """Why somebody let the version pass all the same."""
+    """The reason for which somebody overrode a refusal; empty if nobody did."""
 
     @property
     def lets_pass(self) -> bool:
@@ -40,7 +40,7 @@ class Decision:
 
     @property
     def code(self) -> str:
-        """Of its refusal, as `gate-speed`."""
+        """The error code of a refusal by this gate, such as `gate-speed`."""
         return f"gate-{self.gate.replace(' ', '-')}"
 
     @property
@@ -51,13 +51,13 @@ class Decision:
 
 
 class Gate(Protocol):
-    """What a module in `gates/` has."""
+    """The interface of a module in `gates/`."""
 
     ORDER: int
-    """Its place in the table."""
+    """Gates are called and listed in ascending order of this number."""
 
     def decide(self, found: Findings) -> Iterable[Decision]:
-        """A decision for each thing asked; none where nobody asks."""
+        """One decision for each requirement; none if nothing is required of this gate."""
 
 
 def every_gate() -> list[Gate]:
@@ -68,12 +68,12 @@ def every_gate() -> list[Gate]:
 
 @known_options()
 def decide(found: Findings) -> list[Decision]:
-    """Every gate's decisions, also after one has refused: the user sees all that is in the way."""
+    """The decisions of all gates, also after one has refused: the user sees every obstacle."""
     return [decision for gate in every_gate() for decision in gate.decide(found)]
 
 
 def check_override(gates: Iterable[str], reason: str) -> None:
-    """Refuse, before any gate is asked, an override without a reason or of a fixed gate."""
+    """Raise RegistryError for an override without a reason, or of a gate in NEVER_OVERRIDDEN."""
     named = sorted(gates)
     if named and not reason.strip():
         raise RegistryError("overriding a gate takes a reason: --reason '...'")
@@ -82,7 +82,7 @@ def check_override(gates: Iterable[str], reason: str) -> None:
 
 
 def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -> list[Decision]:
-    """The decisions, with `reason` on each refusal of the gates named."""
+    """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
     kept, named = list(decisions), set(gates)
     check_override(named, reason)
     asked = dict.fromkeys(d.gate for d in kept if d.gate not in NEVER_OVERRIDDEN)

@@ -1,5 +1,5 @@
-"""The gates between a version and an alias, one a file: pure functions over what was measured.
+"""The gates of a promotion, one in each file: pure functions of the measurements.
 
-A file has `ORDER`, its place in the table, and `decide(found)`; `registry/promotion/decision.py`
-finds it here. Nothing in a gate touches a file, a device or the registry.
+A file defines `ORDER`, its place in the table, and `decide(found)`; `registry/promotion/decision.py`
+finds it here. Gates use no files, no devices and no registry.
 """

@@ -1,4 +1,4 @@
-"""approvals: have all those whom a policy names approved this version?"""
+"""approvals: have all persons whom a policy names approved this version?"""
 
 from __future__ import annotations
 

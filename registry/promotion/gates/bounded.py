@@ -1,4 +1,4 @@
-"""latency, memory, size, metrics, shadow: is each number within the bounds that the config sets?"""
+"""latency, memory, size, metrics, shadow: is each number within the bounds of the config?"""
 
 from __future__ import annotations
 

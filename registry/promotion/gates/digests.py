@@ -1,4 +1,4 @@
-"""digests: is every file what was sealed?"""
+"""digests: is every file as it was when the bundle was sealed?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ORDER = 10
 
 
 def decide(found: Findings) -> Iterable[Decision]:
-    """A bundle that is not as sealed cannot be opened, and never comes here: see `altered`."""
+    """Always passes: an altered bundle cannot be opened, so it never comes here; see `altered`."""
     detail = "every file has the digest it was sealed with"
     yield Decision("digests", True, "all match", "all match", detail)
 

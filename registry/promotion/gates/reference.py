@@ -1,4 +1,4 @@
-"""reference: does the reference prove something, that is, are few of its values NaN or infinite?"""
+"""reference: are few enough values of the reference NaN or infinite?"""
 
 from __future__ import annotations
 

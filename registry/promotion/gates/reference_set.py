@@ -1,4 +1,4 @@
-"""reference set: do the artifacts agree with the portable program on a policy's larger file?"""
+"""reference set: do the artifacts agree with the portable program on a policy's reference file?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reproducible: the same bits of each artifact on every processor, thread, tile and level?"""
+"""reproducible: does each artifact give the same bits in all measured ways to run it?"""
 
 from __future__ import annotations
 

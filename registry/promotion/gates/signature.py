@@ -1,4 +1,4 @@
-"""signature: has one of the keys that each policy names signed the version?"""
+"""signature: for each policy, is the version signed with one of the policy's keys?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""speed: is it not slower than the version that holds the alias, timed side by side?"""
+"""speed: is the version as fast as the one that holds the alias, within the limit?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""staging: has the version been in `@staging` as long as a policy asks?"""
+"""staging: has the version been in `@staging` for as long as the policies require?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tolerance: does each required target, run again now, lie within tolerance of the reference?"""
+"""tolerance: do the outputs of each required target, run again now, agree with the reference?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decide(found: Findings) -> Iterable[Decision]:
 
 
 def within(gate: str, where: str, worst: Mapping[str, Worst], found: Findings) -> Decision:
-    """Judge all outputs by the one that exceeds its own limit the most."""
+    """Decide by the output that exceeds its limit the most."""
     text = f"outside <= {found.needed.max_outside:g}"
     if absent := sorted(found.manifest.tolerances.keys() - worst.keys()):
         detail = f"{where}: output {absent[0]} was not compared, {text} must be shown"

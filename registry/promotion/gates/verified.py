@@ -1,4 +1,4 @@
-"""verified: has a device of its kind run each required target?"""
+"""verified: has each required target run on a device of its kind?"""
 
 from __future__ import annotations
 
