@@ -1,22 +1,11 @@
-"""The decisions of the gates, the call of all gates, and the override of refusals by gate name.
-
-Each file in `gates/` is a gate; there is no other list of them.
-"""
+"""The answer of a gate, and how a refusal is overridden by name."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
 
 from registry.errors import RegistryError
-from registry.promotion import gates
-from soa.options import known_options
-
-if TYPE_CHECKING:
-    from registry.promotion.findings import Findings
 
 # Loading in production checks these two again, so overriding them here would have no use.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
@@ -48,28 +37,6 @@ class Decision:
         if self.passed:
             return "passed"
         return "overridden" if self.lets_pass else "REFUSED"
-
-
-class Gate(Protocol):
-    """The interface of a module in `gates/`."""
-
-    ORDER: int
-    """Gates are called and listed in ascending order of this number."""
-
-    def decide(self, found: Findings) -> Iterable[Decision]:
-        """One decision for each requirement; none if nothing is required of this gate."""
-
-
-def every_gate() -> list[Gate]:
-    names = [each.name for each in pkgutil.iter_modules(gates.__path__)]
-    found = [importlib.import_module(f"{gates.__name__}.{name}") for name in names]
-    return sorted((cast(Gate, module) for module in found), key=lambda gate: gate.ORDER)
-
-
-@known_options()
-def decide(found: Findings) -> list[Decision]:
-    """The decisions of all gates, also after one has refused: the user sees every obstacle."""
-    return [decision for gate in every_gate() for decision in gate.decide(found)]
 
 
 def check_override(gates: Iterable[str], reason: str) -> None:
