@@ -58,7 +58,8 @@ def sdists(scratch: Path, out: Path) -> list[Path]:
     tree = scratch / "tree"
     run("git", "archive", "--output", scratch / "tree.tar", "HEAD")
     with tarfile.open(scratch / "tree.tar") as archive:
-        archive.extractall(tree, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(tree)
     for package in PACKAGES:
         run(sys.executable, "-c", _SDIST, out, cwd=tree / package)
     return sorted(out.glob("*.tar.gz"))

@@ -1,4 +1,4 @@
-"""`python -m pipeline`, where the command is not on the PATH."""
+"""`python -m pipeline`: the same command, also if `pipeline` is not on the PATH."""
 
 from pipeline.cli import main
 

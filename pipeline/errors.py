@@ -1,4 +1,4 @@
-"""What the `pipeline` command refuses by itself."""
+"""The errors that the `pipeline` package raises itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from soa.text import plain
 class ConfigError(SoaPipelineError):
     """A config that cannot be used.
 
-    `problems` holds one line for each mistake, `file:line: key: what was found; what is allowed`;
-    the text of the error is these lines.
+    `problems` holds one line for each mistake, `file:line: key: what was found; what is allowed`.
+    The text of the error consists of these lines.
     """
 
     code = "config"
@@ -24,7 +24,7 @@ class ConfigError(SoaPipelineError):
 
 
 class InitError(SoaPipelineError):
-    """A model or a file that no config can be written for, or a question with nobody to ask."""
+    """`pipeline init` cannot write a config for a model or file, or cannot ask the user."""
 
     code = "init"
 
@@ -36,18 +36,18 @@ class DataError(SoaPipelineError):
 
 
 class FormatError(DataError):
-    """Rows that a file of that format cannot hold: writing them again fails again."""
+    """The file format cannot store these rows; writing them again would fail again."""
 
     code = "format"
 
 
 class ApplyError(SoaPipelineError):
-    """A job on files that cannot begin or go on."""
+    """A job of `pipeline apply` that cannot begin or cannot continue."""
 
     code = "apply"
 
 
 class ReportError(SoaPipelineError):
-    """A page that cannot be made, or shown."""
+    """A page that cannot be written or shown."""
 
     code = "report"

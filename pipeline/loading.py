@@ -1,4 +1,4 @@
-"""`pipeline.load`: on a device of this host, packaged for it or not, in a server, or at a site."""
+"""`pipeline.load`: opens a version on a device of this host, in a server, or at a site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
 from soa.options import known_options
 
-if TYPE_CHECKING:  # a session of an artifact that needs no torch imports none
+if TYPE_CHECKING:  # a session whose artifact needs no torch must not import torch
     import torch
 
     from runtime.devices import MultiDeviceSession
@@ -80,44 +80,45 @@ def load(
 ) -> Session:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
-    `mode="production"` takes only a version that a gate let into production, or a folder that
-    `pipeline pull` made of it. Where this host (PIPELINE_TRUSTED_KEYS), the registry's policies or
-    `trusted_keys` ask for a signature, one of the keys that each of them names must have signed it.
-    Of the targets that were built later, production takes those that a promotion covers. It checks
-    memory when it is bound, and nothing afterwards but n. If torch is imported, it is set to
-    `threads` threads in this process (by default 1: the caller's thread does the work).
+    `mode="production"` accepts only a version that a gate let into production, or a folder that
+    `pipeline pull` made of such a version. This host (PIPELINE_TRUSTED_KEYS), the registry's
+    policies and `trusted_keys` may each name keys. The version must then be signed by at least one
+    key of each of these lists. Targets that were built later are used if a promotion covers them.
+    Memory is checked when it is bound; each later call checks only n. If torch is imported, it is
+    set to `threads` threads in this process (by default 1: the caller's thread does the work).
 
-    `mode="test"` takes any version, runs every event on the reference too, and compares; it leaves
-    torch's threads alone. In both modes every file's digest is checked before the bundle is used.
+    `mode="test"` accepts any version, also runs every event on the reference, and compares. It does
+    not change the number of torch's threads. In both modes the digest of every file is checked
+    before the bundle is used.
 
-    `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
-    wherever its data is and deploys the model on a device at the first event there.
+    `device`: "cpu", "cuda", "cuda:1" (also for ROCm), or "auto": the session then runs on the
+    device that holds the data, and deploys the model there at the first event.
 
-    `device="triton://host:port"` is a server that has the version. The session then binds and runs
-    CPU collections as a local one does; in production mode it is a `RemoteSession`, which also has
-    `run_async`. `remote` says how to talk to the server: deadline, retries, shared memory,
-    TLS. The target, engine and threads are the server's choice.
+    `device="triton://host:port"` is a server that has the version. The session binds and runs CPU
+    collections like a local session; in production mode it is a `RemoteSession`, which also has
+    `run_async`. `remote` says how to talk to the server: deadline, retries, shared memory, TLS.
+    The server chooses the target, the engine and the threads.
 
-    `device="site"` runs each request wherever the site file says: in one of several servers, on a
-    device here, and on the local CPU when none of them is good (docs/howto/sites.md). `site` is
-    that file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes back
-    in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
-    how to run are for what runs here.
+    `device="site"` runs each request in a place that the site file names: one of several servers, a
+    device of this host, or the local CPU if no other place is usable (docs/howto/sites.md). `site`
+    is that file, or a `Site`; by default the file that PIPELINE_SITE names. In production mode the
+    result is a `SiteSession`, which also has `run_async` and `report`. Options on how to run apply
+    only to the places on this host.
 
-    `live=True` gives a `LiveSession`, which moves to what the name means later.
+    `live=True` gives a `LiveSession`. If the name is moved to another version later, it follows.
 
-    `build="missing"`: on a host for which the version holds no verified artifact, build one at the
-    first use, from the version's program, validated against its reference, into this host's cache
-    (as `pipeline cache --help` says where). That takes seconds to minutes, once, and the
-    compilers. In production too: the version has to be promoted, what is built has passed no gate
-    but the validation.
+    `build="missing"`: if the version has no verified artifact for this host, build one at the first
+    use. It is built from the version's program, validated against its reference, and kept in this
+    host's cache (see `pipeline cache --help`). This needs the compilers, and takes seconds to
+    minutes, once. In production the version must still be promoted, but the new artifact has passed
+    the validation only, and no gate.
 
-    `shadow="@staging"`: that version runs on a sampled fraction of the events too, in another
-    thread and for comparison only (docs/howto/shadow.md); a `ShadowedSession` comes back. What it
-    shows is kept in the registry, or in the new file `shadow_record`.
+    `shadow="@staging"`: that version also runs on a sampled fraction of the events, in another
+    thread and for comparison only (docs/howto/shadow.md). The result is a `ShadowedSession`. The
+    comparison is kept in the registry, or in the new file `shadow_record`.
 
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
-    typed error of what went wrong: registry, bundle, target or engine.
+    error type of the part that failed: registry, bundle, target or engine.
     """
     opening = _opening(ref, mode, build, options)
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None
@@ -150,7 +151,7 @@ def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     if build == "missing":
-        from pipeline.building import build_at_first_use  # only here: the stages take a second
+        from pipeline.building import build_at_first_use  # here: importing it takes a second
 
         options["builder"] = build_at_first_use
     options.setdefault("prover", _refused_here)
@@ -168,18 +169,19 @@ def _on_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Se
 
 
 def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
-    """A `Prover`: validated against the reference, in a process of its own. LoadError, which is no
-    verdict, where something that it takes is missing, or it does not end."""
+    """A `Prover`: validates an artifact against the reference, in a child process. Returns why it
+    was refused, or None. Raises LoadError if there is no verdict: torch is missing, or it failed.
+    """
     what = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
     if not has_torch():
         raise LoadError(f"{what}, which takes torch: pip install torch", code="load-without-torch")
-    from pipeline.promotion import revalidate  # only here: the stages take a second
+    from pipeline.promotion import revalidate  # here: importing it takes a second
 
     try:
         report = revalidate(opened, target, engine_name)
     except EngineError as error:
         raise LoadError(f"{what}: {error}", code="load-not-verified") from None
-    if report.verdict == "failed":  # out of memory, say: another time it may end otherwise
+    if report.verdict == "failed":  # for example out of memory: another attempt may succeed
         raise LoadError(f"{what}, which failed: {report.reason}", code="load-not-verified")
     return None if report.valid else report.reason or "it was not validated"
 

@@ -1,10 +1,10 @@
-"""What MLflow loads behind `mlflow.pyfunc.load_model` and `mlflow models serve`.
+"""The module that `mlflow.pyfunc.load_model` and `mlflow models serve` use to open a bundle.
 
-MLflow reads a bundle's `MLmodel` and calls `_load_pyfunc`. What then runs is what `pipeline.load`
-opens, by the same rules: this is no way around digests, signatures or promotion. MLflow says in a
-file of its own from which registered version it took a folder; then that version is opened, from
-MLflow's registry, as `pipeline.load("name/3")` would. A folder of which MLflow says nothing has to
-say itself that it was promoted, as one from `pipeline pull` does.
+MLflow reads a bundle's `MLmodel` and calls `_load_pyfunc`, which opens the bundle with
+`pipeline.load`. So the checks of digests, signatures and promotion are the same. If MLflow took the
+folder from a registered version, it names that version in a file in the folder. That version is
+then opened from MLflow's registry, as by `pipeline.load("name/3")`. A folder without such a file
+must hold a record of its promotion, like a folder that `pipeline pull` wrote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ColumnModel:
-    """MLflow calls this; `model_config`: `{"mode": "test"}` opens what no gate let pass, too."""
+    """MLflow calls this. `model_config={"mode": "test"}` also opens versions without promotion."""
     folder = Path(path)
     ref, registry = _version_of(folder)
     config = dict(model_config or {})
@@ -73,7 +73,7 @@ def _version_of(path: Path) -> tuple[str | Path, str | None]:
 
 
 class ColumnModel:
-    """A session on DataFrames and dicts of arrays. Any number of threads may call it at once."""
+    """A session that takes DataFrames or dicts of arrays. Several threads may call it at once."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -88,15 +88,16 @@ class ColumnModel:
                 )
 
     def get_raw_model(self) -> Session:
-        """The session, for collections in place; MLflow's `PyFuncModel.get_raw_model` asks this."""
+        """The session, to run on collections in place. `PyFuncModel.get_raw_model` calls this."""
         return self._session
 
     def predict(self, data: pd.DataFrame | Mapping[str, Array]) -> Any:
-        """The model's output columns: a DataFrame, with the index of the one given, where both
-        inputs and outputs are columns of one collection; else a dict of arrays.
+        """The model's output columns: a DataFrame if `data` is one and all outputs are columns of
+        one collection; else a dict of arrays.
 
-        Shapes as in `registry.mlflow.mlmodel`. Raises MlflowException, which MLflow's server makes
-        an answer of, for what cannot be run.
+        The DataFrame has the index of `data` if their rows correspond. Shapes as in
+        `registry.mlflow.mlmodel`. Raises MlflowException, which MLflow's server turns into an error
+        response, if `data` cannot be run.
         """
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -143,7 +144,7 @@ class ColumnModel:
 
 
 def _checked(field: Field, given: Mapping[str, Array]) -> Array:
-    """An input of the field's dtype and shape; a number is taken for a scalar."""
+    """The array of one input, with its dtype and shape checked. A scalar may be a plain number."""
     if field.name not in given:
         raise CollectionError(f"no column {field.name!r}, there are: {', '.join(map(str, given))}")
     array = np.asarray(given[field.name])
@@ -161,7 +162,7 @@ def _checked(field: Field, given: Mapping[str, Array]) -> Array:
 
 
 def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
-    """How many rows each dimension has, by its columns."""
+    """How many rows each dimension has; CollectionError if its columns differ in length."""
     rows: dict[str, int] = {}
     by: dict[str, str] = {}
     for field, array in arrays.items():
@@ -177,7 +178,8 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
 
 
 def _collection(layout: Layout, n: int, arrays: Mapping[str, Array], written: bool) -> Collection:
-    """`arrays` as a collection, and the other columns zero; in place where the model only reads."""
+    """A collection with these columns; all other columns are zero. If the model only reads it, the
+    arrays are used in place where possible; if the model writes it, they are copied."""
     made = Collection(layout, n)
     if not written:
         return as_collection({**to_numpy(made), **arrays}, layout)

@@ -1,4 +1,4 @@
-"""The names of other floors that `import pipeline` offers for a start, and those floors."""
+"""Packages and names from other folders that `import pipeline` offers as well."""
 
 import registry as registry
 import runtime as runtime

@@ -1,4 +1,4 @@
-"""What can go wrong with bundles and the registry, as exceptions of one clear line each."""
+"""The exceptions of bundles and the registry. The message of each is one clear line."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ if TYPE_CHECKING:
 
 
 class RegistryError(SoaPipelineError):
-    """The registry, or what was asked of it, is not in order."""
+    """The registry, or a request to it, is invalid."""
 
     code = "registry"
 
 
 class BundleError(RegistryError):
-    """A bundle folder that is not whole, not what it was, or cannot be written."""
+    """A bundle folder is incomplete, was changed, or cannot be written."""
 
     code = "bundle"
 
 
 class NotCachedError(BundleError):
-    """The files are not in the cache, and nothing may be fetched."""
+    """The files are not in the cache, and the caller forbids fetching them."""
 
     code = "not-cached"
 
 
 class TrustError(RegistryError):
-    """A signature that is asked for is missing, wrong or not trusted, or a key cannot be used."""
+    """A required signature is missing, wrong or not trusted, or a key cannot be used."""
 
     code = "trust"
 
 
 class NotFoundError(RegistryError):
-    """No such model, version or alias; the text says which there are."""
+    """There is no such model, version or alias; the message lists those that exist."""
 
     code = "not-found"
 
 
 class NotPromotedError(RegistryError):
-    """No gate let this version pass to that alias, by its tag and the history of its model."""
+    """According to its tag and the history of its model, the version was never promoted to the
+    alias."""
 
     code = "not-promoted"
 

@@ -1,4 +1,4 @@
-"""How a version or a bundle folder is written on a command line: `name`, `name/3`, `name@alias`."""
+"""The text that names a version or a bundle folder: `name`, `name/3`, `name@alias`, `./folder`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from registry.errors import RegistryError
 from soa.options import known_options
 
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
-"""A registered model's name: no slash and no at-sign, which separate version and alias, and no dot
-or dash in front, which would make it a path or an option on a command line."""
+"""The name of a registered model. A slash or an at-sign would begin the version or the alias. A
+leading dot or dash would make the name a path or an option on a command line."""
 
 TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
-"""A target's name, which is also a folder. `engines.target` says which there are."""
+"""A target's name, which is also the path of a folder. `engines.target` lists the targets."""
 
 _REF = re.compile(
     rf"(?P<name>{NAME_PATTERN})(?:/(?P<version>[1-9][0-9]{{0,8}})|@(?P<alias>[A-Za-z0-9_-]{{1,255}}))?"
@@ -41,10 +41,10 @@ class Ref:
 
 @known_options()
 def parse_ref(text: str) -> Ref | Path:
-    """A `Ref`, or the `Path` of a bundle folder. The text alone decides, never what is on disk.
+    """Return a `Ref`, or the `Path` of a bundle folder. The text alone decides, never the disk.
 
-    `name`, `name/3` and `name@alias` are versions; everything else with a slash, or beginning with
-    a dot or a tilde, is a path: a folder `jets` in the working folder is written `./jets`.
+    `name`, `name/3` and `name@alias` are versions. Any other text that has a slash, or begins with
+    a dot or a tilde, is a path. So a folder `jets` in the working folder is written `./jets`.
     """
     if match := _REF.fullmatch(text):
         version = match["version"]
@@ -52,7 +52,7 @@ def parse_ref(text: str) -> Ref | Path:
     if text and "\0" not in text and ("/" in text or text[0] in ".~"):
         try:
             return Path(text).expanduser()
-        except RuntimeError:  # ~somebody, and there is no such user
+        except RuntimeError:  # `~name`, and there is no user of that name
             return Path(text)
     raise RegistryError(
         f"{text!r} is neither a version (name, name/3, name@alias; names have A-Z a-z 0-9 . _ -) "
@@ -61,7 +61,8 @@ def parse_ref(text: str) -> Ref | Path:
 
 
 def checked_alias(alias: str) -> str:
-    # MLflow keeps the last two for itself, and would say so only after the first change is made.
+    # MLflow reserves `latest` and `v1`, `v2`, ...; it would refuse them only after the history and
+    # a tag have been written.
     taken = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
     if taken or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
         raise RegistryError(

@@ -1,4 +1,4 @@
-"""What a shadow has shown: a version that ran on some of production's events beside another."""
+"""The results of a shadow: a version that ran on some events of the version in production, too."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from soa.records import Record, read_record
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRecord(Record):
-    """Sums over sessions. `events` were compared; `dropped` ones were sampled while all room for
-    copies was taken; `errors` are runs of the shadow that failed, with the last one's text.
+    """Sums over sessions. `events` counts the compared events. `dropped` counts sampled events that
+    were not compared, because the buffers for copies were full. `errors` counts failed runs of the
+    shadow; `error` is the message of the last one.
 
-    The largest differences are by output, relative ones to production's values. A NaN or an
-    infinity on one side alone is an infinite difference.
+    `max_abs`, `max_rel`: the largest differences by output; `max_rel` is relative to the values of
+    production. A NaN or an infinity on one side alone is an infinite difference.
     """
 
     version: str
-    """As `name/3`, with its digest; likewise the one in production."""
+    """The shadow, as `name/3`; `production` is the version in production, written likewise."""
     digest: str
     production: str
     production_digest: str
@@ -33,7 +34,7 @@ class ShadowRecord(Record):
     max_rel: dict[str, Measured] = field(default_factory=dict)
 
     def plus(self, others: Iterable[ShadowRecord]) -> ShadowRecord:
-        """Together with those of the same two bundles; others are left out."""
+        """Return the sum with those of `others` that compare the same two bundles."""
         found: dict[str, Any] = asdict(self)
         for other in others:
             if (other.digest, other.production_digest) == (self.digest, self.production_digest):

@@ -1,4 +1,4 @@
-"""By whom and when: what the registry stamps its records with. Nobody's identity is proven here."""
+"""The user and the time that the registry writes into its records. Neither proves an identity."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def user_at_host() -> str:
 
 
 def now() -> str:
-    """UTC, ISO 8601, in whole seconds."""
+    """The current time in UTC, as ISO 8601 in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

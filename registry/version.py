@@ -1,6 +1,6 @@
-"""What the registry says about a version, and the tags in which it says it.
+"""The registry's information about a version, and the names of the tags that hold it.
 
-The tags are a contract with people: MLflow's web page shows them and its search finds them.
+People rely on these tags: MLflow's web page shows them and its search finds them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def target_of(tag: str) -> str:
 
 @dataclass(frozen=True)
 class Promotion:
-    """The record of one promotion: who let the version pass, when, and by which decisions.
+    """The record of one promotion: who promoted the version, when, and the decisions of the gates.
 
-    For the version that `model`, `number` and `digest` name; old records have none of the three.
+    `model`, `number` and `digest` name the version; old records have none of the three.
     """
 
     alias: str
@@ -65,7 +65,7 @@ class Promotion:
         return datetime.fromisoformat(self.at)
 
     def of(self, version: Version) -> Promotion:
-        """The same promotion as one of `version`."""
+        """The same record, but with the name, number and digest of `version`."""
         return replace(self, model=version.name, number=version.number, digest=version.digest)
 
     def to_json(self) -> str:
@@ -85,19 +85,19 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Version:
-    """One version, as the registry knew it when asked. Aliases may move later; the rest stays."""
+    """One version, as the registry described it when asked. Aliases and tags may change later."""
 
     name: str
     number: int
     digest: str
-    """Of the bundle: what `Bundle.digest` has to be."""
+    """The digest that the version's bundle must have, see `Bundle.digest`."""
     aliases: tuple[str, ...]
     targets: Mapping[str, str]
-    """Target to verified, unverified or failed."""
+    """By target: its status, see `TargetRecord.status`."""
     chosen: Mapping[str, str]
-    """Target to the engine that serves it."""
+    """By target: the engine that runs it."""
     annexes: Mapping[str, str]
-    """Target to the digest of its annex, for what was built after the version was sealed."""
+    """By target that was built after the version was sealed: the digest of its annex."""
     created: datetime
     run_id: str | None
     source: str
@@ -114,18 +114,18 @@ class Version:
         return f"Version({self.ref}{names}: {', '.join(targets)})"
 
     def promotion(self, alias: str) -> Promotion | None:
-        """The last promotion to `alias`, or None if no gate ever let this version pass to it."""
+        """The promotion to `alias` in the version's tag, or None if there is no such tag."""
         text = self.tags.get(PROMOTION + alias)
         if text is None:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
 
     def let_in(self, alias: str, history: Sequence[Promotion] | None) -> Promotion:
-        """The promotion that let this very version, by model, number and digest, pass to `alias`.
+        """The promotion to `alias` of exactly this version: same model, number and digest.
 
-        `history`: its promotions in the model's history; None if the registry may not be asked. The
-        tag counts if the history confirms it; else the history's last promotion counts.
-        Raises NotPromotedError.
+        `history`: the version's promotions in the model's history; None if the registry may not be
+        asked: then the tag alone counts. Otherwise returns the tag's promotion if the history has
+        it too, else the last promotion in the history. Raises NotPromotedError if there is none.
         """
         record = self.promotion(alias)
         if record is None:
@@ -148,13 +148,13 @@ class Version:
         return meant if meant in known else known[-1]
 
     def promoted(self, record: Promotion) -> Version:
-        """The version with this record of its promotion."""
+        """A copy of the version whose tags contain `record`."""
         tags = {**self.tags, PROMOTION + record.alias: record.to_json()}
         return replace(self, tags=MappingProxyType(tags))
 
     @property
     def origin(self) -> Mapping[str, str]:
-        """Where a version was before it was pushed or imported, by those who did; else empty."""
+        """The version's origin, as written by the user who pushed or imported it; else empty."""
         text = self.tags.get(ORIGIN)
         try:
             return {} if text is None else as_record(dict[str, str], parse_json(text))
@@ -163,7 +163,8 @@ class Version:
 
     @property
     def shadows(self) -> dict[str, ShadowRecord]:
-        """What it showed as a shadow, by tag: a record for each version that was in production."""
+        """The version's results as a shadow, by tag: one record for each version that was in
+        production."""
         return {
             key: ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
             for key, text in self.tags.items()
@@ -171,7 +172,7 @@ class Version:
         }
 
     def require_free(self, target: str) -> None:
-        """Raise RegistryError if the version has a target, proven there, already."""
+        """Raise RegistryError if the version already has `target` verified or as an annex."""
         digest = self.annexes.get(target)
         if digest is not None:
             raise RegistryError(
@@ -183,7 +184,7 @@ class Version:
 
     @classmethod
     def of(cls, found: StoredVersion, aliases: Mapping[str, int]) -> Version:
-        """`aliases`: those of the model."""
+        """`aliases`: all aliases of the model."""
         number, tags = found.number, dict(found.tags)
         if DIGEST not in tags:
             raise RegistryError(
@@ -205,7 +206,8 @@ class Version:
 
 
 def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    """A tag of that prefix that names no target is none of ours, and a target is also a path."""
+    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
+    and its name might be an unsafe path: it is left out."""
     found = {
         target_of(key.removeprefix(prefix)): value
         for key, value in sorted(tags.items())

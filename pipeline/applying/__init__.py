@@ -1,4 +1,4 @@
-"""Files scored by a version: planned once, in parts that are whole or not there, then joined."""
+"""Scores files with a version: plans the work, scores it in parts, and joins the parts."""
 
 import lazy_loader
 

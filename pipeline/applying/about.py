@@ -1,4 +1,4 @@
-"""What an output of `pipeline apply` says of what made it."""
+"""The record of origin that `pipeline apply` writes into each output file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from soa.records import as_record, parse_json
 
 @dataclass(frozen=True)
 class Input:
-    """A file as it was when the job began."""
+    """An input file as it was when the job began."""
 
     path: str
     tree: str | None
-    """Of a ROOT file: the name of the TTree, or of the RNTuple (`ntuple`)."""
+    """The name of the TTree in a ROOT file, or of the RNTuple if `ntuple`; None for others."""
     ntuple: bool
     rows: int
     size: int
@@ -30,16 +30,16 @@ class Input:
 
 @dataclass(frozen=True)
 class About:
-    """What an output says of what made it."""
+    """The record of how an output file was made."""
 
     model: str
     version: int | None
-    """None: it was a folder, and `registry` is None too."""
+    """None if the model came from a bundle's folder; `registry` is then None too."""
     registry: str | None
     mode: str
     promotion: Promotion | None
     digest: str
-    """Of the version's bundle."""
+    """The digest of the version's bundle."""
     targets: tuple[str, ...]
     engines: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -56,7 +56,7 @@ class About:
 
 
 def read_about(path: Path) -> About:
-    """What an output says of what made it. DataError for a file that is none of ours."""
+    """Read the record in an output file. DataError if `pipeline apply` did not write the file."""
     try:
         with open_source(path) as source:
             text = source.about()
@@ -64,9 +64,9 @@ def read_about(path: Path) -> About:
             raise ValueError("`pipeline apply` did not write it")
         said = as_record(dict[str, Any], parse_json(text))
         if said.keys() == {"target", "engine", "host"}:
-            raise ValueError("it is a part of a job that is not done: run that again")
+            raise ValueError("it is a part of a job that is not finished: run the job again")
         return as_record(About, said)
     except SoaPipelineError:
         raise
-    except Exception as error:  # whatever a library makes of what others wrote there
+    except Exception as error:  # a library can raise anything for a file that others wrote
         raise DataError(f"{path} does not say what made it: {first_line(error)}") from error

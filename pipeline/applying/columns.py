@@ -1,4 +1,4 @@
-"""A column as NumPy's values and offsets, and as Arrow's array, whatever library read it."""
+"""Columns that NumPy, Arrow or Awkward read, converted to NumPy values and offsets, or to Arrow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class FileColumn:
-    """Some rows of a column: `values` are `(n, *shape)`, or all items of jagged rows, with
-    `offsets` `(n + 1)`."""
+    """Some rows of a column. Flat: `values` `(n, *shape)`, `offsets` None. Jagged: `values` holds
+    all items, and row i has the items `offsets[i]` to `offsets[i + 1]`."""
 
     name: str
     values: Array
@@ -29,7 +29,7 @@ class FileColumn:
 
     @property
     def vectors(self) -> FileColumn:
-        """The same, with lists of one length as vectors; itself where there are none."""
+        """If all rows have the same number of items, not 0: the column as vectors. Else itself."""
         if self.offsets is None or not self.rows:
             return self
         counts = np.diff(self.offsets)
@@ -39,7 +39,7 @@ class FileColumn:
 
     @property
     def cut(self) -> bytes | None:
-        """The same for columns whose items belong to rows alike; None where they are no items."""
+        """The offsets as bytes, equal for columns with the same items per row; None if flat."""
         return None if self.offsets is None else self.offsets.tobytes()
 
 
@@ -48,7 +48,7 @@ def _library(given: Any) -> str:
 
 
 def is_jagged(given: Any) -> bool:
-    """Whether a row is a list of any length."""
+    """True if each row is a list, and the lengths may differ."""
     if _library(given) == "pyarrow":
         import pyarrow as pa
 
@@ -67,9 +67,9 @@ def counts_of(given: Any) -> Array:
 
 
 def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
-    """What a library read; ValueError for what is no column of numbers.
+    """Convert an array of NumPy, Arrow or Awkward. ValueError if it is no column of numbers.
 
-    `missing`: a null of floating-point numbers is NaN.
+    `missing`: nulls among floating-point numbers become NaN; else every null is an error.
     """
     offsets = None
     if _library(given) == "pyarrow" and _is_plain(given):
@@ -105,7 +105,7 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether an Arrow array has numbers, or vectors of them, and no null: no Awkward is needed."""
+    """True if an Arrow array has only numbers or vectors, and no null: then it needs no Awkward."""
     import pyarrow as pa
 
     kind, sizes = levels_of(array.type)
@@ -114,7 +114,7 @@ def _is_plain(array: Any) -> bool:
 
 
 def _filled(given: Any) -> Any:
-    """Awkward's array with NaN for each floating-point number that is null, in its own dtype."""
+    """The Awkward array with NaN in place of each null floating-point number; dtypes are kept."""
     import awkward as ak
 
     def fill(layout: Any, **_: Any) -> Any:
@@ -139,11 +139,11 @@ def _regular(lists: Any) -> Any:
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
-    """Make an Arrow array: lists of fixed size for vectors, large lists for jagged rows. A
-    dictionary becomes its values, since an Arrow file has one dictionary for all of its batches.
+    """Make an Arrow array: vectors become lists of fixed size, jagged rows large lists. A
+    dictionary array is decoded, since an Arrow file has one dictionary for all of its batches.
 
-    `offsets`: those of jagged rows; `given` then holds the items. Raises ValueError where Arrow has
-    no such type.
+    `offsets`: the offsets of jagged rows; `given` then holds the items. Raises ValueError if Arrow
+    has no such type.
     """
     import pyarrow as pa
 
@@ -184,7 +184,8 @@ def field_of(array: Any, name: str) -> Any:
 
 
 def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
-    """The nulls of an Arrow array, at the first depth that has some; `among`: of which types."""
+    """The number of nulls in an Arrow array, at the outermost level that has any. Only types for
+    which `among` is true count."""
     import pyarrow as pa
 
     if isinstance(array, pa.ExtensionArray):
@@ -197,12 +198,13 @@ def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> in
     elif pa.types.is_map(array.type):
         inner = [array.keys, array.items]
     elif hasattr(array, "flatten"):
-        inner = [array.flatten()]  # of the lists that are there
+        inner = [array.flatten()]  # the items of the lists that are not null
     return sum(nulls_in(each, among) for each in inner)
 
 
 def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
-    """The type of what is in lists, and how many are in each, from outside; None: any number."""
+    """The type of the innermost items, and the list length at each level, the outermost first.
+    None stands for lists of any length."""
     import pyarrow as pa
 
     levels: tuple[int | None, ...] = ()
@@ -217,7 +219,7 @@ def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
 
 
 def as_numpy(array: Any) -> Array:
-    """Values `(n, *shape)` of a flat Arrow column without nulls; text as objects."""
+    """The values, `(n, *shape)`, of a flat Arrow column without nulls; text as Python objects."""
     _, shape = levels_of(array.type)
     count = len(array)
     for _ in shape:
@@ -227,7 +229,8 @@ def as_numpy(array: Any) -> Array:
 
 
 def as_awkward(array: Any) -> Any:
-    """An Arrow column of lists, numbers and text without nulls, as Awkward's, without options."""
+    """Convert an Arrow column of lists, numbers or text without nulls to an Awkward layout, whose
+    types are not optional."""
     import awkward as ak
     import pyarrow as pa
 
@@ -244,5 +247,5 @@ def as_awkward(array: Any) -> Any:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type of Arrow is one of strings."""
+    """True if an Arrow type is text."""
     return str(kind) in ("string", "large_string", "string_view")

@@ -1,8 +1,8 @@
-"""Pieces as tasks of a Dask cluster: what one host scores in threads, many do in processes.
+"""Scores the pieces of a job as tasks of a Dask cluster.
 
-A task writes a part, whole or not at all, and doing it again writes the same. So a worker may die
-at any moment: the scheduler gives its pieces to others. Files, parts and registry have to be at the
-same paths on every worker.
+A task writes its part completely or not at all, and a repeated task writes the same part. So a
+worker may die at any moment: the scheduler gives its pieces to other workers. Files, parts and
+registry must have the same paths on every worker.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _ANSWER_S = 10
-_RETRIES = 2  # of a piece that fails; how many workers may die on it, Dask's own settings say
+_RETRIES = 2  # if a piece fails; Dask's own settings limit how many workers may die on it
 
 
 @contextmanager
 def on_dask(where: str) -> Iterator[Execute]:
-    """How to score pieces on a cluster: the address of its scheduler, or `local`, `local:4` for
-    workers that are started here and end with the block. ApplyError where there is none."""
+    """Yields a function that scores pieces on a cluster. `where` is the address of a scheduler, or
+    `local` or `local:4`: then workers start here and end with the block. ApplyError if no scheduler
+    answers."""
     with needs_extra("dask", ApplyError):
         from distributed import Client, LocalCluster
     local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)
@@ -58,7 +59,7 @@ def on_dask(where: str) -> Iterator[Execute]:
 
 
 def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
-    """Each piece once its part is written. ApplyError if the workers or the scheduler give up."""
+    """Yields each piece once its part is written. ApplyError if workers or scheduler fail."""
     from distributed import KilledWorker, as_completed
 
     address = client.scheduler.address
@@ -74,12 +75,12 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
         except KilledWorker as error:
             raise ApplyError(
                 f"{where}: {error.allowed_failures + 1} workers died on it, perhaps for want of "
-                "memory (their logs say); run it again, and it goes on"
+                "memory (see their logs); the same command continues the job"
             ) from error
         except (CancelledError, OSError) as error:
             raise ApplyError(
-                f"the Dask scheduler at {address} went away: with another one run it again, and it "
-                "goes on"
+                f"the Dask scheduler at {address} went away: start another one; the same command "
+                "continues the job"
             ) from error
         except Exception as error:
             raise ApplyError(
@@ -90,7 +91,8 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
 
 
 def _score(plan: Plan, piece: Piece) -> Scored:
-    """On a worker. What goes wrong comes back as a line: not every library's error pickles."""
+    """Runs on a worker. Errors come back as text, since the errors of some libraries cannot be
+    pickled."""
     try:
         return score(plan, piece)
     except (SoaPipelineError, OSError) as error:

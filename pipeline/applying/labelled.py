@@ -1,7 +1,7 @@
-"""The labelled rows of `gates: metrics:`: a file, and what the outputs of a version on it come to.
+"""The labelled rows of `gates: metrics:`, and the metrics of a version's outputs on them.
 
-A bundle keeps the file as it is, beside the user's own functions: a gate can be asked again years
-later.
+A bundle holds a copy of the file and of the user's own functions, so that a gate can be checked
+again years later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a metric came to; NaN, and why."""
+    """The value of a metric. If it cannot be computed, `value` is NaN and `why` says the reason."""
 
     value: float
     why: str = ""
@@ -47,7 +47,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Labelled:
-    """`code`: by metric, where a callable of the user's own is on this host, `file.py:name`."""
+    """A file of labelled rows and the metrics asked for. `code`: for each metric with a callable of
+    the user, where it is on this host, as `file.py:name`."""
 
     path: Path
     asked: MetricsConfig
@@ -65,9 +66,9 @@ class Labelled:
         return [made(name) for name in self.asked.functions]
 
     def check(self, signature: Signature, columns: Mapping[str, str]) -> None:
-        """Refuse what no artifact would change.
+        """Check all that does not depend on an artifact: columns, labels and metrics.
 
-        `columns`: as `apply: columns:` has them. Raises MetricError, DataError, ApplyError.
+        `columns`: as in `apply: columns:`. Raises MetricError, DataError, ApplyError.
         """
         with self._opened() as source:
             model_columns(signature, source, columns)
@@ -77,7 +78,7 @@ class Labelled:
     def values(
         self, session: Session, columns: Mapping[str, str], missing: bool = False
     ) -> dict[str, Measurement]:
-        """Each metric of a session's outputs. `missing`: as a plan's. Raises as `check` does."""
+        """Compute each metric on a session's outputs. `missing`: see `Plan`. Raises as `check`."""
         found: dict[str, Measurement] = {}
         with self._opened() as source:
             outputs = _outputs(session, source, columns, missing)
@@ -114,7 +115,7 @@ class Labelled:
 
     @classmethod
     def kept(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
-        """What `keep` copied, where `folder` has the files that the record names."""
+        """The labelled rows that `keep` copied; `folder` holds the files that the record names."""
         own = {name: asked.functions[name].function.rpartition(":")[2] for name in stored.code}
         code = {name: f"{folder / file}:{own[name]}" for name, file in stored.code.items()}
         return cls(folder / stored.file, asked, code)
@@ -130,7 +131,7 @@ class Labelled:
 
 
 def _column(source: Source, name: str) -> npt.NDArray[Any]:
-    """All rows of a column; of a jagged one all items."""
+    """All rows of a column; all items if it is jagged."""
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
     with _said(source, name):
@@ -140,7 +141,7 @@ def _column(source: Source, name: str) -> npt.NDArray[Any]:
 
 @contextmanager
 def _said(source: Source, name: str) -> Iterator[None]:
-    """Inside, what is no column of numbers becomes a DataError."""
+    """Turns a ValueError (a column without numbers) into a DataError that names file and column."""
     try:
         yield
     except ValueError as error:
@@ -150,13 +151,16 @@ def _said(source: Source, name: str) -> Iterator[None]:
 def _outputs(
     session: Session, source: Source, columns: Mapping[str, str], missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """On all rows: by column (`collection/column` where several blocks have one of the name)
-    `(rows,)`, by block `(rows, columns)`; of one column `(rows,)`."""
+    """Run the session on all rows. Returns the outputs by column and by block.
+
+    The shape is `(rows, components)`, or `(rows,)` for one component. The key of a column is
+    `collection/column` if several blocks have a column of that name.
+    """
     signature = session.signature
     every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
     keys = {f"{collection}/{name}": name for collection, name in every}
     read = model_columns(signature, source, columns)
-    plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer has its session
+    plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
     scorer = Scorer(session, plan)
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}

@@ -1,7 +1,7 @@
-"""Arrow tables, one after the other, as a file of any format, with a text that says what made it.
+"""Writes a sequence of Arrow tables, with a text that says what made them, to a file of any format.
 
-A file is there whole or not at all, and has every value that it was given: what a format cannot
-hold is refused.
+A file is written completely or not at all, and keeps every value: if a format cannot store a
+column, FormatError is raised.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError, FormatError
 from soa.errors import SoaPipelineError
 
-# Of file systems without hard links: FAT, some of the network.
+# Errors of file systems without hard links: FAT, some network file systems.
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is to be written. `tables()` begins anew each time, and every table has `schema`."""
+    """The rows of one file. Each call of `tables()` starts at the first table; every table has the
+    schema `schema`."""
 
     schema: Any
     count: int
     tables: Callable[[], Iterable[Any]]
     about: Callable[[], str]
-    """The text; asked for once all tables were taken, or where it has to come before them."""
+    """Returns the text. It is called after all tables were read, unless the format needs it first.
+    """
     tree: str = "Events"
     ntuple: bool = False
-    """ROOT: an RNTuple of that name, not a TTree."""
+    """For ROOT: write an RNTuple named `tree`, not a TTree."""
     counters: Mapping[str, str] = field(default_factory=dict)
-    """Of a TTree's jagged columns, the branch that says how many items a row has; by default one of
-    its own for each, `n` before its name."""
+    """For a TTree: by jagged column, the branch with the number of items per row. By default each
+    column has a separate branch, `n` and its name."""
 
 
 def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
-    """Write a file, in `folder` until it is whole; `over`: in place of one that is there.
+    """Write a file in `folder`, then move it to `path`. `over`: replace an existing file.
 
-    FormatError for rows that the format cannot hold, ApplyError for a file that is there, or an
-    OSError that names the file; there is nothing new then.
+    Raises FormatError if the format cannot store the rows, ApplyError if the file exists and `over`
+    is false, or an OSError that names the file. Then no file is left behind.
     """
     partial = folder / f"{os.urandom(8).hex()}.partial"
     try:
@@ -71,14 +73,15 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
 
 
 def require_held(path: Path, rows: Rows) -> None:
-    """FormatError unless a file of this suffix holds such rows; it is not written."""
+    """Raise FormatError unless a file with the suffix of `path` can store such rows. The test
+    writes a temporary file elsewhere."""
     with _said(path), TemporaryDirectory(prefix="soa-apply-") as folder:
         WRITERS[path.suffix](Path(folder) / "rows", rows)
 
 
 @contextlib.contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """Inside, what goes wrong is said of `path`."""
+    """Turns the errors of libraries and disks into errors that name `path`."""
     try:
         yield
     except SoaPipelineError:
@@ -94,7 +97,7 @@ def _said(path: Path) -> Iterator[None]:
 
 
 def _put(partial: Path, path: Path) -> None:
-    """Give a file its name, which nobody else has: what came there meanwhile stays."""
+    """Move a file to `path`. ApplyError if a file appeared there meanwhile: that one is kept."""
     try:
         try:
             os.link(partial, path)
@@ -114,12 +117,12 @@ def _parquet(path: Path, rows: Rows) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # A dictionary of numbers that are all different costs time, and room.
+    # Floating-point numbers mostly differ: a dictionary of them costs time and disk space.
     words = [f.name for f in rows.schema if not pa.types.is_floating(levels_of(f.type)[0])]
     with pq.ParquetWriter(path, rows.schema, use_dictionary=words or False) as file:
         for table in rows.tables():
             for name in table.column_names:
-                # Arrow writes them, and cannot read what it wrote.
+                # Arrow writes null lists of fixed size, but cannot read them again.
                 _values(table, name, "Parquet", "Arrow", pa.types.is_fixed_size_list)
             file.write_table(table)
         file.add_key_value_metadata({ABOUT: rows.about()})
@@ -140,7 +143,8 @@ def _values(
     others: str = "Parquet or Arrow",
     among: Callable[[Any], bool] = lambda kind: True,
 ) -> Any:
-    """A column in one piece; FormatError for nulls, at any depth, of types `among` all."""
+    """A column as one array. FormatError if there are nulls, at any depth, of types for which
+    `among` is true."""
     column = table[name].combine_chunks()
     if count := nulls_in(column, among):
         raise FormatError(
@@ -151,7 +155,7 @@ def _values(
 
 
 def _require(held: bool, column: Any, form: str, others: str = "Parquet or Arrow") -> None:
-    """FormatError where a format does not hold a column of the schema."""
+    """Raise FormatError if `held` is false: the format cannot store this column of the schema."""
     if not held:
         raise FormatError(
             f"column {column.name!r} is {column.type}, which {form} has not: write {others}, or "
@@ -167,7 +171,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_moment(kind: Any) -> bool:
-    """One that NumPy has: it knows no time zones."""
+    """True if NumPy has this type of time, duration or date; it has no time zones."""
     import pyarrow as pa
 
     zoned = pa.types.is_timestamp(kind) and kind.tz
@@ -178,7 +182,8 @@ def _is_moment(kind: Any) -> bool:
 def _dtype(
     column: Any, form: str, more: Callable[[Any], bool]
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Of an array of rows, for formats that have no jagged ones; `more`: types beside numbers."""
+    """The NumPy dtype of a column and the shape of a row, for formats without jagged columns.
+    `more`: whether a type that is no number is allowed too."""
     import pyarrow as pa
 
     kind, levels = levels_of(column.type)
@@ -192,7 +197,7 @@ def _dtype(
 def _hdf5(path: Path, rows: Rows) -> None:
     import h5py
 
-    with h5py.File(path, "w", libver="v110") as file:  # older ones have no attributes above 64 KiB
+    with h5py.File(path, "w", libver="v110") as file:  # older formats limit attributes to 64 KiB
         made = {}
         for column in rows.schema:
             dtype, shape = _dtype(column, "HDF5", is_text)
@@ -234,19 +239,19 @@ def _root(path: Path, rows: Rows) -> None:
 
     def arrays(table: Any) -> dict[str, Any]:
         found = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
-        # Flat ones as NumPy's: uproot compares those with the counters that it makes itself.
+        # Flat columns as NumPy arrays: uproot compares them with the counters that it makes.
         return {name: v.data if v.is_numpy else ak.Array(v) for name, v in found.items()}
 
     for column in rows.schema:
         _require(_in_root(column.type, rows.ntuple), column, form)
     empty = arrays(rows.schema.empty_table())
     types = {name: ak.Array(each).type.content for name, each in empty.items()}
-    # Opened here: uproot leaves its own file open where the disk is full at the first bytes.
-    # ZLIB, its default, takes seven times as long to write, and more room.
+    # The file is opened here: if the disk is full at the first bytes, uproot would leave it open.
+    # ZLIB, uproot's default, takes seven times as long to write, and more disk space.
     with path.open("w+b") as opened, uproot.recreate(opened, compression=uproot.ZSTD(1)) as file:
         if rows.ntuple:
             tree = file.mkrntuple(rows.tree, types)
-        else:  # which refuses one counter of columns whose rows have not the same numbers of items
+        else:  # uproot refuses one counter for columns with different numbers of items per row
             tree = file.mktree(
                 rows.tree, types, counter_name=lambda name: rows.counters.get(name, f"n{name}")
             )
@@ -257,7 +262,7 @@ def _root(path: Path, rows: Rows) -> None:
 
 
 def _in_root(kind: Any, ntuple: bool) -> bool:
-    """Whether ROOT has a type, and uproot writes it so that it can be read."""
+    """True if ROOT has this type, and uproot writes it so that it can be read again."""
     import pyarrow as pa
 
     item, levels = levels_of(kind)

@@ -1,8 +1,7 @@
-"""Pieces of files, and a job of them, decided once: which version scores which rows, into which
-parts.
+"""A job and its pieces: which version scores which rows, and into which part files.
 
-All of it pickles, and means the same in every process and on every host that sees the files.
-`score(plan, piece)` (score.py) does one piece of it.
+All of these records can be pickled, and are valid in every process and on every host that sees the
+files. `score(plan, piece)` (score.py) does one piece of a job.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done with the rows of every piece."""
+    """The work to be done with the rows of every piece."""
 
     session: Reopening
-    """Which version, and how it is run: `plan.session()` is that of this process."""
+    """Says which version, and how it runs: `plan.session()` is the session of this process."""
     columns: Mapping[str, str]
-    """Of each `collection/column` that the model reads, the column of the files."""
+    """By `collection/column` that the model reads: the name of that column in the files."""
     outputs: Mapping[str, str]
-    """Of each `collection/column` that the model writes, the column of the outputs."""
+    """By `collection/column` that the model writes: the name of that column in the outputs."""
     keep: tuple[str, ...]
-    """Columns of the files that go into the outputs as they are."""
+    """Columns of the files that are copied into the outputs unchanged."""
     batch: int
-    """Rows that are in memory at a time."""
+    """The largest number of rows in memory at a time."""
     missing: bool = False
-    """Whether a null of floating-point numbers is NaN, as for boosted trees."""
+    """True if nulls among floating-point numbers become NaN, as boosted trees expect."""
 
     @property
     def names(self) -> list[str]:
@@ -44,14 +43,14 @@ class Plan:
         return list(dict.fromkeys([*self.columns.values(), *self.keep]))
 
     def key(self) -> str:
-        """A digest: another version, or other settings, is another plan."""
+        """A digest of the version and the settings."""
         plan, opening = vars(self) | {"session": None}, self.session.opening
         return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop` of a file, and the Arrow file that their part of an output becomes."""
+    """Rows `start` to `stop` of a file. `part` is the Arrow file with their part of the output."""
 
     input: Input
     start: int
@@ -65,7 +64,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Output:
-    """A file to be written: its pieces, in their order."""
+    """A file to be written, with its pieces in the order of their rows."""
 
     path: str
     pieces: tuple[Piece, ...]
@@ -77,28 +76,29 @@ class Output:
 
 @dataclass(frozen=True)
 class Job:
-    """`folder` holds the parts until the outputs are whole; one job at a time works in it."""
+    """A job of `pipeline apply`. `folder` holds the parts until the outputs are complete; only one
+    job at a time works in it."""
 
     plan: Plan
     outputs: tuple[Output, ...]
     folder: str
     about: Mapping[str, Any]
-    """Of the version, the first fields of `About`."""
+    """The fields of `About` that describe the version."""
     counters: Mapping[str, str]
-    """Of jagged columns of the outputs, what a TTree calls the number of items of a row."""
+    """By jagged column of the outputs: the TTree branch with the number of items per row."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         return tuple(piece for output in self.outputs for piece in output.pieces)
 
     def key(self) -> str:
-        """A digest: another version, file or setting is another job."""
+        """A digest of the version, the settings and the files."""
         return _digest([self.plan.key(), *map(asdict, self.outputs)])
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What scoring a piece took: seconds of one thread."""
+    """The time that scoring took: seconds, summed over threads."""
 
     rows: int
     decoding: float
@@ -115,11 +115,11 @@ def _digest(of: list[Any]) -> str:
 
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
-"""Scores pieces somewhere, and yields each once its part is written, in any order."""
+"""Scores pieces and yields each once its part is written, in any order."""
 
 
 def rows_at_a_time(signature: Signature, keep: int) -> int:
-    """Rows that take about 16 MiB."""
+    """How many rows take about 16 MiB, at most 100 000. `keep`: the number of kept columns."""
     row = 8 * keep
     for name in signature.input_collections:
         items = signature.jagged.get(name, 1)
@@ -130,13 +130,14 @@ def rows_at_a_time(signature: Signature, keep: int) -> int:
 
 
 def cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
+    """The rows at which a file is cut into pieces of about `rows` rows. It is cut at its `edges`
+    (of row groups, baskets or clusters); if `seeks`, long groups are cut as well."""
     last = 0
     yield last
     for edge in edges[1:]:
         while seeks and edge - last >= 2 * rows:
             last += rows
             yield last
-        if edge > last and (edge - last >= rows or edge == edges[-1]):  # some groups are empty
+        if edge > last and (edge - last >= rows or edge == edges[-1]):  # groups may be empty
             last = edge
             yield last

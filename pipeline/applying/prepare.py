@@ -1,4 +1,4 @@
-"""From what a user asks for to a job: the version is pinned, each file looked at, none written."""
+"""Turns the arguments of `apply` into a job: finds the version, inspects each file, writes none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from soa.errors import CollectionError, needs_extra
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
-"""Beside the outputs, or its name ends in that: the parts of a job that is not done."""
+"""The folder with the parts of an unfinished job has this name, or one that ends in it. It is next
+to the outputs."""
 _TRIED = 256
 
 
@@ -46,7 +47,7 @@ def prepare(
     registry: Registry | str | None,
     lookup: LookupPolicy = "fresh",
 ) -> Job:
-    """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
+    """Arguments as in `apply`. Raises ApplyError, DataError, or the errors of opening a version."""
     if not inputs:
         raise ApplyError("no file to score: name some")
     with needs_extra("data", ApplyError):
@@ -73,7 +74,7 @@ def prepare(
 
 
 def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
-    """By the first file: the others have to have the same columns."""
+    """Make the plan from the first file; the other files must have the same columns."""
     kept: list[str] = []
     for word in keep:
         try:
@@ -99,8 +100,8 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
 
 
 def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
-    """Of each column that the model reads, the column of the file: the one that is given for it, or
-    of its name. Raises ApplyError, DataError."""
+    """By column that the model reads: the column of the file. It is the one in `given`, else one
+    with the same name. Raises ApplyError, DataError."""
     found: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
     read = {
@@ -135,7 +136,7 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
 
 
 def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
-    """Of each column that the model writes, its name in the outputs."""
+    """By column that the model writes: its name in the outputs."""
     every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
     columns = [name for _, name in every]
     for collection, name in every:
@@ -153,10 +154,10 @@ def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
 def _try(
     plan: Plan, opened: Opened, files: Sequence[Input], outputs: Sequence[Output]
 ) -> dict[str, str]:
-    """Run the first rows whole and in two parts: a model whose rows see each other is refused, and
-    so is what the formats of the outputs do not hold. Returns a job's `counters`.
+    """Run the first rows at once and in two parts, and compare. Returns the `counters` of the job.
 
-    That is a trial, not a proof: docs/howto/apply.md.
+    Raises ApplyError if the answer for a row depends on other rows, and FormatError if the format
+    of an output cannot store the rows. This is a trial, not a proof: docs/howto/apply.md.
     """
     some = next((each for each in files if each.rows), files[0])
     model, path = Scorer(plan.session(), plan), Path(some.path)
@@ -190,7 +191,7 @@ def _require_alone(
     whole: Mapping[str, Array],
     parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
 ) -> None:
-    """ApplyError where the answers of rows are others with fewer rows beside them."""
+    """Raise ApplyError if the answers for the same rows differ between `whole` and `parts`."""
     limits = opened.bundle.manifest.tolerances
     columns = [
         (b, f"{b.block.collection}/{n}") for b in opened.signature.outputs for n in b.block.columns
@@ -210,12 +211,15 @@ def _require_alone(
 def _counters(
     plan: Plan, source: Source, batch: Mapping[str, Any], jagged_answers: bool
 ) -> dict[str, str]:
-    """Of the jagged columns of the outputs, the branch of a TTree that counts the items of a row:
-    one for all that have the same items, as NanoAOD has it, if these rows do not tell otherwise."""
+    """By jagged column of the outputs: the TTree branch that counts the items of a row.
+
+    Columns with the same items share a branch, as in NanoAOD, unless `batch` shows that their
+    counts differ.
+    """
     counts = {name: counts_of(each) for name, each in batch.items() if is_jagged(each)}
     named = {name: source.counter(name) for name in counts}
     found: dict[str, str] = {}
-    if jagged_answers:  # which have the items of what the model reads
+    if jagged_answers:  # the answers have the same items as the columns that the model reads
         said = filter(None, (named[name] for name in plan.columns.values()))
         items = next(said, "n" + next(iter(plan.columns)).partition("/")[0])
         named |= dict.fromkeys(plan.columns.values(), items)
@@ -232,7 +236,7 @@ def _counters(
 def _outputs(
     key: str, out: Path, suffix: str | None, files: Sequence[Input], cut_at: Sequence[Sequence[int]]
 ) -> tuple[tuple[Output, ...], Path]:
-    """What is written, and the folder of its parts until then."""
+    """The files to be written, and the folder for their parts."""
     one = out.suffix in WRITERS and not out.is_dir()
     if not one and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
@@ -246,7 +250,7 @@ def _outputs(
         _require_place(path)
         if path.resolve() == name.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
-        # What a worker writes late for a job that was begun anew since has another name.
+        # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
         mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]
         found.setdefault(path, []).extend(
             Piece(given, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
@@ -258,13 +262,13 @@ def _outputs(
 def folder_of(out: Path) -> Path:
     """The folder for the parts of a job that writes one file."""
     name = f".{out.name}{FOLDER}"
-    if len(os.fsencode(name)) > 255:  # of the bytes that a name may have
+    if len(os.fsencode(name)) > 255:  # the limit for a file name, in bytes
         name = f".{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}{FOLDER}"
     return out.parent / name
 
 
 def _require_place(path: Path) -> None:
-    """ApplyError where no file can have this name, before anything is scored."""
+    """Raise ApplyError if no file of this name can be written, before any row is scored."""
     there = next(each for each in path.parents if each.exists())
     try:
         is_folder = stat.S_ISDIR((there / path.name).lstat().st_mode) and there == path.parent
@@ -277,7 +281,7 @@ def _require_place(path: Path) -> None:
 
 
 def _about(opened: Opened) -> dict[str, Any]:
-    """Of the version, the first fields of `About`."""
+    """The fields of `About` that describe the version."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None
     return {

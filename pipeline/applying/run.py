@@ -1,8 +1,8 @@
-"""A job from its beginning, or from where it was when it ended, to whole outputs.
+"""Runs a job, from its beginning or from where it was interrupted, until its outputs are complete.
 
-Every part is there whole or not at all, and so is every output. What is missing is scored, wherever
-`execute` does that; an output is written from its parts, in their order, while later ones are still
-being scored. A job that was killed leaves its folder, and the same command goes on there.
+Every part and every output is written completely or not at all. `execute` scores the pieces whose
+parts are missing. An output is written from its parts, in their order, while later pieces are still
+being scored. A job that was killed leaves its folder, and the same command continues from there.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from soa.records import as_data, as_record, parse_json
 from stages.histogram import Histogram
 
 Progress = Callable[[int, int], object]
-"""Called with the rows that are done, and all rows."""
+"""Called with the number of rows that are done, and the number of all rows."""
 _RECORD, _LOCK = "job.json", "lock"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a job did. `found`: how many of the rows an earlier run had scored."""
+    """The result of a job. `found`: the number of rows that an earlier run had scored."""
 
     outputs: tuple[str, ...]
     written: tuple[str, ...]
-    """Those of the outputs that were not there, whole, before."""
+    """The outputs that this run wrote; the others were complete before."""
     rows: int
     found: int
     start: float
-    """Seconds until the version was open and the files looked at."""
+    """Seconds until the version was open and the files inspected."""
     seconds: float
-    """By the clock, `start` included."""
+    """Wall time of the run, `start` included."""
     spent: Scored
-    """What was scored now, and in which seconds of all threads together."""
+    """The rows scored in this run, and the seconds that this took, summed over threads."""
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
-    """Of each column that the model wrote, over the outputs that were written now."""
+    """By column that the model wrote, over the outputs written in this run."""
 
 
 @known_options()
@@ -82,18 +82,18 @@ def apply(
     progress: Progress | None = None,
     histograms: bool = False,
 ) -> Report:
-    """Score files: each row of ROOT, Parquet, Arrow, HDF5 or npz gets the model's answers.
+    """Score files: compute the model's answers for each row of ROOT, Parquet, Arrow, HDF5 or npz.
 
-    `out`: a folder, for an output beside each input (in its format, or that of `suffix`), or one
-    file for all of them. `columns`: of `collection/column` of the model, the column of the files
-    (`{"jets/*": "Jet_*"}` for all of a collection). `keep`: columns of the files, or patterns, that
-    go into the outputs. `lookup`: as `pipeline.load` has it. `threads` score at once in this
-    process, by default one per core. `dask`: score on the workers of this scheduler's address, or
-    on four that are started here, "local:4". `execute`: your own way to run the pieces.
-    `histograms`: count the answers while they are written, for the report.
+    `out`: a folder, which gets one output for each input (in its format, or that of `suffix`), or
+    one file for all inputs. `columns`: by `collection/column` of the model, the column of the files
+    (`{"jets/*": "Jet_*"}` for a whole collection). `keep`: columns of the files, or patterns, that
+    are copied into the outputs. `lookup`: as in `pipeline.load`. `threads`: how many threads of
+    this process score at once, by default one per core. `dask`: the address of a scheduler whose
+    workers score; "local:4" starts four workers here. `execute`: your own function that runs the
+    pieces. `histograms`: count the answers while they are written, for the report.
 
-    A job that was killed goes on where it was when it is started again. Raises ApplyError,
-    DataError, OSError for a disk, and the errors of `pipeline.load`.
+    If a job was killed, the same call continues it. Raises ApplyError, DataError, OSError if a disk
+    fails, and the errors of `pipeline.load`.
     """
     if dask is not None and (threads or execute):
         raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
@@ -133,8 +133,8 @@ def run(
     progress: Progress | None,
     histograms: bool = False,
 ) -> Report:
-    """Do what is left of a job. `begun`: when, by the clock; `force`: outputs of other jobs may be
-    replaced."""
+    """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
+    existing outputs of other jobs."""
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
     left = [output for output in job.outputs if _maker(output.path) != key]
     for output in left:
@@ -148,13 +148,13 @@ def run(
                 _require_nobody(Path(output.path), folder)
             try:
                 missing = parts.missing()
-                # A generator's end stops what is still being scored.
+                # Closing the generator stops the pieces that are still being scored.
                 with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
                     for output in left:
                         write(Path(output.path), parts.rows(output, key), folder, over=force)
                         for piece in output.pieces:
                             Path(piece.part).unlink()
-            except FormatError:  # the same job would end so again: its parts would be in the way
+            except FormatError:  # the same job would fail again: its parts are of no use
                 for part in folder.glob("*.arrow"):
                     part.unlink()
                 raise
@@ -166,7 +166,7 @@ def run(
 
 
 def _maker(path: str) -> str | None:
-    """The key of the job that wrote an output; None where there is none, or it is none."""
+    """The key of the job that wrote this file; None if there is no file, or no such key in it."""
     try:
         return read_about(Path(path)).job
     except SoaPipelineError:
@@ -175,7 +175,8 @@ def _maker(path: str) -> str | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """In the folder of a job, made where there is none; it goes when no part is left in it."""
+    """Makes the folder of a job if necessary, and locks it. At the end, removes it if it holds no
+    part. ApplyError if another process holds the lock."""
     above = folder.parent.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
@@ -189,7 +190,7 @@ def _alone(folder: Path) -> Iterator[None]:
         if not any(folder.glob("*.arrow")):
             shutil.rmtree(folder, ignore_errors=True)
             if not above:
-                with contextlib.suppress(OSError):  # there is an output in it
+                with contextlib.suppress(OSError):  # it may hold an output
                     folder.parent.rmdir()
         lock.release()
 
@@ -201,9 +202,10 @@ def _another(folder: Path) -> ApplyError:
 
 
 def _require_nobody(path: Path, own: Path) -> None:
-    """Raise ApplyError while another job writes this file, in a folder or by its own name.
+    """Raise ApplyError while another job writes the file `path`.
 
-    Both say in their folders what they write before they look here, so one of them sees the other.
+    Each job lists its outputs in its folder before it makes this check. So of two jobs that begin
+    at the same time, at least one sees the other.
     """
     for folder in {folder_of(path), path.parent / FOLDER} - {own}:
         try:
@@ -218,7 +220,10 @@ def _require_nobody(path: Path, own: Path) -> None:
 
 
 def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
-    """Say which job the folder is of; ApplyError if it was of another one, with what changed."""
+    """Write the record of the job into its folder, and remove files that it does not need.
+
+    ApplyError, with what changed, if the folder has the record of a different job.
+    """
     plan, path = job.plan, Path(job.folder) / _RECORD
     said = {
         "version": f"{plan.session.opening.ref} ({plan.session.digest[:12]})",
@@ -245,7 +250,7 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
 
 
 class _Counted:
-    """Histograms of columns over the parts, each once though writers read some again."""
+    """Histograms of columns over the parts. Counts each part once, also if it is read twice."""
 
     def __init__(self) -> None:
         self.found: dict[str, Histogram] = {}
@@ -266,7 +271,7 @@ class _Counted:
 
 
 class _Parts:
-    """The parts of a job, as they come."""
+    """The parts of a job, which become available while pieces are scored."""
 
     def __init__(
         self,
@@ -283,20 +288,20 @@ class _Parts:
         self.spent = Scored(0, 0.0, 0.0, 0.0)
 
     def missing(self) -> list[Piece]:
-        """Those that have to be scored: of a job that goes on, not those that are whole."""
+        """The pieces that must be scored: all except those whose parts are already complete."""
         self._there = {piece.part for piece in self._wanted if _is_whole(piece)}
         missing = [piece for piece in self._wanted if piece.part not in self._there]
         self._tell(-sum(piece.rows for piece in missing))
         return missing
 
     def _tell(self, rows: int) -> None:
-        """So many more rows are done."""
+        """Add `rows` to the rows that are done, and report the progress."""
         self._done += rows
         if self._progress is not None:
             self._progress(self._done, self._rows)
 
     def _table(self, piece: Piece) -> Any:
-        """Once it is there: its memory is the part's, mapped."""
+        """Wait for the part of a piece, and return it as a table; its memory is the mapped file."""
         import pyarrow as pa
 
         while piece.part not in self._there:
@@ -310,7 +315,7 @@ class _Parts:
         return table
 
     def rows(self, output: Output, key: str) -> Rows:
-        """Of an output, as its parts come."""
+        """The rows of an output, read from its parts while these are being scored."""
         made: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
         first = self._table(output.pieces[0]).schema
         schema = first.remove_metadata()
@@ -332,7 +337,7 @@ class _Parts:
 
         def about() -> str:
             if not made["host"]:
-                for _ in tables():  # for a format that begins with it
+                for _ in tables():  # the format needs the text before the tables
                     pass
             plan = self._job.plan
             said = About(
@@ -363,7 +368,7 @@ def _kinds(schema: Any) -> str:
 
 
 def _is_whole(piece: Piece) -> bool:
-    """A part that is there has all its rows, unless the machine went down with it."""
+    """True if the part of a piece has all its rows. It may lack some after the machine crashed."""
     import pyarrow as pa
 
     try:

@@ -1,4 +1,4 @@
-"""Scoring a piece: its rows are read, bound, run, and written as one part, whole or not at all."""
+"""Scores a piece: reads its rows, runs the model, and writes one part, completely or not at all."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from soa.signature import Signature
 
 
 def score(plan: Plan, piece: Piece) -> Scored:
-    """Write the piece's part. Doing it again writes the same rows again.
+    """Write the part of a piece. A second call writes the same rows again.
 
-    Raises DataError, which names the file and the rows, ApplyError where the version or the file is
-    not what it was, and OSError where the part cannot be written.
+    Raises DataError, which names the file and the rows; ApplyError if the version or the file has
+    changed; and OSError if the part cannot be written.
     """
     session = plan.session()
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
@@ -50,7 +50,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
             at += len(table)
             begun = time.perf_counter()
             yield table
-            spent["encoding"] += time.perf_counter() - begun  # what is between is writing
+            spent["encoding"] += time.perf_counter() - begun  # the table was written meanwhile
             begun = time.perf_counter()
 
     with reopened(piece.input) as source:
@@ -68,7 +68,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
 
 
 def reopened(given: Input) -> Source:
-    """A file of a job; ApplyError if it is not the one that the job began with."""
+    """Open a file of a job. ApplyError if its size or time has changed since the job began."""
     path = Path(given.path)
     try:
         now = path.stat()
@@ -80,7 +80,10 @@ def reopened(given: Input) -> Source:
 
 
 def row_dimension(signature: Signature) -> str:
-    """The one that the rows of a file are; ApplyError for a model that has not one."""
+    """The row dimension of the model that stands for the rows of a file.
+
+    ApplyError if the model has several such dimensions, or a block with one value for all rows.
+    """
     items = {signature.rows_of[name] for name in signature.jagged}
     dims = [dim for dim in signature.dims if dim not in items]
     if len(dims) != 1:
@@ -98,10 +101,10 @@ def row_dimension(signature: Signature) -> str:
 
 
 class Scorer:
-    """A session bound to memory of its own, for the rows of one batch after another in one thread.
+    """Runs a session on one batch of rows after another, in one thread.
 
-    Flat columns are copied into that memory, a window of rows after the other; jagged ones are
-    bound where they are.
+    It owns memory for a window of rows. Flat columns are copied into it, one window after the
+    other; jagged columns are bound in place.
     """
 
     def __init__(self, session: Session, plan: Plan) -> None:
@@ -121,7 +124,7 @@ class Scorer:
         self._binding: Any = None
 
     def table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
-        """The kept columns and the answers, as an Arrow table; `spent` gets the seconds."""
+        """The kept columns and the answers, as an Arrow table. Adds the seconds to `spent`."""
         import pyarrow as pa
 
         begun = time.perf_counter()
@@ -135,10 +138,10 @@ class Scorer:
         return made
 
     def answers(self, batch: Mapping[str, Any]) -> tuple[dict[str, Array], Array | None]:
-        """Of each `collection/column` that the model writes, `(n, *shape)` values.
+        """By `collection/column` that the model writes: values `(n, *shape)`; and offsets or None.
 
-        Where each item of jagged columns is a row of the model, n counts the items; the offsets
-        come along.
+        If each item of jagged columns is one row of the model, n counts the items, and the offsets
+        say which items belong to which row.
         """
         flat, offsets = self._flat_columns(batch)
         jagged = {
@@ -165,10 +168,9 @@ class Scorer:
         return found, offsets
 
     def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
-        """By collection, in place where they can be; where all are jagged, a row for each item.
-
-        Lists that are a member's vectors are no such items.
-        """
+        """The flat collections, in place where possible. If all columns are jagged, each item is
+        one row, and their offsets come second. A list that is a vector of a member does not count
+        as jagged."""
         every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
         vectors = {
             own
@@ -200,7 +202,7 @@ class Scorer:
         return found, cut[0][1].offsets if cut else None
 
     def _lists(self, name: str, batch: Mapping[str, Any]) -> Any:
-        """The columns of a jagged collection, as Awkward's records of lists."""
+        """The columns of a jagged collection, as an Awkward array of records of lists."""
         import awkward as ak
 
         found: dict[str, Any] = {}
@@ -213,12 +215,12 @@ class Scorer:
             found[column] = values
         some = next(iter(found.values()))
         for member in self._signature.layouts[name].columns:
-            if member.name not in found:  # nobody reads it
+            if member.name not in found:  # the model does not read it
                 found[member.name] = ak.values_astype(ak.zeros_like(some), member.dtype)
         return ak.zip(found, depth_limit=1)
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Rows that can be bound at once, by the compiled ranges of rows and of items."""
+        """Yields windows of rows, first and end, within the compiled ranges of rows and items."""
         ends = []
         for name, records in jagged.items():
             limit = self._signature.ranges[self._signature.rows_of[name]].limit
@@ -238,7 +240,7 @@ class Scorer:
             if self._binding is None:
                 given, written = self._memory_of(self._most)
                 self._binding = self._session.bind(given, written)
-            # Rows of the batch before may fill it up to the least that the model takes.
+            # If there are fewer rows than the model's minimum, older rows in the memory fill up.
             self._binding(max(rows, self._least))
             return
         given, written = self._memory_of(rows)

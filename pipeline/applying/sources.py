@@ -1,4 +1,4 @@
-"""What columns a file has, and some rows of them at a time: flat, of a fixed shape, or jagged."""
+"""Reads files: lists their columns, and yields some rows of them at a time, flat or jagged."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from soa.files import open_plain
 
 T = TypeVar("T")
 ABOUT = "soa_pipeline"
-"""Of the text that says what made a file: in the metadata of Parquet and Arrow, an attribute of
-HDF5, an array of npz, a TObjString of ROOT."""
+"""The key of the text that says what made a file: in the metadata of Parquet and Arrow, as an
+attribute in HDF5, as an array in npz, as a TObjString in ROOT."""
 _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 
 
 class Source:
-    """An opened file, for one thread at a time. A context manager; closing it ends its use.
+    """An opened file, for one thread at a time. It is a context manager, which closes the file.
 
-    Columns come as arrays of NumPy, Arrow or Awkward, whichever its library gives.
+    Columns are arrays of NumPy, Arrow or Awkward, depending on the library that reads the file.
     """
 
     columns: Sequence[str] = ()
     seeks = True
-    """Whether rows between two edges cost about what they are; else all from the edge on."""
+    """True if rows between two edges can be read alone; else the rows before them, from the edge
+    on, are read too."""
     tree: str | None = None
-    """Of a ROOT file, and whether that is an RNTuple."""
+    """The name of the tree in a ROOT file; `ntuple` says whether it is an RNTuple."""
     ntuple = False
 
     def __init__(self, path: Path) -> None:
@@ -47,43 +48,43 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to be closed."""
+        """Does nothing here; readers that keep a file open close it."""
 
     @property
     def listed(self) -> str:
-        """Its columns as text for people; of many columns the first ones."""
+        """The names of the first 20 columns, as text for people."""
         return ", ".join(self.columns[:20]) + ", …" * (len(self.columns) > 20) or "nothing"
 
     def about(self) -> str | None:
-        """The text that says what made the file, if one of ours wrote it."""
+        """The text that says what made the file; None if `pipeline apply` did not write it."""
         raise NotImplementedError
 
     def require(self, names: Sequence[str]) -> None:
-        """Raise DataError unless there are such columns."""
+        """Raise DataError unless the file has all these columns."""
         for name in names:
             if name not in self.columns:
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}")
 
     def counter(self, name: str) -> str | None:
-        """What the file calls the number of items of a row, as nJet for Jet_pt; by its name, where
-        it has such a column."""
+        """The column with the number of items per row, such as nJet for Jet_pt; None if the file
+        has no column of such a name."""
         ends = [i for i, letter in enumerate(name) if letter in "_."]
         found = (f"n{name[:end]}" for end in reversed(ends))
         return next((each for each in found if each in self.columns), None)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
-        """Rows at which the file is cut, from 0 to their number: row groups, baskets, clusters."""
+        """The rows at which row groups, baskets or clusters begin, and the number of rows."""
         raise NotImplementedError
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
-        """The first rows: so many, or those of the file's first batch."""
+        """The first `rows` rows, or fewer if the first batch of the file has fewer."""
         first = min(rows, self.edges(names)[-1])
         return next(reading(self.path, self.batches(names, 0, first, rows)))
 
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """Rows `start` to `stop`, at most so many at a time; where there are none, none once."""
+        """Yields rows `start` to `stop`, at most `rows` at a time; one empty batch if none."""
         for low in range(start, max(stop, start + 1), rows):
             yield self._slice(names, low, min(low + rows, stop))
 
@@ -92,7 +93,7 @@ class Source:
 
 
 def reading(path: Path, batches: Iterator[T]) -> Iterator[T]:
-    """The same, where whatever a library makes of the file is a DataError of one line."""
+    """Yields the same batches, and turns every error of a library into a DataError of one line."""
     try:
         yield from batches
     except SoaPipelineError:
@@ -102,12 +103,12 @@ def reading(path: Path, batches: Iterator[T]) -> Iterator[T]:
 
 
 def open_source(path: Path, tree: str | None = None) -> Source:
-    """A file without the values in it; `tree` is for ROOT. Raises DataError."""
+    """Open a file without reading its values. `tree`: a ROOT file's tree. Raises DataError."""
     if path.suffix not in READERS:
         raise DataError(f"{path}: files that are read are {', '.join(READERS)}")
     kind, libraries = READERS[path.suffix]
     with needs_extra("data", DataError):
-        for name in libraries:  # not imported, since a file of plain columns needs no Awkward
+        for name in libraries:  # not imported here: a file of flat columns needs no Awkward
             if find_spec(name) is None:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     try:
@@ -116,7 +117,7 @@ def open_source(path: Path, tree: str | None = None) -> Source:
         return found
     except SoaPipelineError:
         raise
-    except Exception as error:  # whatever the library makes of a file that is none of its
+    except Exception as error:  # a library can raise anything for a file of another format
         if isinstance(error, OSError) and error.filename:
             raise DataError(f"{path} cannot be read: {error.strerror}") from error
         raise DataError(f"{path} is no {path.suffix} file: {first_line(error)}") from error
@@ -127,7 +128,7 @@ class _Root(Source):
         super().__init__(path)
         import uproot
 
-        # Faster than the default, and unlike a map it survives a file that is cut off meanwhile.
+        # Faster than the default. With a memory map, a file truncated meanwhile would crash us.
         handler = uproot.MultithreadedFileSource
         self._file = uproot.open(path, array_cache=None, handler=handler, num_workers=1)
         try:
@@ -176,7 +177,7 @@ class _Root(Source):
 
 
 class _Arrow(Source):
-    """Of record batches; a column `a.b` is a field of a struct, or of a list of structs."""
+    """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a."""
 
     def __init__(self, path: Path, schema: Any, notes: Any, counts: Sequence[int]) -> None:
         import pyarrow as pa
@@ -222,7 +223,7 @@ class _Arrow(Source):
                 yield self._columns(names, batch.slice(cut, min(rows, high - cut)))
 
     def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
-        """Record batches with these fields of row groups or batches of the file, in order."""
+        """Yields these fields of row groups or batches of the file as record batches, in order."""
         raise NotImplementedError
 
     def _columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
@@ -263,13 +264,13 @@ class _Ipc(_Arrow):
         import pyarrow as pa
 
         self._map = pa.memory_map(str(path))
-        one = self._open([0])  # of one field: nothing else is unpacked to count rows
+        one = self._open([0])  # one field is enough to count rows: no other is decompressed
         counts = [one.get_batch(i).num_rows for i in range(one.num_record_batches)]
         schema = self._open([]).schema
         super().__init__(path, schema, schema.metadata, counts)
 
     def _open(self, fields: list[int]) -> Any:
-        """With some fields of the schema; [] for all."""
+        """Open the file with these fields of the schema; [] means all."""
         import pyarrow as pa
 
         options = pa.ipc.IpcReadOptions(included_fields=fields)
@@ -284,7 +285,7 @@ class _Ipc(_Arrow):
 
 
 class _Arrays(Source):
-    """Of arrays that can be sliced, and of the fields of structured ones."""
+    """A file of arrays that can be sliced. Column `a.b` is field b of the structured array a."""
 
     def __init__(self, path: Path, arrays: Mapping[str, Any]) -> None:
         super().__init__(path)
@@ -337,7 +338,7 @@ class _Hdf5(_Arrays):
         for name in names:
             array = self._arrays[self._places[name][0]]
             text = h5py.check_string_dtype(array.dtype)
-            if text is not None and text.length is None:  # Python's objects, as of other kinds
+            if text is not None and text.length is None:  # h5py gave Python objects: make them text
                 found[name] = array.asstr()[start:stop].astype(np.str_)
         return found
 
@@ -361,7 +362,8 @@ class _Npz(_Arrays):
 
 
 class _Member:
-    """An array in an .npz: mapped where it is stored as it is, else unpacked from front to back."""
+    """An array in an .npz: memory-mapped if it is stored uncompressed, else decompressed from its
+    beginning to its end."""
 
     def __init__(self, file: zipfile.ZipFile, path: Path, name: str) -> None:
         self._file, self._name, info = file, f"{name}.npy", file.getinfo(f"{name}.npy")
@@ -375,11 +377,11 @@ class _Member:
         self._values: Array | None = None
         self._stream: Any = None
         if self.dtype.hasobject:
-            self._values = np.empty(self.shape, object)  # whoever asks for it refuses it
+            self._values = np.empty(self.shape, object)  # refused if it is asked for
         elif fortran or not (self._row and self.shape and self.shape[0]):
             self._values = np.load(path)[name]
         elif info.compress_type == zipfile.ZIP_STORED:
-            with path.open("rb") as raw:  # the name and an extra field are in front of the data
+            with path.open("rb") as raw:  # the name and an extra field precede the data
                 raw.seek(info.header_offset + 26)
                 name_length, extra = struct.unpack("<HH", raw.read(4))
             at = info.header_offset + 30 + name_length + extra + self._head
@@ -390,7 +392,7 @@ class _Member:
         return int(self.shape[0])
 
     def __getitem__(self, rows: slice) -> Array:
-        """Of one that is packed: rows from the first one on, or those after the last ones."""
+        """Some rows. If compressed: from row 0 on, else the rows must follow those read before."""
         if self._values is not None:
             return self._values[rows]
         start, stop, _ = rows.indices(len(self))
@@ -408,4 +410,4 @@ READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),
     ".npz": (_Npz, ()),
 }
-"""By suffix, with the libraries that it needs."""
+"""By file suffix: the reader, and the libraries that it needs."""

@@ -1,4 +1,4 @@
-"""From a config to a version, and a version for one more target."""
+"""Builds a version from a config, and an existing version for one more target."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
 """The cache of stages: a folder per stage and content key, valid once its last file is written.
 
-A stage interrupted by Ctrl-C, a crash or a full disk has no `done.json`; the next run clears its
-folder and does that stage again, and keeps all that were finished.
+A stage interrupted by Ctrl-C, a crash or a full disk has no `done.json`. The next run clears the
+folder of that stage and repeats it; finished stages are not repeated.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class StageCache:
         keep: Callable[[T], bool] = lambda made: True,
         depends_on: Callable[[], Mapping[str, str]] = dict,
     ) -> T:
-        """The result of a stage: what `build` makes in an empty folder, or `load` finds there.
+        """The result of a stage: `load` reads it from its folder, or `build` makes it there.
 
         A result for which `keep` is false is used now, and built again by the next run.
-        `depends_on`, asked after `build`, gives the files it used with their digests: where one
-        has changed, the stage is built again.
+        `depends_on` is called after `build`, and returns the files that the stage used, with their
+        digests. If one of them has changed later, the stage is built again.
         """
         folder = self.root / stage / key
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -64,12 +64,12 @@ class StageCache:
             return made
 
     def files(self, folder: Path) -> dict[str, str]:
-        """What a kept result depends on, with digests."""
+        """The files that a kept result depends on, with their digests."""
         return _read(folder / _DONE) or {}
 
 
 def unchanged(files: Mapping[str, str]) -> bool:
-    """Whether all files, by path, still have their digests."""
+    """True if all files, by path, still have their digests."""
     for name, digest in files.items():
         try:
             if digest_of(name) != digest:
@@ -80,7 +80,7 @@ def unchanged(files: Mapping[str, str]) -> bool:
 
 
 def _read(done: Path) -> dict[str, str] | None:
-    """None too where it cannot be read: then the stage is done again."""
+    """The files in a `done.json`; None if it cannot be read, and then the stage is done again."""
     try:
         return as_record(dict[str, str], parse_json(read_plain(done)))
     except (OSError, ValueError):

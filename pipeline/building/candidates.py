@@ -1,4 +1,4 @@
-"""Targets: their candidates compiled, validated and raced, each step kept by its content."""
+"""Compiles, validates and races the candidates of targets; each step is cached by its content."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from stages.tiles import fastest_tile, tiled, tiles_of
 from stages.validate import validate_candidate
 
 Say = Callable[[str], None]
-_HEAVY_S = 1e-3  # of a call with the fewest rows
+_HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer
 
 Show = Callable[[str, float | None], AbstractContextManager[object]]
-"""Shows a step while it is at work, and the seconds that it took the time before, if known."""
+"""Shows a running step. Gets its name, and its seconds in the previous run, if known."""
 
 
 def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
@@ -47,22 +47,22 @@ def show_nothing(name: str, before: float | None) -> AbstractContextManager[obje
 
 @dataclass
 class Work:
-    """Work in progress. `worked` has the steps that did any, each with its seconds."""
+    """The state of a run. `worked`: the steps that were not in the cache, with their seconds."""
 
     cache: StageCache
     say: Say
     worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
-    """Whether a candidate failed for lack of time or memory: the next run tries it again."""
+    """True if a candidate failed for lack of time or memory: the next run tries it again."""
     show: Show = show_nothing
     beside: Callable[[], object] = lambda: None
-    """What this process may do while compilers are at work in others."""
+    """Called in this process while compilers run in others."""
     model: str = ""
-    """Whose steps they are: how long each took is kept for its next run."""
+    """The name of the model. The seconds of its steps are kept for its next run."""
     before: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        with suppress(OSError, ValueError):  # an estimate, and no more
+        with suppress(OSError, ValueError):  # only needed for estimates of the time
             self.before = as_record(dict[str, float], parse_json(read_plain(self._kept)))
 
     @property
@@ -70,7 +70,8 @@ class Work:
         return self.cache.root / "seconds" / f"{self.model}.json"
 
     def keep_seconds(self) -> None:
-        """For the estimates of the next run; of no model, as at first use, nothing is kept."""
+        """Keep the seconds of the steps, for the estimates of the next run. Does nothing if `model`
+        is empty, as for a build at first use."""
         if not self.model:
             return
         with suppress(OSError):
@@ -79,7 +80,7 @@ class Work:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Announce a step when it begins; note it as work, with its time, when it ends."""
+        """Announce a step when it begins; add it to `worked`, with its time, when it ends."""
         self.say(f"{name} …")
         begun = time.monotonic()
         with self.show(name, self.before.get(name)):
@@ -94,21 +95,21 @@ class Recipe:
 
     engines: tuple[str, ...]
     options: Mapping[str, Mapping[str, Any]]
-    """By engine."""
+    """Compile options by engine."""
     timeout_s: float
     tolerances: Mapping[str, Tolerance]
     classifiers: frozenset[str]
     baseline: Callable[[], torch.nn.Module] | None
-    """The eager model to race against; None where its source is not here."""
+    """Makes the eager model to race against; None if its source code is not on this host."""
     benchmark_s: float = 10.0
-    """For the race of all candidates at all sizes, about."""
+    """Approximate seconds for the race of all candidates at all sizes."""
     by_default: bool = False
-    """Whether nobody named the engines."""
+    """True if `engines` are the defaults, because the config names none."""
 
 
 @dataclass(frozen=True)
 class _Made:
-    """One candidate: what stands for it in keys, its artifact, the verdict, its tile or 0."""
+    """One candidate. `parts` identifies it in content keys. `tile`: rows per tile; 0: all rows."""
 
     target: Target
     parts: Mapping[str, Any]
@@ -120,17 +121,17 @@ class _Made:
 def build_targets(
     work: Work, captured: Capture, targets: Sequence[Target], recipe: Recipe, key: str
 ) -> dict[str, TargetResult]:
-    """Every candidate of each target with its verdict, and the race of the valid ones.
+    """Compile and validate every candidate of each target, and race the valid ones.
 
-    Candidates are compiled and validated side by side. Where nobody named the engines, those that
-    only stand in for another one come last, and only where that one gave no valid artifact, or
-    where they may be faster than it. Targets of one device race together. `key` stands for all that
-    a result depends on besides the recipe.
+    Candidates are compiled and validated in parallel. Some engines only replace another engine. If
+    the config names no engines, these are built last, and only if the other engine gave no valid
+    artifact or they may be faster than it. The targets of one device are raced together. `key`
+    identifies everything that a result depends on, except the recipe.
     """
 
     def make(target: Target, name: str) -> _Made:
         options = recipe.options.get(name, {})
-        # What runs anywhere is the same for every CPU.
+        # An artifact that runs on any CPU is built once for all CPU targets.
         kind = target.device if engine(name).anywhere else str(target)
         parts = {"capture": key, "engine": name, "target": kind, "options": options}
         return _make(work, captured, target, recipe, parts)
@@ -180,14 +181,14 @@ def build_targets(
 
 
 def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
-    """Those that are built whatever the others give."""
+    """The engines that are built in any case, not only if another engine fails or is slow."""
     return [name for name in engines if not (by_default and engine(name).in_place_of)]
 
 
 def _make(
     work: Work, captured: Capture, target: Target, recipe: Recipe, parts: Mapping[str, Any]
 ) -> _Made:
-    """Compile a candidate, and validate it where this host runs it."""
+    """Compile a candidate. If this host can run it, validate it; else emulate it if possible."""
     name: str = parts["engine"]
     compiled = _compile(work, captured, target, recipe, parts)
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
@@ -219,9 +220,10 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
 def _with_tile(
     work: Work, captured: Capture, recipe: Recipe, made: _Made, tiles: dict[str, int]
 ) -> _Made:
-    """With the tile that makes it fastest, where it is valid so.
+    """The candidate with its fastest tile, if it is valid with that tile; else as it was.
 
-    `tiles`, by engine: it is looked for on an engine's first level, and the others take it over.
+    `tiles` holds the tile of each engine: it is measured on the first target of an engine and used
+    for its other targets.
     """
     if not made.report.valid or made.target.device != "cpu" or not tiles_of(captured.signature):
         return made
@@ -262,7 +264,7 @@ def _compile(
 
     def load(folder: Path) -> Compiled:
         data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-        artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
+        artifact = folder / Path(data["folder"]).name  # valid even if the work folder was moved
         return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
 
     key = content_key(parts)
@@ -321,7 +323,7 @@ def _emulate(
     parts: Mapping[str, Any],
     tile: int,
 ) -> ValidationReport:
-    """What an emulator of a target that this host lacks shows."""
+    """Run a candidate in an emulator of a target that this host does not have."""
 
     def judge(folder: Path) -> ValidationReport:
         with work.step(f"emulate {compiled.engine} on {target}"):
@@ -353,8 +355,8 @@ def _judged(
     judge: Callable[[Path], ValidationReport],
     keep: str,
 ) -> ValidationReport:
-    """The report of `judge`, which has a folder for scratch files. A run to come finds it here
-    where its verdict is `keep`."""
+    """The report of `judge`, which gets a folder for scratch files. It is cached for later runs if
+    its verdict is `keep`."""
 
     def build(folder: Path) -> ValidationReport:
         report = judge(folder / "child")
@@ -369,8 +371,8 @@ def _judged(
 
 
 def _is_heavy(work: Work, captured: Capture, made: _Made) -> bool:
-    """Whether a call with the fewest rows takes long: the lanes that have no row cost as much as
-    the others, and what works on one row alone may be faster."""
+    """True if a call with the fewest rows takes more than `_HEAVY_S`. Vector lanes without a row
+    cost as much as the others, so an engine that computes single rows may be faster."""
 
     def build(folder: Path) -> bool:
         session = _session(captured, made.compiled, made.target)
@@ -397,7 +399,7 @@ def _session(captured: Capture, compiled: Compiled, target: Target) -> Session:
 def _tile(
     work: Work, captured: Capture, target: Target, compiled: Compiled, parts: Mapping[str, Any]
 ) -> int:
-    """The rows at a time with which a candidate is fastest; 0: all of them."""
+    """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
 
     def build(folder: Path) -> int:
         with work.step(f"tiles for {compiled.engine} on {target}"):
@@ -416,7 +418,7 @@ def _tile(
 def _benchmark(
     work: Work, captured: Capture, recipe: Recipe, racing: Sequence[_Made], capture_key: str
 ) -> dict[str, BenchmarkReport]:
-    """The race of all valid candidates on one device, by target."""
+    """Race all valid candidates on one device. Returns the reports by target."""
     device = torch.device(racing[0].target.torch_device)
     parts = {
         "capture": capture_key,
@@ -461,7 +463,7 @@ def _artifact_of(compiled: Compiled, captured: Capture) -> Path:
 
 
 def chosen_session(captured: Capture, result: TargetResult) -> Session:
-    """Of the candidate that was chosen for a target which this host runs."""
+    """A session of the candidate that was chosen for a target. This host must run the target."""
     name = str(result.chosen)
     whole = _session(captured, result.compiled[name], Target.parse(result.target))
     return tiled(whole, result.tiles.get(name, 0))

@@ -1,4 +1,4 @@
-"""Where an artifact comes from: tools, host, source revision, and our own code."""
+"""The origin of an artifact: tools, host, source revision, and a digest of our own code."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PACKAGES = (
     "onnxruntime",
     "mlflow-skinny",
 )
-# What an artifact depends on: the folders whose code makes it, checks it and runs it.
+# The folders whose code makes, checks and runs an artifact.
 _CODE = ("soa", "engines", "runtime", "stages")
 _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 
 
 @cache
 def tools() -> dict[str, str]:
-    """Versions of what takes part in a build."""
+    """The versions of the packages and the compiler that a build uses."""
     found = {"soa-pipeline": __version__}
     for name in _PACKAGES:
         try:
@@ -49,7 +49,7 @@ def tools() -> dict[str, str]:
 
 @cache
 def host() -> dict[str, str]:
-    """The machine: processor, its level, the kernel."""
+    """The machine: processor, CPU levels, architecture and kernel."""
     return {
         "cpu": _cpu_name(),
         "cpu_levels": ", ".join(host_cpu_levels()),
@@ -60,7 +60,7 @@ def host() -> dict[str, str]:
 
 @cache
 def code_digest() -> str:
-    """A digest of this software's own code as far as an artifact depends on it."""
+    """A digest of our code in the folders that an artifact depends on."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in _CODE:
@@ -72,9 +72,9 @@ def code_digest() -> str:
 
 
 def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
-    """The record for a manifest; `steps` are those of the run, with the seconds that each took.
+    """The record for a manifest. `steps`: the steps of the run, with the seconds of each.
 
-    The source revision is that of the config's own repository.
+    The source revision is the commit of the git repository that holds the config.
     """
     seconds: dict[str, float] = {}
     for step, took in steps.items():

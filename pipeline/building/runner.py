@@ -1,4 +1,4 @@
-"""The runner: chains the stages from a config to a registered version, and skips what is done."""
+"""The runner: runs the stages from a config to a registered version; skips those already done."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ from stages.package import package
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. `worked` names the stages that did any work; empty if none did."""
+    """The result of a run. `worked` names the steps that were not in the cache."""
 
     version: Version
     bundle: Bundle
     worked: tuple[str, ...]
     seconds: float
     report: Path | None = None
-    """A page about it, in the work folder; None where none was made."""
+    """A page about the version, in the work folder; None if no page was made."""
 
 
 @dataclass(frozen=True)
 class _Done:
-    """A run that ended: its bundle's folder in the work folder, and the files it depends on."""
+    """The record of a finished run. `bundle`: path in the work folder; `files`: user code, with
+    digests, that the result depends on."""
 
     bundle: str
     digest: str
@@ -85,12 +86,12 @@ def run(
 ) -> RunResult:
     """Build, validate, package and register what a config describes.
 
-    `quick` is for work in progress: one engine is built and timed briefly, the first of
-    `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` holds the stages'
-    results (by default `pipeline-work` in the working folder). Stages are keyed by content, so an
-    unchanged run does nothing, and one that was interrupted goes on where it stopped. Raises the
-    typed error of the stage that refused. `say` gets lines of what is done; `show` is entered while
-    a step is at work.
+    `quick`, for work in progress: builds only one engine and times it briefly. It is the first of
+    `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` is the folder for
+    the results of the stages (by default `pipeline-work` in the working folder). Stages are cached
+    by content, so an unchanged run does nothing, and an interrupted run continues. `say` gets lines
+    about the progress; `show` is entered while a step runs. Raises the error of the stage that
+    failed.
     """
     begun = time.monotonic()
     path = Path(config_path)
@@ -119,13 +120,13 @@ def run(
     progress.keep_seconds()
     if not progress.try_again:
         record.parent.mkdir(parents=True, exist_ok=True)
-        place = os.path.relpath(bundle.path, root)  # which may be moved and copied
+        place = os.path.relpath(bundle.path, root)  # relative: the work folder may be moved
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
     return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun, report)
 
 
 def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
-    """Write the page about a version; without the libraries that draw it, say so."""
+    """Write the page about a version. If libraries for pages are missing, say so; return None."""
     try:
         return publish(store, version, bundle, at)
     except ReportError as error:
@@ -134,15 +135,15 @@ def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Sa
 
 
 def _targets(config: Config) -> list[Target]:
-    """The targets, with `cpu` resolved to levels, or to one where all that is built runs on any;
-    each once."""
+    """The targets of the config, each once. `cpu` is x86-64-v3, and also this host's level if that
+    is higher; but only one target if the artifacts of all engines run on any CPU."""
     if all(engine(name).anywhere for name in config.engines):
         return list(dict.fromkeys(map(Target.parse, config.targets)))
     return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
 
 
 def _keys(config: Config) -> dict[str, str]:
-    """Content keys: of the capture, and of the whole run."""
+    """The content keys of the capture and of the whole run."""
     made_of = {
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
@@ -164,7 +165,7 @@ def _keys(config: Config) -> dict[str, str]:
 
 
 def _labelled(config: Config) -> Labelled | None:
-    """The rows of the config's metrics, looked at; None where it asks for none."""
+    """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
     if config.gates.metrics is None or config.files.metric_data is None:
         return None
     found = Labelled(config.files.metric_data, config.gates.metrics, config.files.metric_code)
@@ -173,7 +174,7 @@ def _labelled(config: Config) -> Labelled | None:
 
 
 def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Version] | None:
-    """The bundle and version of this very run, if it ended before and both are still there."""
+    """The bundle and version of an earlier identical run, if both still exist; else None."""
     with suppress(OSError, ValueError, BundleError, NotFoundError):
         done = as_record(_Done, parse_json(read_plain(record)))
         if not unchanged(done.files):
@@ -193,7 +194,7 @@ def _build(
     labelled: Labelled | None,
     key: dict[str, str],
 ) -> Bundle:
-    # What follows depends on what was captured, not on how: a new capture is a new key.
+    # The next steps depend on the content of the capture only, so its digest is their key.
     captured_key = content_key({"capture": captured.digest()})
     tolerances = tolerances_of(config, captured.signature)
     classifiers = frozenset(output.name for output in config.outputs if output.classifier)
@@ -238,14 +239,14 @@ def _build(
                 kept,
             )
 
-    # A candidate that failed is tried again in the next run, and may be valid then.
+    # The verdicts are in the key: a candidate that failed is tried again, and may become valid.
     verdicts = {t: {e: r.valid for e, r in done.reports.items()} for t, done in results.items()}
     packaged = content_key({**key, "captured": captured_key, "verdicts": verdicts})
     return work.cache.result("package", packaged, build, lambda at: Bundle.open(at / "bundle"))
 
 
 def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, str]]:
-    """The capture, and the user's own code behind it: files with digests."""
+    """The capture, and the files of the user's code that it depends on, with digests."""
 
     def build(folder: Path) -> Capture:
         with work.step("capture"):

@@ -1,8 +1,8 @@
-"""Build a version for one more target, on a host of that kind, from what its bundle holds.
+"""Builds a version for one more target, on a host of that kind, from the contents of its bundle.
 
-The portable programs and the reference are those of the version, and so are engines, options and
-tolerances: nothing of the model's source is needed, or used. `build` adds the result to the version
-in its registry; `build_at_first_use` keeps it in this host's cache, where no registry knows it.
+The portable programs, the reference, engines, options and tolerances come from the version. The
+source code of the model is not needed. `build` adds the result to the version in its registry;
+`build_at_first_use` keeps it only in this host's cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stages.package import TargetResult, package_annex
 
 @dataclass(frozen=True)
 class Added:
-    """A version with the target that was built for it; `bundle` holds it too."""
+    """A version and the target that was added to it; `bundle` includes the new target."""
 
     version: Version
     target: str
@@ -56,10 +56,9 @@ def build(
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
 
-    `engines`: by default those of the version's config. `work` holds the stages' results, as for
-    `run`. A target that the version has verified is refused, before the work; one that is
-    unverified or failed in its bundle may be superseded. Raises the typed error of what refused,
-    and then nothing was added.
+    `engines`: by default the engines of the version's config. `work`: as for `run`. A target that
+    is already verified in the version is refused before any work; an unverified or failed target of
+    the bundle can be replaced. Raises the error of the step that failed; then nothing was added.
     """
     version = registry.find(ref)
     wanted = Target.parse(target)
@@ -83,10 +82,10 @@ def build_at_first_use(
 ) -> Annex:
     """The artifact for `target` from this host's cache, built and validated now if it is not there.
 
-    It lies in `built/<digest of the bundle>/<target>/<key>`; the key stands for the tools and the
-    code that made it. It is there whole or not at all, and only after every check that `pipeline
-    run` makes; each time it is opened, its digests are checked, and a damaged one is built again.
-    One process builds and the others wait.
+    Its folder is `built/<digest of the bundle>/<target>/<key>`; the key is a digest of the tools
+    and of our code. The folder appears only when it is complete and has passed the same checks as
+    in `pipeline run`. Its digests are checked each time it is opened, and a damaged artifact is
+    built again. If several processes need it, one builds and the others wait.
     """
     check_torch_runs(target)
     key = content_key({"tools": tools(), "code": code_digest()})
@@ -122,13 +121,13 @@ def build_candidates(
     show: Show = show_nothing,
     model: str = "",
 ) -> TargetResult:
-    """What `pipeline run` does for a target, from a bundle instead of a config."""
+    """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")
     found = (manifest.program, manifest.reference, manifest.torchscript or names[2])
     if found != names:
         raise EngineError(f"{bundle.path}: portable files {found} are not named {names}")
-    captured = Capture(  # of which nothing is written there
+    captured = Capture(  # its folder is the bundle: nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),
         manifest.capture.torchscript if manifest.torchscript else None,
@@ -145,7 +144,7 @@ def build_candidates(
 
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
-    """The version's own: engines and options of its config, tolerances of its manifest."""
+    """The recipe of a version: engines and options of its config, tolerances of its manifest."""
     recorded = BuiltFrom(manifest).compile
     chosen = tuple(dict.fromkeys(engines or BuiltFrom(manifest).engines))
     if unknown := [name for name in chosen if name not in ENGINES]:

@@ -1,4 +1,4 @@
-"""What every command shares: the options `--registry` and `--json`, and how it answers."""
+"""Code that all commands share: common options such as `--json`, and the output of answers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: `data` for machines, `shown` for people."""
+    """The result of a command: `data` for machines, `shown` for people."""
 
     data: object
-    """For `--json`."""
+    """The value that `--json` prints."""
     shown: Iterable[Part] = ()
-    """Lines and tables; a generator is not asked for them where the answer is JSON."""
+    """Lines and tables. A generator is not run if the answer is JSON."""
     passed: bool = True
-    """False: the exit status is 1."""
+    """If False, the exit status is 1."""
 
 
 def command(
     name: str | None = None, *, registry: bool = True
 ) -> Callable[[Callable[..., Answer | None]], click.Command]:
-    """A command that answers as JSON or for people; it gets `--registry`, opened, as `registry`."""
+    """Makes a function a command that answers as JSON or for people. If `registry`, the function
+    gets the opened registry of `--registry` as the argument `registry`."""
 
     def made(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
@@ -72,7 +73,7 @@ def command(
             )
         built.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing of the progress."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Do not show the progress."),
             click.Option(
                 ["-v", "--verbose"], is_flag=True, help="Show logs, and where an error comes from."
             ),
@@ -83,7 +84,7 @@ def command(
 
 
 def give(answer: Answer) -> None:
-    """Print the answer as the running command was asked to; exit with 1 if it did not pass."""
+    """Print the answer, as JSON if the user asked for that; exit with 1 if it did not pass."""
     context = click.get_current_context()
     if context.params["as_json"]:
         _give_json(answer.data)
@@ -96,8 +97,9 @@ def give(answer: Answer) -> None:
 
 
 def fail(text: str, code: str) -> NoReturn:
-    """Say what is refused, with its code; exit with 1. An answer that was given stays as it is."""
-    for line in f"pipeline: {text} [{code}]".split("\n"):  # a config's mistakes, each on a line
+    """Print an error with its code, and exit with 1. If a JSON answer was printed before, the error
+    is not printed as JSON."""
+    for line in f"pipeline: {text} [{code}]".split("\n"):  # a config error has a line per mistake
         complain(line)
     if asked("verbose"):
         for line in traceback.format_exc().splitlines():
@@ -109,19 +111,19 @@ def fail(text: str, code: str) -> NoReturn:
 
 
 def _give_json(data: object) -> None:
-    """The one JSON value of a command."""
+    """Print a JSON value. A command prints only one, so this also turns off JSON output."""
     click.get_current_context().meta["as_json"] = False
-    click.echo(json.dumps(data, indent=1))  # in ASCII
+    click.echo(json.dumps(data, indent=1))  # ASCII only
 
 
 html_option: Callable[[Any], Any] = click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write a page that needs no other file too.",
+    help="Also write an HTML page, which needs no other file.",
 )  # fmt: skip
 
 
 def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
-    """The page, where one was asked for; what to say of it."""
+    """Write the page to `html`, if given. Returns the lines that report it."""
     from soa.files import write_whole
 
     if html is None:
@@ -133,46 +135,46 @@ def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
 
 
 def opened_at(ref: str, registry: Registry) -> Opened:
-    """Open it to show or to measure it, promoted or not."""
+    """Open a version to show or to measure it, promoted or not."""
     from runtime.opening import Opening, open_version
 
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
 def asked(name: Literal["quiet", "verbose", "as_json"]) -> bool:
-    """Of the running command."""
+    """True if the running command was called with this option."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(name))
 
 
 def say(text: object) -> None:
-    """A line on stderr: what is being done."""
+    """Print a line about the progress on stderr, unless `--quiet`."""
     if not asked("quiet"):
         complain(text)
 
 
 def sayer() -> Callable[[object], None]:
-    """`say` for work in other threads, which see no running command."""
+    """`say` for other threads, in which click does not know the running command."""
     return (lambda text: None) if asked("quiet") else complain
 
 
 def complain(text: object) -> None:
-    """A line on stderr: what went wrong."""
+    """Print a line about a problem on stderr."""
     from pipeline.report import write
 
     write(text, err=True)
 
 
 def tell(text: object) -> None:
-    """A line of the answer, on stdout."""
+    """Print a line of the answer on stdout."""
     from pipeline.report import write
 
     write(text)
 
 
 def on_terminal() -> bool:
-    """Whether progress is shown as it goes on: elsewhere nothing is written over, nor where the
-    locale lacks the signs for it."""
+    """True if progress is shown live. This needs a terminal, whose lines it overwrites, and UTF-8
+    for its characters."""
     if not sys.stderr.isatty() or sys.stderr.encoding.lower() != "utf-8":
         return False
     return not (asked("quiet") or asked("verbose") or asked("as_json"))
@@ -180,8 +182,9 @@ def on_terminal() -> bool:
 
 @contextmanager
 def steps() -> Iterator[Show]:
-    """What shows a step while it is at work: below the lines, for how long, and how long it may
-    still take. It leaves nothing behind, and where there is no terminal it does nothing."""
+    """Yields a function that shows a running step below the other lines, with the time spent and an
+    estimate of the time left. The display is removed at the end; without a terminal there is none.
+    """
     if not on_terminal():
         yield lambda name, before: nullcontext()
         return
@@ -204,7 +207,7 @@ def steps() -> Iterator[Show]:
             left = "" if before is None else f", about {clock(max(0.0, before - spent))} left"
             return Text(f"{clock(spent)}{left}")
 
-    # Once a second: what is timed in this process hardly notices.
+    # Only once a second, so that it hardly disturbs time measurements in this process.
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), Time("")
     console = Console(stderr=True)
     with Progress(
@@ -218,7 +221,7 @@ def clock(seconds: float) -> str:
 
 
 class Number(click.FloatRange):
-    """A finite one: nan passes click's comparisons."""
+    """A finite number in a range. click alone would accept nan, since nan passes comparisons."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         found: float = super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""The commands that score files, and that say what made a file."""
+"""The commands that score files, and that show how a scored file was made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pipeline.report import Part
 
 EVERY_S = 30.0
-"""Between two lines of progress, where no terminal shows a bar."""
+"""Seconds between two lines of progress, if there is no terminal to show a bar."""
 MOST_OUTPUTS = 100
-"""That a page lists."""
+"""The largest number of outputs that a page lists."""
 _FILE = click.Path(path_type=Path)
 
 
@@ -29,38 +29,38 @@ _FILE = click.Path(path_type=Path)
 @click.argument("inputs", metavar="FILE…", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--out", required=True, type=_FILE,
-    help="A folder: an output of the same name for each FILE. Or one file for all of them.",
+    help="A folder, for one output of the same name per FILE; or one file for all outputs.",
 )  # fmt: skip
 @click.option(
     "--columns", multiple=True, metavar="COLLECTION/COLUMN=NAME",
-    help="Which column of the files it is, jets/*=Jet_* for all of a collection. May be repeated.",
+    help="The name of a column in the files; jets/*=Jet_* for a whole collection. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--keep", multiple=True, metavar="NAME",
-    help="A column of the files, or a pattern, that goes into the outputs too. May be repeated.",
+    help="A column of the files, or a pattern, to copy into the outputs. May be repeated.",
 )  # fmt: skip
 @click.option("--tree", help="The tree of a ROOT file.")
 @click.option(
     "--format", "suffix", type=click.Choice(["parquet", "arrow", "root", "h5", "npz"]),
-    help="Of the outputs in a folder. Default: that of each FILE.",
+    help="The format of outputs in a folder. Default: that of each FILE.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="That score at once. Default: one a core.")
+@click.option("--threads", type=click.IntRange(1), help="Scoring threads. Default: one per core.")
 @click.option(
     "--dask", metavar="ADDRESS",
-    help="Score on the workers of this Dask scheduler; local:4 starts so many here.",
+    help="Score on the workers of this Dask scheduler; local:4 starts four workers here.",
 )  # fmt: skip
 @click.option("--mode", type=click.Choice(["production", "test"]), default="production")
 @click.option(
     "--lookup", type=click.Choice(["fresh", "prefer-cache", "offline"]), default="fresh",
-    help="Whether the registry is asked which version REF is, or this host's record of it first.",
+    help="Where to look up the version of REF: in the registry, or first in this host's record.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 @html_option
 def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **given: Any) -> Answer:
-    """Score FILEs by REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
+    """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
 
-    A job that was ended goes on where it was when the same command is given again. `pipeline
-    explain` says what made an output.
+    If a job was interrupted, the same command continues it. `pipeline explain` shows how an output
+    was made.
     """
     from pipeline.applying import apply as run
 
@@ -80,7 +80,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
     said = write_page(html, lambda: _page_of(done))
     spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
     lines = [
-        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
+        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} scored before; "
         f"start {done.start:.1f} s, {spent})",
         *(
             f"wrote {path}" if path in done.written else f"{path} is already complete"
@@ -94,7 +94,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
 
 
 def _require_free(html: Path, taken: list[Path]) -> None:
-    """Before hours of work: no page in place of a file, and the libraries are there."""
+    """Check before the work that the page replaces no input or output, and can be drawn here."""
     from pipeline.report import require_libraries
 
     require_libraries()
@@ -111,8 +111,8 @@ def _page_of(done: Report) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Progress | None]:
-    """What is called with the rows that are done, and all rows, and shows them on standard error: a
-    bar on a terminal, elsewhere a line now and then."""
+    """Yields a function that shows the progress on stderr: as a bar on a terminal, else as a line
+    from time to time. It is called with the rows that are done, and all rows."""
     if not on_terminal():
         yield _lines()
         return
@@ -139,7 +139,7 @@ def _lines() -> Progress:
 @command(registry=False)
 @click.argument("file", type=_FILE)
 def explain(file: Path) -> Answer:
-    """Say which version made FILE, of what, and which gates had let it into production."""
+    """Show how FILE was made: the version, its gates, the inputs."""
     from pipeline.applying import read_about
     from soa.records import as_data
 

@@ -1,4 +1,4 @@
-"""The commands that make a version from a config, one more target for it, and its C++ header."""
+"""The commands that build a version, add a target to it, and write its C++ header."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def _work_option(text: str) -> Callable[[Any], Any]:
 @click.argument("config", type=click.Path(dir_okay=False))
 @_work_option("; keep it, and re-runs are quick.")
 @click.option(
-    "--quick", is_flag=True, help="Build one engine alone, in seconds: for work in progress."
+    "--quick", is_flag=True, help="For work in progress: build only one engine, in seconds."
 )
 def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     """Build, validate, package and register the model that CONFIG describes.
 
-    An unchanged re-run does no work. One interrupted by Ctrl-C goes on where it stopped.
+    If nothing has changed, a second run does no work. A run interrupted by Ctrl-C can be continued:
+    give the same command again.
     """
     from pipeline.building import run as run_pipeline
 
-    with steps() as show, redirect_stdout(sys.stderr):  # the user's own factories may print
+    with steps() as show, redirect_stdout(sys.stderr):  # the user's factory may print
         result = run_pipeline(config, registry, work, sayer(), quick, show)
     targets = result.bundle.manifest.targets
     data = {
@@ -82,8 +83,9 @@ def build(
 ) -> Answer:
     """Build REF for one more TARGET, here, and add it to the version.
 
-    From the portable program of the version, validated against the version's own reference. Its
-    bundle and digest stay as they are; what was built lies beside it, with a seal of its own.
+    The build uses the portable program of the version, and validates the result against the
+    version's reference. Bundle and digest do not change; the new files are stored next to the
+    bundle, with separate digests.
     """
     from pipeline.building import build as build_version
 
@@ -116,13 +118,14 @@ def _shown_build(added: Added) -> Iterator[Part]:
 @click.argument("ref", required=False)
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The header. Default: MODEL.hpp here.",
+    help="The header file. Default: ./MODEL.hpp.",
 )  # fmt: skip
 @click.option("--source", is_flag=True, help="Print the folder of the C++ library, for cmake -S.")
 def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> Answer:
-    """Write a typed C++ header of REF: its columns by name, and a `load` that asks for its digest.
+    """Write a typed C++ header of REF: its columns by name, and a `load` that checks the digest.
 
-    CMake builds and installs the library it needs: cmake -S "$(pipeline cxx --source)" -B build
+    CMake builds and installs the library that the header needs:
+    cmake -S "$(pipeline cxx --source)" -B build
     """
     if source or ref is None:
         if ref is not None or not source:

@@ -1,4 +1,4 @@
-"""Doctor: what this host can build and run, and what is missing for the rest."""
+"""Doctor: finds out what this host can build and run, and what is missing for the rest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: `found` says what is there, `cure` what to do where it is not well."""
+    """The result of one check: `found` says what there is, `cure` what to do about a problem."""
 
     what: str
     status: Status

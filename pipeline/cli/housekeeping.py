@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--runtime", is_flag=True,
-    help="Only if it runs by soa-runtime alone: without torch and in production.",
+    help="Refuse unless soa-runtime alone can run it: in production mode, without torch.",
 )  # fmt: skip
 def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
-    """Copy the bundle of REF into the new FOLDER, digests checked.
+    """Copy the bundle of REF to the new FOLDER and check its digests.
 
-    The copy of a version that was promoted to production loads in production mode without a
+    If the version was promoted to production, the copy can be loaded in production mode without a
     registry.
     """
     from pipeline.promotion import pull as pull_bundle
@@ -59,10 +59,11 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     "--name", metavar="NAME", help="The model that gets the version. Default: as its manifest says."
 )
 def push(folder: Path, name: str | None, registry: Registry) -> Answer:
-    """Bring FOLDER, which `pull` made, into a registry as a new version, digests checked.
+    """Add FOLDER, which `pull` made, to a registry as a new version.
 
-    With what was built for it later, and its signature. It starts without an alias: promotions do
-    not travel. A bundle that is there already is named, and gets what it lacks.
+    The digests are checked. Targets that were built later and the signature are copied too. The new
+    version has no alias: promotions are not copied. If the registry has this bundle already, its
+    version gets only the missing targets and signature.
     """
     from registry.housekeeping import push as push_bundle
 
@@ -93,9 +94,9 @@ def push(folder: Path, name: str | None, registry: Registry) -> Answer:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
-    """Remove the version NAME/3 and its files, for good; the history keeps a record of it.
+    """Remove the version NAME/3 and its files for good; the history keeps a record.
 
-    A version that holds an alias is refused.
+    A version that has an alias cannot be removed.
     """
     from registry.housekeeping import removable, remove
 
@@ -126,17 +127,17 @@ def _in_registry(ref: str, what: str) -> Ref:
 
 
 @command()
-@click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @click.option(
     "--older-than", "days", type=Number(0, 36_500), default=1.0, show_default=True,
     metavar="DAYS", help="Keep unfinished work that is younger than this many days.",
 )  # fmt: skip
 def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
-    """Remove what nothing refers to, from the registry and from this host's cache.
+    """Remove unused files from the registry and from this host's cache.
 
-    Files of registrations that failed or were killed, of versions that were removed, of targets
-    whose build never ended; and what killed processes left of files they were writing. A `run` or
-    `build` that is at work is never harmed: taken for abandoned, it is refused in one line.
+    These are files of registrations that failed or were killed, of removed versions, of builds of
+    targets that never finished, and partial files of killed processes. A running `run` or `build`
+    is never damaged: if gc took its work for abandoned, it ends with an error.
     """
     from dataclasses import asdict
     from datetime import timedelta
@@ -159,14 +160,14 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
 @click.option("--prune", is_flag=True, help="Remove all that no running process uses.")
 @click.option(
     "--max-size", metavar="SIZE",
-    help="Remove what was used longest ago until this is left: 500MB, 20GB. What a running process "
-    "uses stays.",
+    help="Remove the least recently used until the cache is below 500MB, 20GB, … Nothing that a "
+    "running process uses is removed.",
 )  # fmt: skip
 def cache(prune: bool, max_size: str | None) -> Answer:
-    """List the versions that this host keeps, those used longest ago first; or make room.
+    """List the versions in this host's cache, least recently used first; or free space in it.
 
     The folder is $PIPELINE_CACHE, else $XDG_CACHE_HOME/soa-pipeline, else ~/.cache/soa-pipeline.
-    Whatever is fetched keeps it below $PIPELINE_CACHE_SIZE, by default 20GB.
+    Each download keeps the cache below $PIPELINE_CACHE_SIZE, by default 20GB.
     """
     from registry.store import Cache, cache_root, parse_size, size_bound
 
@@ -209,7 +210,8 @@ def cache(prune: bool, max_size: str | None) -> Answer:
 
 
 def cached_name(folder: Path) -> str:
-    """The model's name, and the target of what was built later; unchecked: for people."""
+    """The name of the model, and the target if it was built later. Only for display: the files are
+    not verified."""
     for file in ("manifest.json", "annex.json"):
         try:
             said = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
@@ -225,8 +227,8 @@ def cached_name(folder: Path) -> str:
 def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.
 
-    For `pipeline import` in another registry. With what was built later and with signatures.
-    Policies stay: they are the registry's own.
+    `pipeline import` reads it into another registry. Targets that were built later and signatures
+    are included. Policies are not: they belong to the registry.
     """
     from registry.housekeeping import export_to
 
@@ -238,16 +240,16 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
 
 @command("import")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--name", metavar="NAME", help="The model that gets them. Default: as it was called.")
+@click.option("--name", metavar="NAME", help="The model to import into. Default: its old name.")
 @click.option(
     "--with-aliases", is_flag=True,
-    help="Promote each version to the aliases that it had: every gate is asked, here.",
+    help="Promote each version to the aliases that it had; every gate is asked on this host.",
 )  # fmt: skip
 def import_command(path: Path, name: str | None, with_aliases: bool, registry: Registry) -> Answer:
-    """Bring what `pipeline export` wrote to PATH into a registry, digests checked.
+    """Bring what `pipeline export` wrote to PATH into a registry.
 
-    New versions without aliases, and a record of each event in the history. May be run again. Exits
-    with 1 where a gate refuses an alias.
+    The digests are checked. The new versions have no aliases; the history gets a record of each
+    event. The command may be run again. Exits with 1 if a gate refuses an alias.
     """
     promoted: dict[str, str] = {}
     errors: dict[str, PromotionRefused] = {}
@@ -282,7 +284,7 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
 
 
 def _page_of(registry: Registry, version: Version) -> None:
-    """The report beside MLflow's tags; without the libraries that draw it, none."""
+    """Write the report page next to MLflow's tags, if the libraries for pages are installed."""
     from pipeline.errors import ReportError
     from pipeline.report import publish
 
@@ -291,6 +293,6 @@ def _page_of(registry: Registry, version: Version) -> None:
 
 
 def _size(count: int) -> str:
-    from pydantic import ByteSize  # only here: `pipeline --help` does not wait for it
+    from pydantic import ByteSize  # imported here, so that `pipeline --help` stays fast
 
     return ByteSize(count).human_readable(decimal=True)

@@ -23,30 +23,30 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--out", type=_FILE, default="config.yaml", show_default=True, help="The config.")
 @click.option("--name", help="The registered model's name.")
 @click.option("--weights", type=_FILE, help="Weights for a factory's model.")
-@click.option("--kwargs", default="{}", metavar="JSON", help="What the factory is called with.")
+@click.option("--kwargs", default="{}", metavar="JSON", help="The arguments of the factory.")
 @click.option("--weaver", type=_FILE, help="weaver's data config (YAML) or preprocess.json.")
 @click.option("--tree", help="The tree of a ROOT file.")
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME=COLUMN,…",
-    help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; `mask` is that of "
-    "jagged ones. May be repeated.",
+    help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; `mask` is the mask "
+    "of jagged columns. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME=COLUMN,…",
     help="Names for the columns of an output. May be repeated.",
 )  # fmt: skip
-@click.option("--flatten", is_flag=True, help="A row for each item of jagged columns.")
-@click.option("--length", type=click.IntRange(1), help="Items of a jagged row that the model sees.")
+@click.option("--flatten", is_flag=True, help="Make a row of each item of jagged columns.")
+@click.option("--length", type=click.IntRange(1), help="Items of a jagged row that the model gets.")
 @click.option("--rows", type=click.IntRange(2), help="The most rows of a call.")
 @click.option("--engine", "engines", multiple=True, help="Only this engine; may be repeated.")
-@click.option("--yes", is_flag=True, help="Ask nothing: take what each question suggests.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--yes", is_flag=True, help="Ask nothing: take the default of each question.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 def init(kwargs: str, yes: bool, **given: Any) -> Answer:
-    """Look at MODEL, and at DATA with rows for it, and write a config that `run` accepts.
+    """Write a config for MODEL, whose input rows are in DATA.
 
     MODEL is file.py:callable or module:callable, which returns a torch module, or a file: .pt2,
     TorchScript (.ts, .pt), .onnx, boosted trees (.json, .ubj, .txt). DATA is .root, .parquet, .h5
-    or .npz. What neither says is asked on a terminal; elsewhere each question has an option.
+    or .npz. What MODEL and DATA do not show is asked on a terminal, or given by an option.
     """
     from pipeline.init import Request
     from pipeline.init import init as write
@@ -58,7 +58,7 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
         values = None
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
-    with redirect_stdout(sys.stderr):  # the user's own factories may print
+    with redirect_stdout(sys.stderr):  # the user's factory may print
         files = write(Request(kwargs=values, **given), _asker(yes))
     lines = [*(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)

@@ -1,4 +1,4 @@
-"""The commands that show what there is and measure it again; they change nothing."""
+"""The commands that show versions and measure them again; they change nothing."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def _page_of(opened: Opened, registry: Registry) -> str:
 def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
     """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
 
-    Each is a REF: a version, or ./FOLDER of a bundle. Nothing is measured anew: deviations and
-    times are those recorded when each was built.
+    A and B are each a REF: a version, or ./FOLDER of a bundle. Nothing is measured again:
+    deviations and times were recorded when each was built.
     """
     from pipeline.report import describe_difference, difference_page
     from pipeline.report import diff as compare
@@ -117,7 +117,7 @@ def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
 
 
 _target_option: Callable[[Any], Any] = click.option(
-    "--target", help="Only this target. Default: all that this host runs."
+    "--target", help="Only this target. Default: all targets that this host runs."
 )
 
 
@@ -227,7 +227,7 @@ def bench(
 def doctor(registry: Registry) -> Answer:
     """Say what this host can build and run, and what to do about the rest.
 
-    Exits with 1 if something needed is missing.
+    Exits with 1 if something necessary is missing.
     """
     from pipeline.cli.doctor import examine
 
@@ -242,16 +242,16 @@ def doctor(registry: Registry) -> Answer:
 @command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
-              help="0: any that is free.")  # fmt: skip
+              help="0: any free port.")  # fmt: skip
 def ui(host: str, port: int, registry: Registry) -> None:
     """Show the registry in a browser: models, versions, history, two versions side by side.
 
-    It only reads. It serves until Ctrl-C, to this host alone unless --host says otherwise: there is
-    no password.
+    It only reads. It serves until Ctrl-C. There is no password, so only this host can connect,
+    unless --host says otherwise.
     """
     from pipeline.report import listening, serve_site
 
-    registry.list()  # one that cannot be reached ends it here
+    registry.list()  # raises an error now if the registry cannot be reached
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
         number = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

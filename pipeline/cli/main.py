@@ -31,7 +31,7 @@ _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class _Group(click.Group):
-    """Turns a user's mistake into one line on stderr, and exit status 1, or 2 for the usage."""
+    """Turns a user's error into one line on stderr. Exit status: 1, or 2 for wrong usage."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -40,7 +40,7 @@ class _Group(click.Group):
             _refuse(ctx, error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """In groups, each with its first sentence, whole."""
+        """List the commands in groups, each with the complete first sentence of its docstring."""
         for title, commands in _GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(
@@ -65,7 +65,7 @@ def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
 
 
 def _of_the_disk(error: OSError) -> str:
-    """What is wrong with the user's disk or a path; raises an error that is ours."""
+    """The message for a full disk or a bad path. Raises the error again if it is neither."""
     if error.errno in _FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""
         return f"the disk is full{where}: free some space and run again"
@@ -90,13 +90,13 @@ def main() -> None:
     A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
     with a slash in it, as ./FOLDER.
 
-    What is refused ends with a code, as [bind-dtype]: docs/reference/refusals.md explains each.
+    Error messages end with a code such as [bind-dtype]; docs/reference/refusals.md explains them.
 
     \b
-    Words complete after this line in bash; zsh and fish alike:
+    Completion of words with Tab, in bash (in zsh and fish accordingly):
       eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"
     """
-    # Behind a server MLflow prints a link whenever a run ends; standard output is for answers.
+    # MLflow with a server prints a link when a run ends, but standard output is only for answers.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 

@@ -1,4 +1,4 @@
-"""The commands that move aliases, and those that say why they may and what was moved."""
+"""The commands that move aliases, and those about approvals, policies and the history."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 @click.option("--to", "alias", required=True, help="staging, production, or an alias of your own.")
 @click.option(
     "--policy", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Ask for what this policy asks too, on top of the config's gates and the registry's.",
+    help="A policy that must be met too, besides the config's gates and the registry's policies.",
 )  # fmt: skip
 @click.option(
     "--allow-unverified", multiple=True, metavar="TARGET",
-    help="Let this target pass although no device of its kind has run it; not one that a policy "
-    "names.",
+    help="Accept this target although no device of its kind has run it, unless a policy names it.",
 )  # fmt: skip
 @click.option(
     "--max-slowdown", type=Number(0, min_open=True),
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--override", multiple=True, metavar="GATE",
-    help="Promote although this gate refuses; takes --reason. Not for digests and signature.",
+    help="Promote although this gate refuses; needs --reason. Not for digests and signature.",
 )  # fmt: skip
 @click.option(
     "--shadow", "shadows", multiple=True, type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE", help="Count this record of a shadow too, which load(shadow_record=...) wrote.",
+    metavar="FILE", help="Use also this record of a shadow, written by load(shadow_record=...).",
 )  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 @click.option("--dry-run", is_flag=True, help="Ask every gate, show the answers, change nothing.")
@@ -57,10 +56,10 @@ def promote(
 ) -> Answer:
     """Move an alias to REF if every gate lets it pass.
 
-    Gates: digests good; every required target verified; within tolerance when validated again here;
-    not slower than the version it replaces, measured side by side; and what the config (latency,
-    memory, size, metrics, a shadow) and policies ask for. A
-    refusal exits with 1, names the gate and the number, and moves nothing.
+    Gates: the digests are right; every required target is verified; a new validation here is within
+    tolerance; the version is not slower than the one it replaces, timed side by side; and further
+    gates of the config (latency, memory, size, metrics, a shadow) and of policies. A refusal names
+    the gate and the number, exits with 1, and moves nothing.
     """
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import describe_decisions
@@ -105,12 +104,12 @@ def promote(
     "--as", "name", metavar="NAME",
     help="The name that a policy asks for. Default: the user who runs this.",
 )  # fmt: skip
-@click.option("--reason", default="", metavar="TEXT", help="What it rests on.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answer:
     """Record that NAME wants REF in production, for policies that ask for approvals.
 
-    It counts for this version and its digest. The name is not proven: the record also has the user
-    and the host.
+    The approval is for this version and its digest only. The name is not verified, so the record
+    also has the user and the host.
     """
     from registry.stamp import user
 
@@ -124,7 +123,7 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
 @click.argument("name")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rollback(name: str, reason: str, registry: Registry) -> Answer:
-    """Put the version before back into production."""
+    """Put the previous version back into production."""
     version = registry.rollback(name, reason)
     return Answer({"production": version.ref}, [f"{version.ref} is {name}@production again"])
 
@@ -133,8 +132,8 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 @click.argument("name")
 @click.option(
     "--at", "moment", metavar="TIME",
-    help="What each alias was then, as 2026-11-01T12:00: in UTC, unless it ends in an offset such "
-    "as +01:00.",
+    help="Show the aliases at this time, such as 2026-11-01T12:00: in UTC, unless it ends in an "
+    "offset such as +01:00.",
 )  # fmt: skip
 def history(name: str, moment: str | None, registry: Registry) -> Answer:
     """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""
@@ -175,8 +174,8 @@ def _moment(text: str) -> datetime:
 def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
     """Show the registry's policies, or make FILE the registry's policy.
 
-    Every promotion asks for what they ask, whatever the config or an option says. An empty mapping,
-    {}, in FILE asks for nothing more.
+    Every promotion must meet these policies, whatever the config or an option says. If FILE holds
+    an empty mapping, {}, the policy requires nothing.
     """
     if file is not None:
         from pipeline.config import load_policy
@@ -185,7 +184,7 @@ def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
         registry.set_policy(asked.policy, model, asked.reference.path if asked.reference else None)
     models = [each.name for each in registry.list()] if model is None else [model]
     if model is not None:
-        registry.versions(model)  # there has to be such a model
+        registry.versions(model)  # raises an error if there is no such model
     kept = [each for scope in (None, *models) for each in registry.policies(scope)]
     found = {each.origin: each.policy.model_dump(exclude_defaults=True) for each in kept}
 

@@ -1,4 +1,4 @@
-"""The commands that put a version behind Triton."""
+"""The commands that serve a version with Triton."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ _SERVICE = ("devices", "instances", "queue_delay_us", "target", "requests", "mer
 
 
 def _service_options(function: F) -> F:
-    """They arrive as `**service`, named as the arguments of `pipeline.deployment.deploy`."""
+    """Adds options, which the command gets as `**service`. Their names are those of the arguments
+    of `pipeline.deployment.deploy`."""
     for option in (
         click.option(
             "--requests", default="columns", show_default=True,
             type=click.Choice(["columns", "rows", "blocks"]),
-            help="What a request carries: a tensor for each column, the model's own (n, F) "
-            "tensors, or the SoA blocks (F, n), which are never merged.",
+            help="The tensors of a request: one for each column, the model's (n, F) tensors, or "
+            "the SoA blocks (F, n), which are never merged.",
         ),
         click.option(
             "--merge/--alone", default=None,
-            help="Whether requests share runs. Default: where rows are independent and, by the "
-            "version's own benchmark, more of them are served that way.",
+            help="Whether requests share runs. Default: if rows are independent and the benchmark "
+            "of the version shows a gain.",
         ),
         click.option("--target", help="Serve this target. Default: the best that this host runs."),
         click.option(
@@ -50,7 +51,7 @@ def _service_options(function: F) -> F:
         ),
         click.option(
             "--device", "devices", multiple=True, default=("cpu",), show_default=True,
-            help="cpu, or cuda:0 and so on; may be given again.",
+            help="cpu, or cuda:0 and so on; may be repeated.",
         ),
     ):  # fmt: skip
         function = option(function)
@@ -58,7 +59,7 @@ def _service_options(function: F) -> F:
 
 
 def _cluster_options(function: F) -> F:
-    """They arrive as `**cluster`, for `_cluster_files`."""
+    """Adds options for `_cluster_files`; the command gets them in `**options`."""
     for option in reversed((
         click.option(
             "--helm", is_flag=False, flag_value="values.yaml", metavar="[FILE]",
@@ -75,7 +76,7 @@ def _cluster_options(function: F) -> F:
         ),
         click.option(
             "--models", default="pvc:models", show_default=True, metavar="PLACE",
-            help="For a cluster: where DIR will lie: pvc:CLAIM[/FOLDER], nfs:HOST:/FOLDER, "
+            help="For a cluster: the place of DIR there: pvc:CLAIM[/FOLDER], nfs:HOST:/FOLDER, "
             "/cvmfs/FOLDER.",
         ),
         click.option(
@@ -84,7 +85,7 @@ def _cluster_options(function: F) -> F:
         ),
         click.option(
             "--queue-ms", type=int,
-            help="For a cluster: more servers where requests wait longer. Default: four runs.",
+            help="For a cluster: add servers if requests wait longer. Default: time of four runs.",
         ),
         click.option(
             "--memory-gib", type=int,
@@ -92,7 +93,7 @@ def _cluster_options(function: F) -> F:
         ),
         click.option(
             "--prometheus", metavar="URL",
-            help="For a cluster: a Prometheus that is there. Default: one of its own.",
+            help="For a cluster: an existing Prometheus. Default: a new one.",
         ),
         click.option(
             "--connections-per-s", type=int, default=100, show_default=True,
@@ -112,7 +113,8 @@ def _cluster_files(
     replace: bool,
     **rest: Any,
 ) -> ClusterFiles | None:
-    """What was asked for, checked; None where nothing was. Raises ServingError."""
+    """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
+    ServingError."""
     if helm is None and manifests is None:
         for name in ("image", "servers", *rest):
             source = click.get_current_context().get_parameter_source(name)
@@ -144,11 +146,11 @@ def _cluster_files(
 @click.option(
     "--backend", default="python", show_default=True,
     type=click.Choice(["python", "onnxruntime", "pytorch", "tensorrt"]),
-    help="What of Triton runs it: soa-pipeline in its Python backend, or a backend of its own, for "
-    "a version with a valid artifact of onnxruntime or torchscript. A plan for tensorrt is built "
-    "here, of onnxruntime's, on a GPU of the kind that serves it.",
+    help="The Triton backend: soa-pipeline in the Python backend, or one of Triton's own, for a "
+    "version with a valid artifact of onnxruntime or torchscript. A plan for tensorrt is built "
+    "here from that of onnxruntime, on a GPU of the kind that serves it.",
 )  # fmt: skip
-@click.option("--replace", is_flag=True, help="Replace what is there already.")
+@click.option("--replace", is_flag=True, help="Replace existing files.")
 @_cluster_options
 def deploy(
     ref: str,
@@ -158,7 +160,7 @@ def deploy(
     registry: Registry,
     **options: Any,
 ) -> Answer:
-    """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
+    """Write REF into a Triton model repository, for any Triton that has soa-pipeline.
 
     REF must have been promoted to production. The repository may be copied and moved.
     """
@@ -197,7 +199,7 @@ def _batching(done: Deployed) -> str:
 @click.argument("ref")
 @_service_options
 @click.option(
-    "--servers", default=1, show_default=True, help="Tritons; several stand behind an Envoy."
+    "--servers", default=1, show_default=True, help="Number of Tritons; with several, an Envoy."
 )
 @click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -209,7 +211,7 @@ def _batching(done: Deployed) -> str:
 )
 @click.option(
     "--tritonserver", metavar="FILE",
-    help="The server to start. Default: $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.",
+    help="The server to start. Default: $PIPELINE_TRITONSERVER, that of `make triton`, or PATH.",
 )  # fmt: skip
 def serve(
     ref: str,
@@ -226,8 +228,8 @@ def serve(
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
-    It serves until Ctrl-C, SIGTERM or SIGHUP; a signal that was ignored when it started, as nohup
-    has SIGHUP, stays ignored. Answers out of tolerance stop it, with exit status 1.
+    It serves until Ctrl-C, SIGTERM or SIGHUP. A signal that was ignored when it started stays
+    ignored; nohup does this with SIGHUP. If answers are out of tolerance, it exits with 1.
     """
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
@@ -264,7 +266,8 @@ def serve(
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM (a service manager) and SIGHUP (a closed terminal) stop what was started in order."""
+    """Inside, SIGTERM (from a service manager) and SIGHUP (the terminal was closed) act like
+    Ctrl-C, so that servers are stopped properly."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The commands that sign a bundle, and that say who signed one."""
+"""The commands that sign a bundle, and that verify its signature."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 )  # fmt: skip
 @click.option(
     "--certificate", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Certificate of that key, in PEM format: good for whoever trusts its root.",
+    help="Certificate of that key, in PEM format, for all who trust its root certificate.",
 )  # fmt: skip
 @click.option(
     "--chain", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Certificates between that one and the root, if there are any; may be given again.",
+    help="Certificates between that certificate and the root, if any; may be repeated.",
 )  # fmt: skip
 def sign(
     ref: str, key: Path, certificate: Path | None, chain: tuple[Path, ...], registry: Registry
 ) -> Answer:
-    """Sign every file of REF, a version or ./FOLDER of a bundle; a signature there is replaced.
+    """Sign every file of REF, a version or ./FOLDER of a bundle.
 
-    A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
+    It replaces an existing signature. To make a key pair:
+    openssl ecparam -name prime256v1 -genkey -noout -out release.key;
     openssl ec -in release.key -pubout -out release.pem
     """
     from registry.trust import sign as sign_bundle
@@ -61,11 +62,14 @@ def sign(
 @click.argument("ref")
 @click.option(
     "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="Public key, or root certificate, in PEM format, or a folder of them; may be given again. "
+    help="Public key, or root certificate, in PEM format, or a folder of them; may be repeated. "
     "Default: $PIPELINE_TRUSTED_KEYS.",
 )  # fmt: skip
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
-    """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
+    """Check every digest of REF, and that a trusted key signed it.
+
+    Trusted are the given keys, and all keys that a given root certificate certifies.
+    """
     from registry.trust import host_keys, require_signature, trusted_keys
 
     trusted = trusted_keys(keys) if keys else host_keys()

@@ -1,4 +1,4 @@
-"""From a config to what the stages take."""
+"""Converts a config into the objects that the stages take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def source_of(config: Config) -> ModelSource:
 
 
 def _padding(config: Config) -> tuple[int | Padding, ...]:
-    """Each input of the model by its place among the blocks; () where it has the blocks."""
+    """How each input of the model is made from the blocks: the index of its block, or a `Padding`
+    if that is jagged. () if nothing is jagged: then the inputs are the blocks."""
     signature = config.signature()
     place = {bound.name: i for i, bound in enumerate(signature.inputs)}
 
@@ -51,13 +52,13 @@ def _padding(config: Config) -> tuple[int | Padding, ...]:
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
-    """The tolerance of each output: the config's, else the default of dtype and precision."""
+    """The tolerance of each output: from the config, else the default for dtype and precision."""
     found: dict[str, Tolerance] = {}
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
         given = output.tolerance
         own = default_tolerance(bound.plan.dtypes[0])
         reduced = precision_tolerance(config.precision)
-        # Integers and booleans agree exactly, in whatever precision they were found.
+        # Integers and booleans must agree exactly, whatever the precision of the computation.
         base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
         found[output.name] = Tolerance(
             base.atol if given is None else given.atol,
@@ -68,7 +69,7 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
-    """Inputs for the reference: the config's own file's or factory's, else random ones."""
+    """Inputs for the reference: from the file or the factory in the config, else random."""
     factory = config.files.reference_factory
     if config.files.reference_file is not None:
         return read_rows(signature, config.files.reference_file)
@@ -86,8 +87,8 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
 
 
 def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
-    """The input columns whose values the config says: those in `ranges`, all of a file's or a
-    factory's."""
+    """The input columns whose values the user chose: those in `ranges`; all columns if the config
+    names a file or a factory."""
     if config.files.reference_file is None and config.files.reference_factory is None:
         return frozenset(config.reference.ranges)
     return frozenset(
@@ -98,16 +99,14 @@ def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
 
 
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
-    """The rows of the config's reference file beyond those; None where there are none."""
+    """More rows of the reference file, which `reference_inputs` does not use; None if none."""
     file = config.files.reference_file
     return None if file is None else more_rows(signature, file)
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
-    """What the reference inputs depend on: the settings, and the file of rows or of the factory.
-
-    What a factory imports is known once it has run, as for a model's.
-    """
+    """The settings that the reference inputs depend on, and the digest of the file of rows or of
+    the factory. Modules that a factory imports are only known after it has run."""
     found = {"settings": config.reference.model_dump_json()}
     if config.files.reference_file is not None:
         found["file"] = digest_of(config.files.reference_file)
@@ -120,7 +119,7 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
 
 
 def metrics_fingerprint(config: Config) -> dict[str, str]:
-    """What the values of the metrics depend on beside the model and the config."""
+    """Digests of the files that metrics depend on besides the model and the config."""
     code = {n: f.rpartition(":")[0] for n, f in config.files.metric_code.items()}
     files = {name: Path(file) for name, file in code.items() if file.endswith(".py")}
     if config.files.metric_data is not None:

@@ -1,4 +1,4 @@
-"""What one part of a config says about another, and about the files it names."""
+"""Checks that the parts of a config agree with each other, and that the named files exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATHS = (*SOURCES[1:], "weights")
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
-    """Expand the variables in the config's paths, and resolve these from `folder`."""
+    """Expand the variables in the paths of the config; relative paths start in `folder`."""
     problems: list[Problem] = []
     found: dict[str, Any] = {}
     model = config.model
@@ -82,9 +82,9 @@ def _factory(folder: Path, text: str) -> str:
 
 
 def check_config(config: Config) -> list[Problem]:
-    """Every contradiction between the parts of a config, with the key where it shows.
+    """Every contradiction between the parts of a config, each with its key.
 
-    The rules of layouts, blocks and signatures are those of `soa`: what it refuses is placed here.
+    `soa` checks layouts, blocks and signatures; its errors become problems with a key.
     """
     problems = [
         *_unknown_columns(config),
@@ -94,7 +94,7 @@ def check_config(config: Config) -> list[Problem]:
     ]
 
     def tried(at: Key, make: Callable[..., T], *given: Any) -> T | None:
-        """None where it is refused, which is then among the problems."""
+        """The result of `make`; None if it raised an error, which is then among the problems."""
         try:
             return make(*given)
         except SoaPipelineError as error:
@@ -131,7 +131,7 @@ def _blocks(config: Config) -> list[tuple[Key, BlockConfig]]:
 
 
 def _unknown_columns(config: Config) -> Iterator[Problem]:
-    """Names of collections and columns that are not there."""
+    """Names of collections and columns that the config does not define."""
     for key in config.apply.columns:
         name, _, column = key.partition("/")
         collection = config.collections.get(name)
@@ -154,7 +154,7 @@ def _unknown_columns(config: Config) -> Iterator[Problem]:
 
 
 def _unknown_rows(config: Config) -> Iterator[Problem]:
-    """Row dimensions without a range, and ranges of none."""
+    """Row dimensions without a range, and ranges for unknown row dimensions."""
     used: set[str] = set()
     for name, collection in config.collections.items():
         at: Key = ("collections", name)
@@ -172,7 +172,7 @@ def _unknown_rows(config: Config) -> Iterator[Problem]:
 
 
 def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
-    """What a block says of padding, where its collection is jagged and where it is not."""
+    """Mistakes about padding in a block: pad or mask without jagged rows, or a wrong shape."""
     jagged, made = config.jagged(block), getattr(block, "preprocess", None)
     mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
     if jagged is None:
@@ -203,7 +203,7 @@ def _without_tf32(config: Config) -> Iterator[Problem]:
 
 
 def _gates(config: Config) -> Iterator[Problem]:
-    """What gates say of rows and outputs that are not there."""
+    """Wrong row dimensions, numbers of rows, and outputs in the gates."""
     gates = config.gates
     for key in ("latency_p99_us", "memory_mb"):
         for i, limit in enumerate(getattr(gates, key) or ()):

@@ -1,4 +1,4 @@
-"""`preprocess:` of a config: from YAML to expressions, with every mistake at its place."""
+"""Converts `preprocess:` of a config to expressions, and reports each mistake with its key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Mistake(Exception):
 
 
 def features_of(block: PreprocessConfig, members: list[ColumnConfig]) -> Features:
-    """The expressions of a block that was checked."""
+    """The expressions of a block, which `check_preprocess` must have accepted."""
     names = [member.name for member in members]
     return Features(
         tuple((member.name, tuple(member.eigen or ())) for member in members),
@@ -35,7 +35,7 @@ def features_of(block: PreprocessConfig, members: list[ColumnConfig]) -> Feature
 def check_preprocess(
     at: Key, preprocess: PreprocessConfig, block: Block, members: list[ColumnConfig]
 ) -> Iterator[Problem]:
-    """Every contradiction of one block's `preprocess` with its columns."""
+    """Every contradiction between the `preprocess` of one block and its columns."""
     names = [member.name for member in members]
     dtypes = {block.dtype} if block.dtype else {member.dtype or "opaque" for member in members}
     if any("float" not in dtype for dtype in dtypes):
@@ -60,7 +60,7 @@ def check_preprocess(
 
 
 def _expression(at: Key, written: Any, columns: Collection[str]) -> Expression:
-    """A column, or a list of a column and the steps from there."""
+    """Read an expression: a column, or a list of a column and operations applied in this order."""
     if isinstance(written, str):
         written, first = [written], at
     elif isinstance(written, list | tuple) and written:
@@ -74,7 +74,8 @@ def _expression(at: Key, written: Any, columns: Collection[str]) -> Expression:
 
 
 def _step(at: Key, written: Any, columns: Collection[str]) -> Operation:
-    """`log`, `clip: [-5, 5]`, or `ratio:` with a column, a number or an expression."""
+    """Read one operation: `log`, `clip: [-5, 5]`, or `ratio:` with a column, a number or an
+    expression."""
     if isinstance(written, dict) and len(written) == 1:
         [(name, given)] = written.items()
         at = (*at, name)

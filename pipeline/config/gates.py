@@ -1,4 +1,4 @@
-"""What a config asks of a promotion: `gates:`."""
+"""The `gates:` of a config: the conditions for a promotion."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LimitConfig(Part):
 
 
 class MetricConfig(Part):
-    """A number that a function makes of an output and the labels, and its bounds.
+    """A number that a function computes from an output and the labels, and its bounds.
 
-    `function`: `efficiency`, `resolution`, a name of sklearn.metrics, or a callable of one's own.
-    `max_drop`, `max_rise`: against the version that holds the alias, on the same rows.
+    `function`: `efficiency`, `resolution`, a name of sklearn.metrics, or a callable of the user.
+    `max_drop`, `max_rise`: change relative to the version that has the alias, on the same rows.
     """
 
     function: str
@@ -55,9 +55,9 @@ class MetricConfig(Part):
 
 
 class MetricsConfig(Part):
-    """Labelled rows of a file, and what is made of the version's outputs on them.
+    """A file of labelled rows, and the metrics of the version's outputs on these rows.
 
-    `label` is that of all functions that have none of their own.
+    `label` is the label column of all functions that do not name one.
     """
 
     data: str
@@ -73,14 +73,14 @@ class MetricsConfig(Part):
         return self
 
     def label_of(self, function: str) -> str:
-        """The column of a function's labels."""
+        """The column with the labels for a function."""
         found = self.functions[function].label or self.label
         assert found is not None
         return found
 
 
 class ShadowConfig(Part):
-    """What a shadow has to have shown beside the version in production."""
+    """Conditions on the record of a shadow, which ran next to the version in production."""
 
     min_events: PositiveInt
     max_abs: NonNegative | None = None
@@ -89,7 +89,7 @@ class ShadowConfig(Part):
 
 
 class GatesConfig(Part):
-    """What a promotion asks for. `required_targets`: None for every target of this config."""
+    """The conditions for a promotion. `required_targets`: None means all targets of the config."""
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -1,4 +1,4 @@
-"""Names written together: `part0 .. part15` is sixteen columns, `part*` all that are called so."""
+"""Short forms for many names: `part0 .. part15` is sixteen columns, `part*` all that match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"([0-9]+)")
 
 
 def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
-    """The names of a range, those of `have` that fit a pattern with `*` or `?`, or the one name.
+    """The names of a range, the names in `have` that match a pattern with `*` or `?`, or the name.
 
     Raises ValueError for an invalid range, and for a pattern that matches nothing.
     """
@@ -54,9 +54,9 @@ def _range(written: str) -> list[str]:
 
 
 def written_out(document: Document) -> Document:
-    """A config's document with the names that ranges and patterns of columns stand for.
+    """The document of a config, with ranges and patterns replaced by the names of their columns.
 
-    They have the line where they were written. ConfigError for what stands for nothing.
+    Each name has the line of its range or pattern. ConfigError if a range or pattern is wrong.
     """
     lines, problems = dict(document.lines), list[Problem]()
     have: dict[str, list[str]] = {}
@@ -74,7 +74,7 @@ def written_out(document: Document) -> Document:
 def _expand(
     lines: dict[Key, int], at: Key, part: dict[str, Any], have: Sequence[str] | None
 ) -> list[Problem]:
-    """Write out the columns of a collection or a block, and move their lines."""
+    """Replace the ranges and patterns in one collection or block, and adapt `lines`."""
     written, at = part.get("columns"), (*at, "columns")
     if not isinstance(written, list):
         return []
@@ -97,7 +97,7 @@ def _expand(
 
 
 def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
-    """What one entry stands for: a column's declaration, or a name in a block."""
+    """The entries that one entry stands for: declarations of columns, or names in a block."""
     if isinstance(entry, str) and have is not None:
         return [*names_in(entry, have)]
     name = entry.get("name") if isinstance(entry, dict) else None

@@ -1,4 +1,4 @@
-"""A config from its YAML file or a version's manifest, and a policy; each mistake with its line."""
+"""Reads configs, from YAML or a version's manifest, and policies; errors name file and line."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def load_config(path: str | Path) -> Config:
 
 @dataclass(frozen=True)
 class BuiltFrom:
-    """The config that a version was built from, as its manifest keeps it.
+    """The config that a version was built from, as stored in its manifest.
 
-    Each part is read when it is asked for; BundleError where it is not what this program knows.
+    Each part is read when it is used. BundleError if this program cannot read the part.
     """
 
     manifest: Manifest
@@ -67,7 +67,7 @@ class BuiltFrom:
 
     @property
     def missing(self) -> bool:
-        """Whether NaN is a missing value, and so is a null: for boosted trees."""
+        """True if NaN and null mean a missing value, as for boosted trees."""
         return self._part("model", dict[str, Any], {}).get("trees") is not None
 
     @property
@@ -96,8 +96,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def load_policy(source: Path) -> Asked:
     """Read a policy; ConfigError lists every mistake as `file:line: key: found; allowed`.
 
-    `reference` and the files under `signed_by` are relative to the policy's folder. The keys
-    themselves come into the policy, in place of their files' names.
+    `reference` and the files under `signed_by` are relative to the policy's folder. In the result,
+    `signed_by` holds the keys, not the names of their files.
     """
     document = read_yaml(source)
     policy = validated(document, Policy, "policy")
@@ -108,7 +108,7 @@ def load_policy(source: Path) -> Asked:
         except TargetError as error:
             problems.append((("targets", i), str(error)))
             continue
-        if full != name:  # `cpu` is another target on another host
+        if full != name:  # `cpu` can mean another target on another host
             problems.append((("targets", i), f"found {name!r}; write it in full, as {full!r}"))
     keys: list[str] = []
     for i, name in enumerate(policy.signed_by or ()):

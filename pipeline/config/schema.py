@@ -1,7 +1,7 @@
 """The config: one YAML file that says what a model is, what it reads and writes, where it runs.
 
-The models hold what the file says; `Config.files` holds the paths it names, resolved on this host.
-Nothing here needs torch: what only the stages can know they check again.
+These pydantic models hold the values of the file. `Config.files` holds the files it names, as paths
+on this host. Nothing here needs torch; the stages check the rest, which needs the model itself.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 
 
 class ModelConfig(Part):
-    """Where the model comes from: exactly one of `SOURCES`.
+    """The source of the model: exactly one of `SOURCES`.
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
     """
@@ -111,7 +111,7 @@ class ModelConfig(Part):
 class ColumnConfig(Part):
     """A plain column; with `eigen` a vector [r] or matrix [r, c] per row; or a `scalar`.
 
-    `opaque`: bytes of an element that no model gets, instead of a dtype.
+    `opaque`, in place of a dtype: the size in bytes of elements that no model reads.
     """
 
     name: Identifier
@@ -132,7 +132,8 @@ class ColumnConfig(Part):
 
 
 class JaggedConfig(Part):
-    """The collection has items of rows `rows`; the model sees the first `length` of each."""
+    """Each row of the row dimension `rows` has a list of items of this collection; the model gets
+    the first `length` items."""
 
     rows: str
     length: PositiveInt
@@ -147,7 +148,7 @@ class CollectionConfig(Part):
     jagged: JaggedConfig | None = None
 
     def layout(self) -> Layout:
-        """Raises LayoutError."""
+        """The layout of the collection. Raises LayoutError."""
         columns = [
             Column(
                 c.name,
@@ -163,7 +164,7 @@ class CollectionConfig(Part):
 class BlockConfig(Part):
     """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
 
-    `broadcast`: scalars, which the model gets in every row.
+    `broadcast`: the columns are scalars, and the model gets their values in every row.
     """
 
     name: Identifier
@@ -180,9 +181,9 @@ class BlockConfig(Part):
 
 
 class PreprocessConfig(Part):
-    """Expressions of a block's columns, one for each feature that the model gets.
+    """Expressions in the columns of a block, one for each feature that the model gets.
 
-    Where the column `exists` is not above zero, every feature is `pad`.
+    In elements where the column `exists` is not above zero, every feature is `pad`.
     """
 
     features: Listed[Any]
@@ -191,7 +192,8 @@ class PreprocessConfig(Part):
 
 
 class InputConfig(BlockConfig):
-    """Where a jagged row has no item the model gets `pad`; a `mask` is 1 where it has one."""
+    """An input block. For jagged rows: places without an item hold `pad`; a `mask` is 1 at places
+    with an item, else 0."""
 
     columns: Listed[str] = ()
     preprocess: PreprocessConfig | None = None
@@ -220,26 +222,26 @@ class OutputConfig(BlockConfig):
 
 
 class RowsConfig(Part):
-    """The range a row dimension is compiled for, and the sizes to benchmark.
+    """The numbers of rows that a dimension is compiled for, and the sizes to benchmark.
 
-    `unbounded`: n may be larger than `max`; such a run goes over at most `max` rows at a time.
+    `unbounded`: n may be larger than `max`; then at most `max` rows are run at a time.
     """
 
     min: NonNegativeInt = 0
-    max: Annotated[int, Field(ge=2)]  # torch.export takes a dimension of at most 1 for a constant
+    max: Annotated[int, Field(ge=2)]  # torch.export makes a dimension of at most 1 a constant
     typical: Listed[NonNegativeInt]
     unbounded: bool = False
 
     def range(self) -> RowRange:
-        """Raises SignatureError."""
+        """The range of rows. Raises SignatureError."""
         return RowRange(self.min, self.max, self.typical, self.unbounded)
 
 
 class ReferenceConfig(Part):
-    """How reference inputs are made: from the rows of a file (`collection/column` in an .npz), by a
-    callable, else at random within `ranges`.
+    """How reference inputs are made: from the rows of an .npz file with arrays `collection/column`,
+    by a callable, else at random within `ranges`.
 
-    `nonfinite`: the fraction of an output's values there that may be NaN or infinite.
+    `nonfinite`: the fraction of an output's reference values that may be NaN or infinite.
     """
 
     seed: NonNegativeInt = 1
@@ -257,8 +259,9 @@ class ReferenceConfig(Part):
 
 
 class CompileConfig(Part):
-    """`options.aoti` and of those named after it: any setting of Inductor.
+    """Limits and options of the compilers.
 
+    `options.aoti`, and those of engines named after it: any setting of Inductor.
     `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """
 
@@ -268,21 +271,23 @@ class CompileConfig(Part):
 
 
 class SessionConfig(Part):
-    """How sessions run it: threads inside one run, and runs at one moment (None: one a core)."""
+    """How sessions run the model: `threads` in one run, and the most runs at the same time,
+    `instances` (None: one per core)."""
 
     threads: _Count = 1
     instances: _Count | None = None
 
 
 class ApplyConfig(Part):
-    """Of `collection/column`, or of `collection/*`, the column of the files that users score."""
+    """By `collection/column` or `collection/*` of the model: the column in files to be scored."""
 
     columns: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a config names, on this host: factories as `module:name` or `/path/file.py:name`."""
+    """The files that a config names, as paths on this host. Factories are `module:name` or
+    `/path/file.py:name`."""
 
     factory: str | None = None
     program: Path | None = None
@@ -294,14 +299,14 @@ class Files:
     reference_file: Path | None = None
     metric_data: Path | None = None
     metric_code: Mapping[str, str] = field(default_factory=dict)
-    """By metric, the callable of the user's own, written as a factory is."""
+    """For each metric with a callable of the user: the callable, in the form of a factory."""
 
 
 _QUICK_BENCHMARK_S = 1.0
 
 
 class Config(Part):
-    """A config file, every key with its default; docs/reference/config.md explains them."""
+    """A config file, with the default of every key; docs/reference/config.md explains the keys."""
 
     name: Annotated[str, AfterValidator(_name)]
     description: str = ""
@@ -324,7 +329,8 @@ class Config(Part):
 
     @property
     def names_engines(self) -> bool:
-        """Whether each of its engines is wanted, or one for another will do."""
+        """True if the config names engines. Else the defaults apply, and some of those are built
+        only if another engine fails or may be slower."""
         return not self._quick and self.engines != DEFAULT_ENGINES
 
     @property
@@ -333,7 +339,7 @@ class Config(Part):
         return self._files
 
     def quick(self) -> Config:
-        """The same for work in progress: one engine, and a short race. Its digest is another."""
+        """A copy for work in progress: one engine, and a short race. Its digest is different."""
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
         made = self.model_copy(update={"engines": QUICK_ENGINES, "compile": compiled})
         made._quick = True
@@ -356,25 +362,26 @@ class Config(Part):
         )
 
     def jagged(self, block: BlockConfig) -> JaggedConfig | None:
-        """How the rows of a block are padded; None where they are none, or it is of scalars."""
+        """How the rows of a block are padded; None if it has scalars or is not jagged."""
         if any(member.scalar for member in self.members(block)):
             return None
         return self.collections[block.collection].jagged
 
     def block(self, block: BlockConfig) -> Block:
-        """A block as it crosses the boundary: of a jagged one the items as they are."""
+        """A block as callers bind it. A jagged block has its items without padding or reshape."""
         plain = block.block()
         return replace(plain, shape=None) if self.jagged(block) else plain
 
     def members(self, block: BlockConfig) -> list[ColumnConfig]:
-        """The columns of a block that was checked, in its order."""
+        """The columns of a block, in its order. Their names must have been checked before."""
         columns = {c.name: c for c in self.collections[block.collection].columns}
         return [columns[name] for name in block.columns]
 
     def digest(self) -> str:
         """SHA-256 of the config's values, defaults included; comments and formatting do not count.
 
-        The same on every host: paths count as written. The order of `collections` counts.
+        It is the same on every host, since paths are used as written. The order of `collections`
+        counts.
         """
         data = self.model_dump(mode="json")
         data["collections"] = list(data["collections"].items())

@@ -1,4 +1,4 @@
-"""The site file, and where it is found."""
+"""Finds and reads the site file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_site(path: str | Path) -> Site:
 def find_site(environment: Mapping[str, str] = os.environ) -> tuple[Site, Path]:
     """The site of this host and the folder that its paths are relative to.
 
-    PIPELINE_SITE names a file. Without it, the site is the server that CMSSW's own variables name,
+    PIPELINE_SITE names a file. Without it, the site is the server that CMSSW's variables name:
     SONIC_LOCAL_BALANCER_HOST and _PORT (HeterogeneousCore/SonicTriton/src/TritonService.cc).
     Raises ConfigError if nothing is found.
     """

@@ -1,4 +1,4 @@
-"""The kinds of values that the keys of a config have, and pydantic's findings in its words."""
+"""The types of the values in a config, and pydantic's errors in the words of our messages."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ _EXPECTED = {
 
 
 def validated(document: Document, model: type[M], whole: str) -> M:
-    """What a document says, as a model; ConfigError lists every mistake, of the file as `whole`."""
+    """Convert a document to a pydantic model. ConfigError lists every mistake; `whole` names the
+    document in mistakes that have no key."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
         problems = (
             _problem(one, model, document.data)
             for one in error.errors(include_url=False)
-            # Pydantic also calls a list too short when its entries are wrong: it counts the others.
+            # If entries are wrong, pydantic also says "too short", since it counts only the others.
             if one["type"] != "too_short" or not one["input"]
         )
         document.refuse(dict.fromkeys(problems), whole)  # a pair without entries is one mistake
@@ -103,7 +104,7 @@ def did_you_mean(found: str, allowed: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as YAML has it, on one short line."""
+    """A value as one short line of text."""
     match value:
         case None:
             return "nothing"
@@ -125,7 +126,7 @@ def _entries(data: Any, at: Key) -> str:
 
 
 def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
-    """The keys that the model at a key path has."""
+    """The keys of the pydantic model at a key path."""
     here: Any = root
     for part in at:
         here = _plain(here)
@@ -140,7 +141,7 @@ def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
 
 
 def _plain(annotation: Any) -> Any:
-    """Without `Annotated` and `| None`."""
+    """The type without `Annotated` and `| None`."""
     while get_origin(annotation) in (Annotated, Union, UnionType):
         annotation = next(a for a in get_args(annotation) if a is not NoneType)
     return annotation
@@ -179,13 +180,14 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Identifier = Annotated[str, AfterValidator(_identifier)]
 TargetName = Annotated[str, AfterValidator(_target)]
-# `strict` below would refuse a YAML list for a tuple; what is in it stays strict.
+# `strict` of `Part` would refuse a YAML list for a tuple. The entries are still strict.
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 Shape = Listed[PositiveInt]
 Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
 
 
 class Part(BaseModel):
-    """Strict: `"64"` and `true` are no numbers, and a key that nobody reads is a mistake."""
+    """The base of all parts of a config. It is strict: `"64"` and `true` are not numbers, and an
+    unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -1,7 +1,8 @@
-"""YAML read into plain data that remembers the line of every key, so that errors can name it.
+"""Reads YAML into plain data, and keeps the line of every key, so that errors can name the line.
 
 Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: `1e-5` is a number, `on` and `no` are
-text (a column may be called so), `010` is ten, and a date is text. Keys are text and given once.
+text (they may be names of columns), `010` is ten, and a date is text. A key must be text; the same
+key twice is an error.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pipeline.errors import ConfigError
 from soa.files import read_plain
 
 Key = tuple[str | int, ...]
-Problem = tuple[Key, str]  # where, and what is wrong there
+Problem = tuple[Key, str]  # the key, and what is wrong there
 
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = (_CORE + "map", _CORE + "seq")
-# With anchors a small file can unfold into a huge one.
+# With anchors, a small file can expand to a huge document.
 _MOST_NODES = 100_000
 _LARGEST = 4 << 20  # bytes; PyYAML takes 2 s for each million
 
@@ -50,8 +51,8 @@ for _tag, _pattern, _first in [
 class Document:
     """A YAML mapping: `data`, and in `lines` the line (from 1) of each key path.
 
-    The line of `("inputs", 0, "dtype")` is that of its key, of `("inputs", 0)` that where the item
-    starts, of `()` that where the mapping starts.
+    `("inputs", 0, "dtype")` has the line of this key, `("inputs", 0)` the first line of the item,
+    and `()` the first line of the mapping.
     """
 
     source: Path
@@ -59,14 +60,14 @@ class Document:
     lines: Mapping[Key, int]
 
     def line(self, key: Key) -> int:
-        """The line of a key; one that is not there has the line of what should hold it."""
+        """The line of a key. If the key is missing, the line of the part that should hold it."""
         while key not in self.lines:
             key = key[:-1]
         return self.lines[key]
 
     def refuse(self, problems: Iterable[Problem], whole: str) -> None:
-        """Raise ConfigError, if there are problems, with a line `file:line: key: text` for each;
-        the file itself is `whole`.
+        """Raise ConfigError if there are problems, with a line `file:line: key: text` for each. In
+        a problem of the document as a whole, the key is `whole`.
         """
         found = [(self.line(key), dotted(key), text) for key, text in problems]
         if found:
@@ -76,7 +77,7 @@ class Document:
 
 
 def read_yaml(source: Path) -> Document:
-    """Read one mapping from a file; ConfigError with a line for whatever is not that."""
+    """Read a file that holds one YAML mapping. ConfigError, with the line, if it does not."""
     try:
         text = read_plain(source, links=True, largest=_LARGEST).decode()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A promoted version behind Triton, on this host or in a cluster."""
+"""Deploys a promoted version with Triton, on this host or in a cluster."""
 
 import lazy_loader
 

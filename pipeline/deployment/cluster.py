@@ -1,4 +1,4 @@
-"""Deploy to a cluster: values for the SuperSONIC chart, and manifests, beside a repository."""
+"""Deploy to a cluster: writes values for the SuperSONIC chart, and Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from soa.files import write_whole
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """What to write for a cluster, and where: `helm` is a file, `manifests` a folder."""
+    """The files to write for a cluster: `helm` is a path of a file, `manifests` of a folder."""
 
     wanted: ClusterOptions
     helm: Path | None = None
@@ -33,7 +33,7 @@ class ClusterFiles:
     replace: bool = False
 
     def check(self) -> None:
-        """Raise ServingError, before any work, for what could not be written after it."""
+        """Raise ServingError if these files cannot be written. To be called before any work."""
         if self.helm is not None:
             schema_reader()
             if self.helm.exists() and not (self.replace and self.helm.is_file()):
@@ -46,7 +46,7 @@ class ClusterFiles:
                 raise ServingError(f"{folder} holds {others[0]}, which is no manifest of ours")
 
     def write(self, deployed: Deployed) -> list[str]:
-        """Write them for what was deployed; returns lines for people. Raises ServingError."""
+        """Write the files for a deployed model. Returns lines for people. Raises ServingError."""
         planned = needs_of(deployed.service, deployed.bundle, self.wanted)
         said = []
         if self.helm is not None:

@@ -1,4 +1,4 @@
-"""A promoted version as a Triton model repository, and whether a server on it answers right."""
+"""Writes a promoted version as a Triton model repository, and checks the answers of a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from stages.reference import Reference
 from stages.reports import ValidationReport
 from stages.validate import validate_session
 
-_CALL_S = 60.0  # the largest batch of a large model
+_CALL_S = 60.0  # enough for the largest batch of a large model
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def deploy(
     merge: bool | None = None,
     replace: bool = False,
 ) -> Deployed:
-    """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it,
-    signed as this host and the registry's policies ask; of its targets, one that may be used there.
+    """Write `out/<name>/` from a version in production, or from a pulled folder of such a version.
 
-    `merge`: whether requests share runs; by default where they may, and gain by it according to the
-    version's own benchmark. For a `backend` of Triton's own the reference goes through the very
-    file that is written. Raises ServingError, LoadError or the registry's errors; nothing is left
-    then.
+    It must have the signatures that this host and the registry's policies require. It serves one
+    target, which production may use. `merge`: whether requests share runs; by default, if rows are
+    independent and the benchmark of the version shows a gain. For a `backend` of Triton itself, the
+    file is first checked with the whole reference. Raises ServingError, LoadError or the registry's
+    errors; then no files are left.
     """
     opened = open_version(Opening(ref, registry=registry))
     name, number, bundle = opened.name, opened.number, opened.bundle
@@ -89,7 +89,7 @@ def deploy(
     plan = plan_for(devices, target) if backend == "tensorrt" else None
     chosen = str(plan.target) if plan else _target(opened, devices, target)
     signature = opened.signature
-    Wire.of(signature, requests)  # refuses what does not travel in that form
+    Wire.of(signature, requests)  # raises an error if requests cannot have that form
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
@@ -125,7 +125,7 @@ def deploy(
             pull_version(registry, opened.version, folder)
         else:
             shutil.copytree(bundle.path, folder)
-        # Opened as the server will open it; its host may ask for other signatures than this one.
+        # Opened as the server will open it; the server's host may require other signatures.
         there = open_version(Opening(folder))
         if chosen not in there.bundle.manifest.targets:
             raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")
@@ -136,7 +136,8 @@ def deploy(
 
 
 def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
-    """The file for one of Triton's own backends, once it has answered the whole reference."""
+    """Make the file for one of Triton's own backends. ServingError if its answers on the reference
+    are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
     target, engine = artifact_of(bundle, service.target, service.backend)
     artifact = copy_artifact(opened, target, engine, scratch / "artifact")
@@ -156,9 +157,9 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
 
 
 def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> ValidationReport:
-    """Send the whole reference through the server, by the rules that validate an artifact.
+    """Send the whole reference to the server, and compare the answers as in a validation.
 
-    Raises ServerError where an answer is out of the version's tolerances.
+    Raises ServerError if an answer is out of the version's tolerances.
     """
     folder = deployed.folder / str(deployed.service.number) / BUNDLE
     session = connect(Opening(folder), server.url, RemoteOptions(deadline_s=_CALL_S))
@@ -203,7 +204,7 @@ def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
 
 
 def _why_never(opened: Opened) -> str | None:
-    """Why requests may not share a run; None where they may."""
+    """The reason why requests may not share a run; None if they may."""
     signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):
         return "it has scalars or several row dimensions"

@@ -1,4 +1,4 @@
-"""`pipeline init`: from a user's model and file to a config that `pipeline run` accepts."""
+"""`pipeline init`: writes a config that `pipeline run` accepts, for a user's model and file."""
 
 import lazy_loader
 

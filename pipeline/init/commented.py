@@ -1,4 +1,4 @@
-"""A config as YAML with a comment on each line: what the JSON schema says of its key."""
+"""Writes a config as YAML; the comment on each line is the JSON schema's description of the key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORM: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width"
 
 @dataclass(frozen=True)
 class OneLine:
-    """What is written on one line, and is not commented inside."""
+    """A value that is written on one line, without comments inside."""
 
     value: Any
 
@@ -43,7 +43,7 @@ _Dumper.add_representer(OneLine, _Dumper.one_line)
 def write_config(
     path: Path, head: str, config: Mapping[str, Any], notes: Mapping[tuple[str | int, ...], str]
 ) -> None:
-    """`notes`, by the path of a key, stand for the schema's own descriptions."""
+    """Write a config. `notes`, by the path of a key, replace the descriptions of the schema."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     text = head + yaml.dump(dict(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
@@ -51,7 +51,7 @@ def write_config(
     for key, line in read_yaml(path).lines.items():
         node: Any = schema
         for part in key if not {"columns", "features", "kwargs"} & {*key[:-1]} else ():
-            while "$ref" in node or "anyOf" in node:  # the mapping or list that it may be
+            while "$ref" in node or "anyOf" in node:  # find the definition of the mapping or list
                 node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
             inner = node.get("properties", {}).get(part)
             node = inner or node["items" if isinstance(part, int) else "additionalProperties"]

@@ -1,4 +1,4 @@
-"""Which columns each input of a model gets, and in which shape."""
+"""Finds out which columns each input of a model gets, and in which shape."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from pipeline.init.model import Model, Option, Port, fitting, why_not
 from pipeline.init.weaver import WeaverInput
 
 Ask = Callable[[str, str, str | None], str]
-"""`ask(flag, question, default)`: what the user says; InitError where nobody answers."""
-_MOST_ROWS = 4096  # that are read of a file
+"""`ask(flag, question, default)`: the user's answer, or the default. InitError without either."""
+_MOST_ROWS = 4096  # read from a file
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What an input gets: columns, weaver's expressions of them, or the mask of jagged ones.
+    """The data of one input: columns, weaver's expressions in them, or the mask of jagged columns.
 
-    `option` is how forward took it; `shaped`: the config has to say that shape.
+    `option`: the shape and dtype that forward accepted. `shaped`: whether the config must name the
+    shape.
     """
 
     port: Port
@@ -39,7 +40,7 @@ class Feed:
         return any(column.offsets is not None for column in self.columns)
 
     def shapes(self, length: int) -> list[tuple[int, ...]]:
-        """Of a row, the likely ones first."""
+        """The possible shapes of one row, the likely ones first."""
         count = len(self.trained.features if self.trained else self.columns)
         if self.mask:
             return [(1, length), (length,), (length, 1)]
@@ -55,27 +56,28 @@ class Feed:
         return [(count, *extents), flat] if alike else [flat]
 
     def options(self, dtype: str, length: int) -> list[Option]:
-        """The forms in which forward may want it, the likely ones first."""
+        """The shapes and dtypes that forward may accept, the likely ones first."""
         dtypes = [self.port.dtype] if self.port.dtype else [dtype, "bool" if self.mask else "int64"]
         return [(shape, each) for each in dtypes for shape in self.shapes(length)]
 
     def fitted(self, option: Option, place: int, length: int) -> Feed:
-        """As forward took it: the option, and its place among all."""
+        """The feed with the option that forward accepted; `place` is its index in `options`."""
         forms = self.shapes(length)
         if self.mask:
             shaped = True
-        elif self.jagged:  # (columns, items) is the form without a word
+        elif self.jagged:  # (columns, items) is the default: the config need not name it
             shaped = place % len(forms) != len(forms) - 2
         else:
             shaped = len(option[0]) > 1 and self.trained is None
         return replace(self, option=option, shaped=shaped)
 
     def flat(self) -> Feed:
-        """With a row for each item."""
+        """The feed with one row for each item."""
         return replace(self, columns=tuple(FileColumn(c.name, c.values) for c in self.columns))
 
     def vectors(self) -> Feed:
-        """With lists of one length as vectors, where weaver did not pad them to another one."""
+        """The feed with lists of equal length as vectors. It stays as it is if weaver padded these
+        lists to another length."""
         lists = [c for c in self.columns if c.vectors is not c]
         widths = {c.vectors.values.shape[1] for c in lists}
         padded = self.trained is not None and not widths <= {self.trained.length or max(widths)}
@@ -93,10 +95,10 @@ def choose(
     length: int | None,
     ask: Ask,
 ) -> list[Feed]:
-    """A feed for each input: as `given` by its name, else what weaver or the file has for it.
+    """Choose a feed for each input: from `given`, by its name, else from weaver or the file.
 
-    `flatten`: each item of jagged columns is a row. `length`: as `fitted` has it. A mask is of the
-    jagged input before it, of the next one where it comes first. Raises InitError.
+    `flatten`: each item of jagged columns becomes a row. `length`: see `fitted`. A mask belongs to
+    the jagged input before it, or after it if there is none before. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in given)
     names = [port.name for port in ports]
@@ -106,10 +108,10 @@ def choose(
     trained = dict(zip(names, weaver, strict=False)) if len(weaver) == len(names) else {}
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
-    used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
+    used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
     said = {name: weaver[own] for name, own in trained.items()}
     words = _words(used, data, given, said, ask)
-    missing = "trees" in model.said  # NaN is a value there
+    missing = "trees" in model.said  # for boosted trees, NaN is a valid value
     feeds = []
     for port in used:
         feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)
@@ -132,7 +134,7 @@ def _words(
     trained: Mapping[str, WeaverInput],
     ask: Ask,
 ) -> dict[str, Sequence[str]]:
-    """What names the columns of each input: names, ranges and patterns. Raises InitError."""
+    """The names, ranges and patterns of the columns of each input. Raises InitError."""
     have = [*data.columns] if data else []
 
     def known(port: Port) -> Sequence[str]:
@@ -168,7 +170,7 @@ def _read(
     missing: bool,
     dtype: str,
 ) -> Feed:
-    """The columns of an input, without rows if there is no file. Raises InitError, DataError."""
+    """Read an input's columns; without a file they have no rows. Raises InitError, DataError."""
     names = expanded(f"--input {port.name}", words, data.columns if data else [])
     if names == ["mask"] and not (data and "mask" in data.columns):
         return Feed(port, (), trained, mask=True)
@@ -186,7 +188,7 @@ def _read(
 
 
 def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
-    """Each mask with the columns of its jagged input. Raises InitError."""
+    """The feeds, in which each mask has the columns of its jagged input. Raises InitError."""
     found = []
     for i, feed in enumerate(feeds):
         others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
@@ -209,7 +211,7 @@ def _column(data: Source, name: str, missing: bool) -> FileColumn:
 
 
 def _check_cuts(feed: Feed) -> None:
-    """InitError where columns cannot be of one input."""
+    """Raise InitError if the columns of an input differ in their numbers of items per row."""
     cuts = {c.cut: c.name for c in feed.columns}
     if len(cuts) > 1:
         first, *others = cuts.values()
@@ -234,11 +236,12 @@ def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
 def fitted(
     model: Model, feeds: Sequence[Feed], length: int | None, named: bool, ask: Ask
 ) -> tuple[list[Feed], int]:
-    """The feeds with the options that forward takes together, and the items of a jagged row:
-    `length`, else weaver's, else an answer. `named`: the user said which columns. Raises InitError.
+    """The feeds with a combination of options that forward accepts, and the number of items of a
+    jagged row: `length`, else weaver's, else the user's answer. `named`: whether the user named the
+    columns. Raises InitError.
 
-    Lists of one length become vectors. They become jagged rows if a `length` or a mask says so,
-    or if forward takes them only as jagged rows.
+    Lists of equal length become vectors. They become jagged rows if there is a `length` or a mask,
+    or if forward accepts them only as jagged rows.
     """
     forms = [feeds]
     if not length and not any(feed.mask for feed in feeds):
@@ -249,9 +252,10 @@ def fitted(
     tried = []
     for form in forms:
         if any(len({c.cut for c in feed.columns}) > 1 for feed in form):
-            continue  # of vectors and numbers beside each other
+            continue  # vectors and jagged columns in one input do not fit together
         size = _length(model, form, length, ask)
-        for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
+        # With size + 1 first: if a row has as many items as columns, this shows their order.
+        for probe in (size + 1, size):
             place = fitting(model.module, _options(model, form, probe))
             if place is None:
                 continue
@@ -267,7 +271,7 @@ def fitted(
 
 
 def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
-    """How many items of a jagged row the model sees; 0 where none is jagged. Raises InitError."""
+    """How many items of a jagged row the model gets; 0 if no input is jagged. Raises InitError."""
     offsets = [c.offsets for feed in feeds for c in feed.columns if c.offsets is not None]
     size = length or max((f.trained.length for f in feeds if f.trained), default=0)
     if not offsets or size:
@@ -276,7 +280,7 @@ def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -
     if place := fitting(model.module, _options(model, flat, 1)):
         raise InitError(
             f"forward takes {_shown(flat, _at(model, flat, 1, place))}, and the columns are "
-            "jagged: --flatten makes a row of each item; or --length N, where it is to see whole "
+            "jagged: --flatten makes a row of each item; or --length N, if the model takes whole "
             "rows"
         )
     largest = max(int(np.diff(each).max(initial=1)) for each in offsets)

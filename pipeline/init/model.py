@@ -1,4 +1,4 @@
-"""What a model takes and gives: as far as it says so, else by trying shapes on it."""
+"""Finds the inputs and outputs of a model: from its description, else by trying shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stages.model import ModelSource, as_torch, build_model, read_state, where_r
 
 Option = tuple[tuple[int, ...], str]
 """The shape of one row of an input, and its dtype."""
-ROWS = 11  # of a trial: few models have such an extent of their own
+ROWS = 11  # the rows of a trial: few models have a dimension of this size
 _KINDS = {".pt2": "program", ".onnx": "onnx"}
 _KINDS |= dict.fromkeys((".ts", ".pt", ".pth"), "torchscript")
 _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
@@ -30,8 +30,8 @@ _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
 
 @dataclass(frozen=True)
 class Port:
-    """An argument of forward: `width` of a flat row and `dtype` where the file says them; `columns`
-    are the names that it was trained with."""
+    """An argument of forward. `width`: values per row, 0 if the model's file does not say it.
+    `dtype`: None if unknown. `columns`: the names used in training, if known."""
 
     name: str
     needed: bool = True
@@ -42,7 +42,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Model:
-    """`said` is the config's `model:`. No ports: forward does not say what it takes."""
+    """A model. `said`: the `model:` of its config. `ports` is empty if forward names no inputs."""
 
     said: dict[str, Any]
     module: torch.nn.Module
@@ -50,16 +50,14 @@ class Model:
 
     @property
     def dtype(self) -> str:
-        """What it computes in."""
+        """The dtype of its first floating-point weight, which it probably computes in."""
         floats = (v.dtype for v in self.module.state_dict().values() if v.is_floating_point())
         return str(next(floats, torch.float32)).removeprefix("torch.")
 
 
 def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[str, Any]) -> Model:
-    """The model of `file.py:callable`, `module:callable` or a file, to be said from `folder`.
-
-    Raises InitError, SourceError.
-    """
+    """Read the model of `file.py:callable`, `module:callable` or a file. In `Model.said`, paths are
+    relative to `folder`. Raises InitError, SourceError."""
     file, _, name = spec.rpartition(":")
     kind = "factory" if file else _KINDS.get(Path(spec).suffix)
     if kind is None:
@@ -75,7 +73,7 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     given |= {"kwargs": kwargs} if kwargs else {}
     try:
         module = build_model(ModelSource(**given))
-        as_torch(module)  # else `run` refuses the operators of ONNX that are not known
+        as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     except SourceError as error:
         advice = "; weights alone go to --weights, with file.py:callable as the model"
         raise SourceError(f"{error}{advice if kind == 'torchscript' else ''}") from error
@@ -88,14 +86,14 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
 
 
 def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
-    """What stands in front of the names of weights that are else the model's."""
+    """The prefix of the names in `state` that the model's own names lack; "" if there is none."""
     keys, one = set(state), next(iter(own), "")
     found = {key.removesuffix(one) for key in keys if key.endswith(one)}
     return min((p for p in found if {key.removeprefix(p) for key in keys} == {*own}), default="")
 
 
 def _width(shape: Sequence[Any]) -> int:
-    """Of rows of features; 0 where that is not known."""
+    """The number of features in a shape (rows, features); 0 if it is not known."""
     return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 0
 
 
@@ -120,14 +118,14 @@ def _ports(module: Any) -> Iterator[Port]:
 
 
 def _parameters(module: Any) -> Iterator[Port]:
-    """Those of a module's `forward` that are given by their place."""
+    """The positional arguments of a module's `forward`."""
     for name, given in inspect.signature(module.forward).parameters.items():
         if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
             yield Port(name, given.default is given.empty)
 
 
 def answers(module: torch.nn.Module, options: Sequence[Option], n: int) -> dict[str, torch.Tensor]:
-    """The outputs by name, for n rows of random numbers, of zeros where they are whole."""
+    """The outputs by name, for n rows of random numbers in [0, 1); zeros for integer inputs."""
     draw = torch.Generator().manual_seed(1)
     inputs = [torch.rand((n, *s), generator=draw).to(torch_dtype(dtype)) for s, dtype in options]
     with torch.no_grad(), warnings.catch_warnings():
@@ -144,7 +142,7 @@ def answers(module: torch.nn.Module, options: Sequence[Option], n: int) -> dict[
 
 
 def why_not(module: torch.nn.Module, options: Sequence[Option], n: int = ROWS) -> str:
-    """Why it does not run on such inputs; empty where it does."""
+    """The error of the model on such inputs, as text; empty if it runs."""
     try:
         answers(module, options, n)
     except Exception as error:
@@ -155,7 +153,8 @@ def why_not(module: torch.nn.Module, options: Sequence[Option], n: int = ROWS) -
 def fitting(
     module: torch.nn.Module, choices: Sequence[Sequence[Option]], seconds: float = 30
 ) -> tuple[int, ...] | None:
-    """Which option of each input makes it run, those in front first; None after so long."""
+    """The first combination of options, one index per input, with which the model runs. Tries the
+    front options first. None if there is none, or if `seconds` have passed."""
     until = time.monotonic() + seconds
     places = product(*(range(len(options)) for options in choices))
     for place in sorted(islice(places, 100_000), key=sum):

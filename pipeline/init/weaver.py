@@ -18,14 +18,14 @@ _CALLS = ("log", "log1p", "abs", "sqrt", "square")
 _BINARY: Mapping[type, str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "ratio",
 }  # fmt: skip
-_FAR = 1e30  # weaver writes a bound of 1e32 where there is none
+_FAR = 1e30  # weaver writes 1e32 for "no bound"
 
 
 @dataclass(frozen=True)
 class WeaverInput:
-    """`features`: an expression of `columns` for each, as a config has it. `mask`: the only one is
-    above zero where there is an item; `exists` is the column that says so, where one does. `length`
-    is how many items the network was trained on."""
+    """An input of weaver. `features`: an expression in `columns` for each feature, as in a config.
+    `mask`: its only feature is above zero where there is an item. `exists`: the column of the mask,
+    if there is one. `length`: how many items the network was trained on."""
 
     features: tuple[list[Any], ...]
     columns: tuple[str, ...]
@@ -35,9 +35,8 @@ class WeaverInput:
 
 
 def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInput], list[str]]:
-    """The inputs by name, and the labels. Columns that the file has (`have`) need no formula.
-
-    Raises InitError, ConfigError.
+    """Read the inputs, by name, and the labels. `have`: the columns of the data file; for these no
+    formula is needed. Raises InitError, ConfigError.
     """
     data = read_yaml(path).data
     try:
@@ -98,7 +97,7 @@ def _input(
 def _formula(
     name: str, formulas: Mapping[str, str], have: Collection[str], columns: dict[str, None]
 ) -> list[Any]:
-    """A variable as an expression of columns, to which it adds those that it takes."""
+    """A variable as an expression in columns. Adds the columns that it uses to `columns`."""
     if name in have or name not in formulas:
         columns[name] = None
         return [name]
@@ -119,8 +118,8 @@ def _formula(
 
 
 def _operation(node: ast.expr, read: Callable[[ast.expr], list[Any]]) -> list[Any] | None:
-    """As steps of `preprocess`, after those that `read` gives of what it is done to; None where
-    `preprocess` has no such operation."""
+    """An operation as steps of `preprocess`, after the steps that `read` returns for its argument.
+    None if `preprocess` has no such operation."""
     match node:
         case ast.BinOp(op=ast.Pow(), left=left, right=ast.Constant(value=2)):
             return [*read(left), "square"]

@@ -1,4 +1,4 @@
-"""From a model and a file of rows to a config that `pipeline run` accepts."""
+"""Writes a config that `pipeline run` accepts, from a model and a file of rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEAD = f"""\
 
 @dataclass(frozen=True)
 class Request:
-    """What to write a config of; `inputs` and `outputs` are NAME=COLUMN,COLUMN."""
+    """The arguments of `pipeline init`; `inputs` and `outputs` are NAME=COLUMN,COLUMN."""
 
     model: str
     data: Path | None = None
@@ -53,17 +53,17 @@ class Request:
     force: bool = False
 
 
-_MOST_ROWS, _SECONDS = 4096, 0.25  # of a trial for the most rows of a call
+_MOST_ROWS, _SECONDS = 4096, 0.25  # limits of the trial that finds the most rows of a call
 
 _Part = dict[str, FileColumn]
-"""The columns of a collection that a model reads, by the names that they get."""
+"""The columns of a collection that a model reads, by their names in the config."""
 
 
 def init(request: Request, ask: Ask) -> list[Path]:
-    """Write the config, its JSON schema and, of data, the rows of the reference beside it.
+    """Write the config and, in the same folder, its JSON schema and the reference rows from `data`.
 
-    The config comes last, so where one is there all is; neither it nor the rows are replaced
-    without `force`. Raises InitError, and whatever a model or a config is refused by.
+    The config is written last: if it exists, all files exist. An existing config or file of rows is
+    replaced only with `force`. Raises InitError, and the errors of reading a model or a config.
     """
     out, folder = request.out, request.out.parent
     stored = "reference.npz" if out.stem == "config" else f"{out.stem}.reference.npz"
@@ -140,8 +140,8 @@ def init(request: Request, ask: Ask) -> list[Path]:
 
 
 def _check(path: Path, name: str) -> None:
-    """The model runs on the first rows of its reference, as `pipeline run` has it. Raises
-    ConfigError, of a file that is called so."""
+    """Load the config, and run the model on the first rows of its reference like `pipeline run`. In
+    a ConfigError the file is called `name`."""
     try:
         config = load_config(path)
     except ConfigError as error:
@@ -171,7 +171,7 @@ def _identifier(text: str) -> str:
 
 
 def _span(values: Array) -> str:
-    """The smallest and the largest value of a column, and where it is NaN."""
+    """The smallest and the largest value of a column, and how many are NaN, as text."""
     there = values[~np.isnan(values)]
     span = (
         f"{number(float(there.min()), 6)} to {number(float(there.max()), 6)}"
@@ -183,7 +183,7 @@ def _span(values: Array) -> str:
 
 
 def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
-    """A collection for all columns that are cut into rows alike."""
+    """Group the columns into collections. Columns with the same items per row share one."""
     groups: dict[bytes | None, _Part] = {}
     for column in [column for feed in feeds for column in feed.columns]:
         groups.setdefault(column.cut, {})[column.name] = column
@@ -229,7 +229,7 @@ def _outputs(
     labels: Sequence[str],
     ask: Ask,
 ) -> tuple[list[OneLine], list[dict[str, Any]]]:
-    """The columns that the model writes, and the blocks."""
+    """The columns that the model writes, and the output blocks of the config."""
     found = answers(model.module, options, ROWS)
     names = [*given] if len(given) == len(found) and not {*given} & {*found} else [*found]
     columns, blocks = [], []
@@ -261,7 +261,7 @@ def _outputs(
 
 @dataclass(frozen=True)
 class _Range:
-    """The fewest rows that a model takes, and the most of a call, each with the reason."""
+    """The fewest and the most rows of a call, each with the reason."""
 
     least: int
     why_least: str
@@ -270,7 +270,8 @@ class _Range:
 
 
 def _rows(model: Model, options: Sequence[Option], asked: int | None) -> _Range:
-    """The most are those `asked` for, else those that it answers in about a second."""
+    """Find the range of rows by trial. The most rows are `asked`, else as many as the model can
+    compute in about `_SECONDS`, up to `_MOST_ROWS`."""
     least, why_least = 0, "the fewest rows of a call"
     while least < 2 and (refused := why_not(model.module, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
@@ -286,7 +287,7 @@ def _rows(model: Model, options: Sequence[Option], asked: int | None) -> _Range:
 
 
 def _arrays(parts: Mapping[str, _Part], most: int) -> dict[str, Array]:
-    """The first rows of the file, by the names that a reference's file has."""
+    """The first rows of the file, by the names that arrays have in a reference file."""
     found: dict[str, Array] = {}
     for name, part in parts.items():
         end = most

@@ -1,4 +1,4 @@
-"""Promotion: the gates' questions measured here and now."""
+"""Promotion: measures on this host what the gates need, and moves aliases."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The numbers that a config sets bounds for, measured on this host."""
+"""Measures, on this host, the numbers for which a config sets bounds."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MEMORY_LIMIT_S = 600.0
 def bounded(
     opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
 ) -> Iterator[Measured]:
-    """All but a shadow's, of each target that this host runs.
+    """Measure artifact size, latency, memory and metrics of `targets`, which this host must run.
 
-    `other`: the version that holds the alias, `in_place`, if that is another; None: there is none,
-    or it cannot be opened.
+    `other`: a different version that has the alias; None if there is none, or if it cannot be
+    opened. `in_place`: its ref, or "".
     """
     manifest = opened.bundle.manifest
     gates = BuiltFrom(manifest).gates
@@ -71,7 +71,7 @@ def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
 
 
 def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
-    """What it takes with the engine for this number of rows, measured in a new process."""
+    """The memory that the artifact takes at this number of rows, measured in a new process."""
     what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
     if Target.parse(target).torch_device != "cpu":
         return Measured("memory", what, math.nan, max=limit.max, why="measured on CPUs alone")
@@ -105,7 +105,7 @@ def _metrics(
     asked: MetricsConfig,
     say: Say,
 ) -> Iterator[Measured]:
-    """Both versions on the rows that the new one has in its bundle."""
+    """The metrics of both versions on the labelled rows in the bundle of the new version."""
     stored = opened.bundle.manifest.labelled
     if stored is None:
         yield Measured("metrics", "metrics", math.nan, why="the version has no labelled rows")
@@ -131,7 +131,7 @@ def _metrics(
 
 
 def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
-    """Each metric of a version; NaN, and why."""
+    """Each metric of a version; NaN and the reason if it cannot be computed."""
     try:
         built = BuiltFrom(opened.bundle.manifest)
         session = measured_session(opened, target)
@@ -143,8 +143,8 @@ def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measur
 def shadowed(
     opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
 ) -> Iterator[Measured]:
-    """What shadows of the version have shown beside the one in production: by the registry, and
-    `records` from elsewhere."""
+    """The results of shadows of the version, which ran next to the version in production: from the
+    registry, and from `records`."""
     asked = BuiltFrom(opened.bundle.manifest).gates.shadow
     if asked is None or replaced is None or replaced.number == version.number:
         return

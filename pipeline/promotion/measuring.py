@@ -1,4 +1,4 @@
-"""What the gates judge, measured on this host."""
+"""Measures, on this host, everything that the gates judge."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _VALIDATION_LIMIT_S = 1800.0
 
 
 def open_to_measure(registry: Registry, version: Version) -> Opened:
-    """Promoted or not; of the targets built later, only those that this host runs."""
+    """Open a version, promoted or not, with the later targets that this host runs."""
     opening = Opening(version.ref, mode="test", registry=registry)
     return open_version(opening, annexes=runnable(version.annexes))
 
@@ -110,14 +110,14 @@ def measure(
 
 
 def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
-    """Those of the targets that this host runs and measures."""
+    """The targets that this host can run with torch."""
     return [target for target in targets if torch_runs(Target.parse(target))]
 
 
 def revalidate(
     opened: Opened, target: str, engine_name: str, say: Say = lambda text: None
 ) -> ValidationReport:
-    """Validate one artifact of a version again on this host, in a process of its own."""
+    """Validate one artifact of a version again on this host, in a child process."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
@@ -139,7 +139,7 @@ def revalidate(
 def _on_set(
     opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
 ) -> SetResult:
-    """One artifact and the portable program on a larger reference set."""
+    """Compare one artifact with the portable program on a larger set of reference inputs."""
     manifest = opened.bundle.manifest
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
     report = _validated(opened, target, engine_name, inputs.resolve(), nonfinite)
@@ -154,7 +154,8 @@ def _validated(
     beside: Path | None = None,
     nonfinite: float = 0.0,
 ) -> ValidationReport:
-    """One artifact on the version's reference, or on the inputs `beside` the portable program."""
+    """Validate one artifact on the reference of the version. With `beside`, a file of inputs:
+    compare it with the portable program on these inputs."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     with (
@@ -184,7 +185,7 @@ def _validated(
 
 
 def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
-    """One artifact on a GPU that torch does not drive."""
+    """Validate one artifact on a GPU that torch does not support."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     with (
@@ -205,14 +206,14 @@ def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationRepor
 
 
 def _bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
-    """One artifact on other processors, threads and tiles."""
+    """Run one artifact with other processors, threads and tiles, and compare the bits."""
     say(f"comparing the bits of {engine_name} on {target}")
     with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
         return list(reproduce(opened, target, engine_name, Path(folder)))
 
 
 def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
-    """The worst of each output over the engines that share a target's row counts."""
+    """The worst deviation of each output over the engines of one target."""
     return {
         name: max((part[name] for part in parts), key=lambda w: (w.outside, w.max_abs))
         for name in parts[0]
@@ -221,7 +222,8 @@ def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
 
 
 def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
-    """Worst deviations by output; a run that failed for another reason counts as all outside."""
+    """The worst deviations by output. If the run failed for another reason, all values count as
+    outside the tolerance."""
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
             name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
@@ -234,7 +236,8 @@ def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
 def _check_signature(
     registry: Registry, version: Version, opened: Opened, needed: Requirements
 ) -> SignatureCheck | None:
-    """Each policy that names keys asks for a signature by one of them."""
+    """Check the signature: each policy that names keys requires one by one of its keys. None if no
+    policy names keys."""
     if not needed.signed_by:
         return None
     groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
@@ -249,8 +252,10 @@ def _check_signature(
 def _in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
 ) -> tuple[Opened | None, str]:
-    """The version that is measured against, and its ref: "" where no other is in place. Opened, it
-    is None where it cannot be: what is asked beside it was not measured, and is refused."""
+    """The version that has the alias, opened, and its ref; None and "" if there is no other.
+
+    None and a ref if it cannot be opened: then gates that need it refuse, as nothing was measured.
+    """
     if replaced is None or replaced.number == version.number:
         return None, ""
     try:
@@ -263,9 +268,9 @@ def _in_place(
 def _compare_speed(
     opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
 ) -> SpeedComparison | None:
-    """Both versions side by side in this process, each on its own reference inputs."""
+    """Time both versions side by side in this process, each on its own reference inputs."""
     if other is None:
-        return SpeedComparison(in_place, ()) if in_place else None  # not measured is refused
+        return SpeedComparison(in_place, ()) if in_place else None  # without points, it is refused
     points: list[SpeedPoint] = []
     for target in targets:
         record = other.bundle.manifest.targets.get(target)

@@ -1,4 +1,4 @@
-"""Promotion: measure what the gates judge, here and now, then let them decide."""
+"""Promotion: measures on this host what the gates judge, lets them decide, and moves the alias."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from soa.options import known_options
 
 @dataclass(frozen=True)
 class Assessment:
-    """Every gate's answer for a version, measured here and now."""
+    """The decisions of all gates for a version, from measurements on this host."""
 
     version: Version
     decisions: tuple[Decision, ...]
     replaced: Version | None
-    """The version that holds the alias, and was measured against."""
+    """The version that had the alias, with which this version was compared."""
     policies: tuple[str, ...]
     annexes: tuple[str, ...] = ()
-    """Targets built later that the gates saw too."""
+    """Targets built later that were judged too."""
 
     @property
     def passed(self) -> bool:
@@ -63,18 +63,18 @@ def promote(
     dry_run: bool = False,
     say: Say = lambda text: None,
 ) -> Assessment:
-    """Ask every gate, measuring on this host; move the alias if all let the version pass.
+    """Measure on this host, ask every gate, and move the alias if the version passes all gates.
 
-    The gates of the config that built the version (`max_slowdown` in place of its own), the
-    registry's policies and the file `policy` count together: the strictest of each.
-    `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
-    without stopping the promotion, for `reason`, which stays in the history in any case. `shadows`:
-    files of records that `load(shadow_record=...)` wrote; the registry has the others.
-    Targets that were built later are judged too where this host runs them; the others wait for a
-    promotion on a host of their kind.
+    The conditions come from the config that built the version, the registry's policies and the file
+    `policy`; the strictest of each counts. `max_slowdown` replaces the value of the config.
+    `allow_unverified`: targets that may be unverified, unless a policy names them. `override`:
+    gates that may refuse without stopping the promotion. `reason` says why; it is kept in the
+    history in any case. `shadows`: files that `load(shadow_record=...)` wrote, in addition to the
+    records in the registry. Targets that were built later are judged too if this host runs them;
+    the others need a promotion on a host of their kind.
 
-    Raises PromotionRefused with all decisions; then nothing has changed but the history, which has
-    the refusal. With `dry_run` nothing changes, and the answer may be that it would be refused.
+    Raises PromotionRefused with all decisions; then only the history has changed: it records the
+    refusal. With `dry_run` nothing changes, and the result says whether it would be refused.
     """
     check_promotable(alias)
     check_override(override, reason)
@@ -124,7 +124,8 @@ def promote(
 
 
 def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
-    """One of this version beside the one in production; RegistryError."""
+    """Read the record of a shadow. RegistryError if it is not of this version next to the one in
+    production."""
     try:
         found = ShadowRecord.from_json(read_plain(file, links=True), str(file))
     except OSError as error:
@@ -142,7 +143,7 @@ def _shadow_record(file: Path, version: Version, replaced: Version | None) -> Sh
 def requirements(
     bundle: Bundle, alias: str, max_slowdown: float | None, policies: Sequence[Asked]
 ) -> Requirements:
-    """What the version's config and all policies ask for together."""
+    """The conditions of the version's config and of all policies together."""
     gates = BuiltFrom(bundle.manifest).gates
     targets = [*(gates.required_targets or bundle.manifest.targets), *bundle.annexes]
     return strictest(
@@ -161,10 +162,10 @@ def import_with_aliases(
     name: str | None = None,
     say: Say = lambda text: None,
 ) -> tuple[Imported, dict[str, str], dict[str, PromotionRefused]]:
-    """Import, then promote each version to the aliases that it had; `previous` follows from that.
+    """Import versions, then promote each to the aliases that it had; this also sets `previous`.
 
-    Returns what was imported; by alias, the version promoted; by alias, the refusal. A refusal
-    stops nothing else. It is in the history, as any other.
+    Returns the import; by alias, the promoted version; by alias, the refusal. After a refusal the
+    other aliases are still promoted. Like every refusal, it is recorded in the history.
     """
     imported = import_from(registry, source, name)
     promoted: dict[str, str] = {}
@@ -175,7 +176,7 @@ def import_with_aliases(
         for alias in version.aliases
         if alias != PREVIOUS
     ]
-    # `production` comes last, for a policy may ask for time in `staging`.
+    # `production` comes last, since a policy may require time in `staging` first.
     for alias, number in sorted(held, key=lambda item: (item[0] == PRODUCTION, item)):
         ref = imported.versions[number].version.ref
         try:

@@ -1,4 +1,4 @@
-"""Pull: a version as a folder that runs without a registry."""
+"""Pull: copies a version to a folder that runs without a registry."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runtime.opening import require_promoted, why_torch
 def pull(
     registry: Registry, ref: str, folder: Path, *, runtime: bool = False
 ) -> tuple[Version, Bundle]:
-    """Copy the bundle of `ref` and its annexes into the new `folder`, whole and verified or not at
-    all.
+    """Copy the bundle of `ref` and its annexes into the new `folder`, and verify the digests. After
+    an error there is no folder.
 
-    If the version was promoted to production, the folder says so, by its digest. LoadError if the
-    record of the promotion is not of this version; with `runtime` also where the folder would not
-    run by soa-runtime alone, and why.
+    If the version was promoted to production, the folder gets a note of this, with the digest.
+    LoadError if the record of the promotion is not of this version; with `runtime` also if
+    soa-runtime alone cannot run the folder.
     """
     version = registry.find(ref)
     return version, pull_version(registry, version, folder, runtime=runtime)

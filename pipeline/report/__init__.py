@@ -1,4 +1,4 @@
-"""What was found, as tables for people."""
+"""Reports for people: tables on the terminal, and pages in HTML."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Diff: what changed between two versions, as far as their bundles say and hold it.
+"""Diff: finds the changes between two versions in the contents of their bundles.
 
-Weights are compared by tensor, in `program.pt2`; everything else is what the manifests record: what
-was measured then, where it was built. Nothing is run again.
+Weights are compared tensor by tensor, in `program.pt2`. Everything else comes from the manifests,
+with the measurements that were made where each was built. Nothing is run again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
     """Compare two versions, or folders of bundles; every digest is checked first.
 
-    Returns JSON data; numbers that are not finite are the texts `nan` and `inf`, and what a side
-    does not have is None. `weights` has the changed tensors: how many elements differ, the largest
-    difference and Frobenius norms in float64, all None where the shapes differ; `unreadable` says
-    why nothing is known. `records` has changes by subject (config, signature, targets, …);
-    `speed` and `deviations` are what each side's own build measured. `same`: the very same files,
-    also of targets that were built later.
+    Returns JSON data. Numbers that are not finite are the texts `nan` and `inf`; a value that one
+    side lacks is None. `weights` has the changed tensors: how many elements differ, the largest
+    difference and Frobenius norms in float64, all None if the shapes differ. Its `unreadable` says
+    why weights could not be compared. `records` has changes by subject (config, signature, targets,
+    …). `speed` and `deviations` were measured when each side was built. `same` is true if all files
+    are identical, also those of targets that were built later.
     """
     opened = [open_version(Opening(ref, mode="test", registry=registry)) for ref in (a, b)]
     left, right = (
@@ -53,7 +53,7 @@ def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
 
 
 def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> dict[str, Any]:
-    """Two bundles, each with what it is called."""
+    """Compare two bundles, each given with its name. The result is as for `diff`."""
     annexes = [{target: annex.digest for target, annex in x.annexes.items()} for _, x in (a, b)]
     sides = [
         {"ref": ref, "digest": bundle.digest, "annexes": built}
@@ -96,7 +96,8 @@ def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
 def tensor_change(
     name: str, a: torch.Tensor | None, b: torch.Tensor | None
 ) -> dict[str, Any] | None:
-    """None where both are the same bit by bit: NaN is then equal to itself, and 0 is not -0."""
+    """How a tensor differs; None if all bits are equal: so NaN equals itself, and 0 differs from
+    -0."""
 
     def kind(tensor: torch.Tensor | None) -> str | None:
         if tensor is None:
@@ -159,7 +160,8 @@ def _target(bundle: Bundle, name: str) -> dict[str, Any]:
 
 
 def _changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
-    """Values that differ, by the path that leads to them; list items that have names, by name."""
+    """Yields the values that differ, each with its path. If all items of a list have a name, they
+    are compared by name."""
     left, right = _named(a), _named(b)
     if left is None or right is None:
         if a != b:
@@ -185,7 +187,7 @@ def _named(value: Any) -> dict[str, Any] | None:
 
 
 def _measured(one: Manifest, two: Manifest) -> dict[str, Any]:
-    """Median times of a call, and largest deviations, of each target and engine of either side."""
+    """Median times of a call and largest deviations, for each target and engine of both sides."""
     a, b = (
         {(t, e): c for t, record in side.targets.items() for e, c in record.candidates.items()}
         for side in (one, two)
@@ -219,7 +221,7 @@ def _finite(value: Any) -> Any:
 
 
 def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
-    """What `diff` found, for people: lines and tables."""
+    """The result of `diff` as lines and tables for people."""
     for side in ("a", "b"):
         yield f"{side.upper()} {found[side]['ref']}  {found[side]['digest'][:12]}"
     if found["same"]:
@@ -276,12 +278,12 @@ def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str)
 
 
 def _shape(kind: str | None) -> str:
-    """In one word: `float32[48,6]`."""
+    """Dtype and shape as one word, such as `float32[48,6]`."""
     return "—" if kind is None else kind.replace(" (", "[").replace(", ", ",").replace(")", "]")
 
 
 def _deviation(largest: Any, outside: Any) -> str:
-    """Numbers, or texts for those that JSON has not."""
+    """A deviation as text. The arguments are numbers, or texts such as `nan` and `inf`."""
     return "—" if largest is None else f"{number(float(largest))} ({percent(float(outside))})"
 
 

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG that stands in a page: its text is text, its colours are the page's."""
+"""Draws the plots of a report as SVG inside a page, with real text and the colours of the page."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ _SETTINGS: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "lines.markersize": 5, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
-_MOST_BINS = 66  # as many as float64 has powers of two of ULP
+_MOST_BINS = 66  # the number of bins for float64, by powers of two of ULP
 _WIDE = 100
-"""Times the smallest count: what is above is drawn on a logarithmic axis."""
+"""If the largest count is more than this times the smallest, the axis is logarithmic."""
 _FEW = 30
-"""Values: fewer have no histogram of their own."""
+"""A size with fewer values gets no histogram, unless all sizes have fewer."""
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg` has its description inside, for those who hear it."""
+    """A plot. The SVG includes a description for screen readers."""
 
     svg: Any
-    """Markup of ours."""
+    """Markup that goes into the page without escaping."""
     caption: str
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points; `low` and `high` are the ends of a band around them."""
+    """A line through points; `low` and `high` are the limits of a band around it. `ours` is false
+    for references such as the eager model, which are drawn dashed."""
 
     name: str
     points: Points
@@ -66,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Steps:
-    """A histogram: a value for each bin."""
+    """A histogram, with one value for each bin."""
 
     name: str
     values: Sequence[float]
@@ -75,7 +76,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Kept:
-    """Deviations that stand for one histogram."""
+    """Deviations whose bins are added to one histogram."""
 
     name: str
     found: Sequence[Deviation]
@@ -91,7 +92,7 @@ def _rows(value: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is drawn over what, and how numbers on either are written."""
+    """The labels of both axes, and the functions that write their numbers."""
 
     x: str
     y: str
@@ -121,7 +122,7 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
 def deviation_figure(
     caption: str, output: str, reports: Iterable[ValidationReport], allowed: float
 ) -> Figure | None:
-    """The largest deviation of an output over the rows; exact answers have no place on it."""
+    """The largest deviation of an output over the rows. Deviations of 0 or inf are left out."""
     lines = []
     for report in reports:
         cases = ((rows_of(c.rows), c.outputs.get(output)) for c in report.cases)
@@ -133,13 +134,13 @@ def deviation_figure(
 
 
 def ulp_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
-    """How many values are how far off, in units in the last place."""
+    """A histogram of the deviations of values, in units in the last place."""
     bins = [Steps(each.name, each.summed("ulp_bins"), each.ours) for each in found]
     return _off(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
 def error_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
-    """How many values are how far off, by powers of ten."""
+    """A histogram of the absolute deviations of values, by powers of ten."""
     bins = [Steps(each.name, each.summed("error_bins"), each.ours) for each in found]
     first = Deviation.FIRST_DECADE
 
@@ -150,8 +151,8 @@ def error_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
 
 
 def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None) -> list[Kept]:
-    """An output's deviations: of the chosen artifact at some sizes, the largest first, of each
-    other over all."""
+    """The deviations of an output: for the chosen artifact at up to three sizes, the largest first;
+    for each other artifact over all sizes."""
     by_rows: dict[int, list[Deviation]] = {}
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
         found = case.outputs.get(output)
@@ -173,7 +174,7 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
 
 
 def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:
-    """Counts between edges."""
+    """Draw a histogram; None if it has no counts, or no finite width."""
     if not _has_bins(found):
         return None
     edges = found.edges()
@@ -185,7 +186,7 @@ def _has_bins(found: Histogram) -> bool:
 
 
 def why_not_drawn(curve: Curve) -> str:
-    """Why a figure of it would be empty; empty where one can be drawn."""
+    """The reason why a curve is not drawn; empty if it can be drawn."""
     if isinstance(curve, NotDrawn):
         return curve.why
     if isinstance(curve, Roc):
@@ -195,7 +196,7 @@ def why_not_drawn(curve: Curve) -> str:
 
 
 def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
-    """The background that passes with the signal, which is how a tagger's point is chosen."""
+    """Background efficiency over signal efficiency, from which a working point is chosen."""
     lines = []
     for name, roc in curves.items():
         if points := _points(roc):
@@ -206,7 +207,7 @@ def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
 
 
 def _points(roc: Roc) -> Points:
-    """Those that a logarithmic axis has."""
+    """The points with background above zero, which a logarithmic axis can show."""
     pairs = zip(roc.signal, roc.background, strict=False)
     return [(signal, background) for signal, background in pairs if background > 0]
 
@@ -214,7 +215,8 @@ def _points(roc: Roc) -> Points:
 def _off(
     caption: str, label: str, bins: Sequence[Steps], begins: Callable[[int], str]
 ) -> Figure | None:
-    """Shares of values by how far they are off, equal ones first; None where all are equal."""
+    """Draw the shares of values over their deviation; the first bin has the equal values. None if
+    all values are equal."""
     kept = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
     series = [each for each in kept if any(each.values)][: len(_SERIES)]
     used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
@@ -236,7 +238,7 @@ def _share(value: float) -> str:
 
 
 def rows_of(case: str | Mapping[str, int]) -> int:
-    """Of several row dimensions the largest."""
+    """The number of rows of a case; of several row dimensions, the largest."""
     counts = case.values() if not isinstance(case, str) else map(int, re.findall(r"=(\d+)", case))
     return max(counts, default=1)
 
@@ -244,7 +246,7 @@ def rows_of(case: str | Mapping[str, int]) -> int:
 def _drawn(
     caption: str, lines: Sequence[Line], axis: Axis, limits: Sequence[float] = ()
 ) -> Figure | None:
-    """Lines over `axis.x`; None where there are no two places to compare."""
+    """Draw lines over `axis.x`; None if there are fewer than two different x above zero."""
     if len({x for line in lines for x, _ in line.points if x > 0}) < 2:
         return None
 
@@ -265,7 +267,7 @@ def _drawn(
 def _stepped(
     caption: str, axis: Axis, series: Sequence[Steps], edges: Sequence[str] | Sequence[float]
 ) -> Figure:
-    """Histograms over bins of one width: with names where they begin, or between numbers."""
+    """Draw histograms. `edges` are numbers, or the names of the begins of bins of equal width."""
     named = isinstance(edges[0], str)
     begins = [each if isinstance(each, str) else number(each) for each in edges]
 
@@ -297,7 +299,8 @@ def _stepped(
 
 
 def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequence[str]) -> Figure:
-    """`words`: each line or histogram for those who hear it."""
+    """Make an SVG with `draw`. `words`: the text alternative of each line or histogram, for screen
+    readers."""
     import matplotlib
     from markupsafe import Markup
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -328,7 +331,7 @@ def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
 
 
 def _inline(svg: str, label: str) -> str:
-    """For a page: ids of its own, the page's colours, and what it shows in words."""
+    """Prepare an SVG for a page: unique ids, the page's colours, and `label` for screen readers."""
     own = f"f{zlib.crc32((label + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{own}', text)

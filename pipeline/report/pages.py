@@ -1,8 +1,8 @@
 """Reports as pages: HTML that needs no other file, no network and no script.
 
-The same lines and tables as on a terminal, with plots. What others wrote is text in it, whatever
-characters it has. jinja2 and matplotlib are imported only here and in `figures.py`, when a page is
-made.
+A page has the same lines and tables as the terminal, and plots. Text from others is escaped, so it
+can never act as HTML. jinja2 and matplotlib are imported only here and in `figures.py`, when a page
+is made.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Flow:
-    """What goes in and what comes out, drawn as boxes."""
+    """The steps from input columns to output columns, drawn as boxes."""
 
     steps: tuple[Step, ...]
 
@@ -89,7 +89,7 @@ def page(
     lead: Iterable[str] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The page; sections without a part are left out. `links`: texts and where they lead."""
+    """Write a page as HTML; empty sections are left out. `links`: pairs of text and address."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
@@ -118,7 +118,7 @@ def _missing(error: ImportError) -> str:
 
 
 def require_libraries() -> None:
-    """Raise ReportError where one that a page needs is missing."""
+    """Raise ReportError if a library that the pages need is not installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -132,7 +132,7 @@ def version_page(
     events: Sequence[Event] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """All that is known of a version, or of a bundle in a folder."""
+    """The page about a version, or about a bundle in a folder."""
     manifest = bundle.manifest
     title = version.ref if version else f"{manifest.name}, bundle {bundle.digest[:12]}"
     targets = (
@@ -157,7 +157,7 @@ def version_page(
 
 
 def flow(name: str, signature: Signature) -> Flow:
-    """Columns, blocks, the model, outputs."""
+    """The boxes of a signature: input columns, blocks, the model, output columns."""
 
     def columns(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
         by_collection: dict[str, dict[str, None]] = {}
@@ -196,13 +196,14 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             yield ulp_figure(f"{target}: how far {output} is off, in ULP", kept)
         if chosen := next((each for each in reports if each.engine == record.chosen), None):
             yield from _alike(bundle, chosen)
-        with suppress(ValueError, KeyError, IndexError):  # a foreign report that does not fit
+        with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit
             yield _worst_rows(bundle, reports, record.chosen)
         yield from facts_of(record)
 
 
 def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
-    """Outputs of the chosen artifact that are the model's own, and rows of another class."""
+    """Says for each output of the chosen artifact if all values are equal to the model's, or which
+    rows change their class."""
     signature = Signature.from_dict(bundle.manifest.signature)
     for bound in signature.outputs:
         found = chosen.worst.get(bound.name)
@@ -210,7 +211,7 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
             continue
         if not found.max_abs and not found.nonfinite_mismatches:
             values = f"all {found.elements:,} values of {chosen.engine}"
-            yield f"{bound.name}: {values} are the model's own"
+            yield f"{bound.name}: {values} are equal to the model's"
         elif found.argmax == 1:
             yield f"{bound.name}: no row changes its class with {chosen.engine}"
         elif found.reclassified:
@@ -218,11 +219,11 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
 
 
 def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
-    """Rows by the model's class and the artifact's, where these differ."""
+    """The number of rows by the model's class and the artifact's, if these differ."""
     parts = [bound.plan.components[i] for i in bound.plan.order]
 
     def name_of(index: int) -> str:
-        if index >= len(parts):  # a foreign report that does not fit
+        if index >= len(parts):  # a report from others may not fit
             return f"{index}"
         name, k = parts[index]
         return f"{name}[{k}]" if (name, 1) in parts else name
@@ -240,7 +241,7 @@ def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
 def _worst_rows(
     bundle: Bundle, reports: Sequence[ValidationReport], chosen: str | None
 ) -> Table | None:
-    """The row in which each output of the chosen artifact is farthest off, with its inputs."""
+    """For each output of the chosen artifact, the row that deviates most, with its inputs."""
     signature = Signature.from_dict(bundle.manifest.signature)
     report = next((each for each in reports if each.engine == chosen and each.cases), None)
     if report is None:
@@ -277,8 +278,8 @@ def _curves(bundle: Bundle) -> Iterator[Part | Figure | None]:
 
 
 def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figure | None]:
-    """A ROC of each score, named by its metrics; the residuals of each regression; of all else why
-    it is not drawn."""
+    """One ROC plot with a line per score, named by its metrics; the residuals of each regression;
+    and the reason for each curve that is not drawn."""
     scores: dict[Roc, list[str]] = {}
     for name, curve in curves.items():
         if why := why_not_drawn(curve):
@@ -329,7 +330,7 @@ def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
 
 
 def apply_page(done: Report, about: Sequence[About]) -> str:
-    """What a job did. `about`: of its first outputs, in their order."""
+    """The page about a job of `pipeline apply`. `about`: records of its first outputs, in order."""
     first = about[0]
     ref = f"{first.model}/{first.version}" if first.version else first.model
     scored, took = done.spent.rows, done.seconds - done.start
@@ -342,7 +343,7 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
         "scored before": f"{done.found:,}" if done.found else "",
         "time": f"{microseconds(1e6 * done.seconds)}, {microseconds(1e6 * done.start)} of it to "
-        "open the version and look at the files",
+        "open the version and inspect the files",
         "time of all threads": ", ".join(
             f"{name} {microseconds(1e6 * value)}"
             for name, value in vars(done.spent).items()
@@ -399,13 +400,13 @@ def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] =
 
 
 def _shared(side: Mapping[str, Any]) -> str:
-    """What others are told a bundle is: no path of this host."""
+    """The name of a bundle on a page for others, without paths of this host."""
     ref = str(side["ref"])
     return f"bundle {side['digest'][:12]}" if ref.startswith("/") else ref
 
 
 def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
-    """Every model of a registry."""
+    """The page with all models of a registry."""
     table = new_table("", "model", "versions", "aliases", "targets of the latest")
     for name, versions in models.items():
         newest = max(versions, key=lambda v: v.number, default=None)
@@ -417,7 +418,7 @@ def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
 
 
 def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) -> str:
-    """The versions of a model, the newest first, and what happened to them."""
+    """The page with the versions of a model, the newest first, and their history."""
     table = describe_versions(sorted(versions, key=lambda v: -v.number))
     table.links.update({v.ref: f"/models/{name}/{v.number}" for v in versions})
     history = [describe_history(name, list(reversed(events)))] if events else []
@@ -432,9 +433,9 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
 def publish(
     registry: Registry, version: Version, bundle: Bundle, folder: Path | None = None
 ) -> Path | None:
-    """Write a version's page beside MLflow's tags and, with a folder, into it; returns the file.
+    """Write a version's page next to MLflow's tags, and into `folder` if given. Returns the file.
 
-    Raises ReportError where a library is missing.
+    Raises ReportError if a library is missing.
     """
     text = version_page(bundle, version)
     registry.keep_report(version, REPORT, text)
@@ -447,5 +448,5 @@ def publish(
 
 
 def page_place(folder: Path, version: Version) -> Path:
-    """Where `publish` writes the page of a version."""
+    """The file that `publish` writes for a version."""
     return folder / f"{version.name}-{version.number}.html"

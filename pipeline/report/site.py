@@ -1,4 +1,4 @@
-"""`pipeline ui`: the pages of a registry in a browser. It reads, and changes nothing."""
+"""`pipeline ui`: shows the pages of a registry in a browser. It only reads."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
-_one_at_a_time = threading.Lock()  # matplotlib's settings belong to the process
+_one_at_a_time = threading.Lock()  # matplotlib has one set of settings per process
 
 
 def site(registry: Registry, host: str = _HERE[0]) -> Any:
-    """The application, for an ASGI server; on localhost it answers to that name alone."""
+    """The application, for an ASGI server. On localhost, it refuses requests that name another
+    host."""
     try:
         from fastapi import FastAPI, Request
         from fastapi.responses import HTMLResponse
@@ -47,7 +48,7 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
         raise ReportError(needed) from error
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    if host in _HERE:  # no page of others reads this one by a name that leads here
+    if host in _HERE:  # protects from foreign pages whose name resolves here (DNS rebinding)
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_HERE))
 
     def shown(text: str, status: int = 200) -> HTMLResponse:
@@ -56,7 +57,7 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
     @app.exception_handler(SoaPipelineError)
     def refused(_: Request, error: SoaPipelineError) -> HTMLResponse:
         missing = isinstance(error, NotFoundError)
-        said = page("Not found" if missing else "Not to be had now", [], [plain(error)], [HOME])
+        said = page("Not found" if missing else "Not available now", [], [plain(error)], [HOME])
         return shown(said, 404 if missing else 503)
 
     @app.get("/")
@@ -107,7 +108,7 @@ def _links(registry: Registry, version: Version) -> list[tuple[str, str]]:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Raises ReportError, before any work, where that address is not to be had."""
+    """Open the listening socket. Raises ReportError if the address is not available."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -117,7 +118,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:
-    """Until Ctrl-C."""
+    """Serve the pages until Ctrl-C."""
     app = site(registry, host)
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""What a report is made of, and how a terminal shows it; `pages.py` shows the same as HTML."""
+"""The parts of a report, and their output on a terminal; `pages.py` shows the same as HTML."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from soa.text import microseconds as microseconds
 from soa.text import plain
 
 Cell = str | tuple[str, ...]
-"""A text, or several lines of one."""
-_PIPE = 100  # columns where nothing says how many there are
-_PROSE = 14  # no column of sentences is narrower than so many
+"""A text of one line, or of several lines."""
+_PIPE = 100  # the width if there is no terminal
+_PROSE = 14  # the least width of a column of sentences, in characters
 _GAP = "  "
 _NUMBER = re.compile(r"[-+<>=~≤≥]*[0-9][0-9.,/…e%+-]*( \S{1,2})?|nan|-?inf|—|exact|none|")
 _MOMENT = re.compile(r"[0-9-]{10} [0-9:]{5,8}|")
@@ -28,24 +28,24 @@ _ASCII = str.maketrans({"─": "-", "—": "-", "…": "...", "→": "->", "←"
 
 @dataclass(frozen=True)
 class Table:
-    """A title, names of columns, and rows; the first column says what a row is.
+    """A title, names of columns, and rows. The first column names the row.
 
-    Cells may hold anybody's text: nothing in it is markup.
+    Cells are plain text, also from other users: markup in them has no effect.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[tuple[str, ...], ...]] = field(default_factory=list)
-    """Each cell as its lines."""
+    """Each cell is a tuple of its lines."""
     links: dict[str, str] = field(default_factory=dict)
-    """Where a cell of that text leads, on a page."""
+    """By text of a cell: the address of its link, on a page."""
 
     def add_row(self, *cells: Cell) -> None:
         lines = (tuple(map(plain, (cell,) if isinstance(cell, str) else cell)) for cell in cells)
         self.rows.append(tuple(lines))
 
     def filled(self) -> Table:
-        """Without the columns in which no row has anything."""
+        """The table without empty columns; the first column always stays."""
         kept = [
             i for i in range(len(self.columns))
             if i == 0 or any(any(row[i]) for row in self.rows if i < len(row))
@@ -57,11 +57,11 @@ class Table:
         return [self.is_number(i) for i in range(len(self.columns))]
 
     def is_number(self, column: int) -> bool:
-        """Whether it is written to the right."""
+        """True if a column has only numbers; then it is aligned to the right."""
         return column > 0 and self._all(column, _NUMBER)
 
     def is_prose(self, column: int) -> bool:
-        """Whether it may be broken into lines."""
+        """True if a column has text, which may be broken into lines."""
         return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
 
     def _all(self, column: int, form: re.Pattern[str]) -> bool:
@@ -70,7 +70,7 @@ class Table:
 
 
 Part = str | Table
-"""What a report yields: a line, or a table."""
+"""A part of a report: a line, or a table."""
 
 
 def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) -> Table:
@@ -93,7 +93,7 @@ def show(parts: Iterable[Part], width: int | None = None) -> None:
 
 
 def write(text: object, err: bool = False) -> None:
-    """A line; on a terminal it goes on, indented, at the end of a word."""
+    """Print a line. On a terminal, a long line is wrapped between words and indented."""
     line, stream = plain(text), sys.stderr if err else sys.stdout
     for piece in wrapped(line, terminal_width()) if stream.isatty() else [line]:
         _echo(piece, err)
@@ -106,16 +106,17 @@ def _echo(line: str, err: bool = False) -> None:
         line.encode(encoding)
     except UnicodeEncodeError:  # a locale without UTF-8
         line = line.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
-    click.echo(line, file=stream)  # as it is now: click's own finds what is below a live line
+    # `file`: rich replaces the stream during a live display; click alone would bypass that.
+    click.echo(line, file=stream)
 
 
 def terminal_width() -> int:
-    """Of the terminal, or $COLUMNS."""
+    """The width of the terminal, or $COLUMNS, in characters."""
     return shutil.get_terminal_size((_PIPE, 24)).columns
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """At spaces; a word that is longer than the terminal stays whole."""
+    """The line broken at spaces. A word that is longer than the terminal is not broken."""
     lead = re.match(r" *(\S+ {2,})?", line)
     indent = min(lead.end() if lead else 0, width // 2)
     return _wrap(line, width, " " * (indent or 2))
@@ -129,8 +130,8 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def table_lines(table: Table, width: int) -> Iterator[str]:
-    """The table in so many columns: numbers and names whole, sentences in several lines; where not
-    even that fits, each row by itself, a line for each cell."""
+    """The table in at most `width` characters. Sentences are broken into several lines, numbers and
+    names are not. If the table is still too wide, each cell gets a line."""
     if table.title:
         yield from _wrap(table.title, width)
     table = table.filled()
@@ -169,7 +170,7 @@ def _row(
 
 
 def cells_of(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """The width of a text on a terminal, in characters."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -178,7 +179,7 @@ def cells_of(text: str) -> int:
 
 
 def _widths(table: Table, width: int) -> list[int] | None:
-    """Of each column; None where the table does not fit."""
+    """The width of each column; None if the table does not fit."""
     room = width - len(_GAP) * (len(table.columns) - 1)
     whole, least = [], []
     for i, name in enumerate(table.columns):

@@ -1,6 +1,6 @@
-"""Reports on versions: bundles, validation, times, gates, history. Each yields lines and tables.
+"""Reports on versions: bundles, validation, times, gates, history, as lines and tables.
 
-Every number comes from a report or a manifest.
+All numbers come from stored reports or from a manifest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
 from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport
 
-if TYPE_CHECKING:  # they import torch, and a list of versions does not wait for it
+if TYPE_CHECKING:  # these import torch, which a list of versions should not wait for
     from pipeline.report.tables import Part
     from runtime.checked import Tolerance
 
@@ -30,9 +30,9 @@ SPREAD = "one thread; below each median its 5th … 95th percentile"
 
 
 def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
-    """What a build found out: every candidate against the reference, and their times.
+    """The results of a build: deviations of every candidate from the reference, and times.
 
-    `only`: of this target, and where it comes from if it was built later.
+    `only`: report this target alone, without the reference and the metrics.
     """
     if only is None:
         yield from describe_reference(bundle)
@@ -49,7 +49,7 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
 
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
-    """As it was recorded; else what the manifest keeps of it."""
+    """The stored validation reports; if there are none, reports with the data of the manifest."""
     from runtime.checked import Deviation
     from stages.reports import ValidationReport
 
@@ -73,7 +73,8 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
 
 
 def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
-    """As it was recorded, with what users do today beside it; else what the manifest keeps."""
+    """The stored benchmark report, with the times of eager torch and copies to compare with; if
+    there is none, a report with the data of the manifest."""
     from stages.reports import BenchmarkReport, Timing
 
     timed = bundle.benchmark() or {}
@@ -89,7 +90,7 @@ def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
 
 
 def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
-    """By target, what is drawn of each metric."""
+    """Yields, for each target, the curve of each metric."""
     recorded = bundle.curves() or {}
     for target in bundle.manifest.targets:
         if target in recorded:
@@ -104,8 +105,8 @@ def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target:
 
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
-    """What the reference proves: its values that are NaN or infinite, and what it does not show."""
-    from stages.reference import proof_of  # it needs NumPy, and a list of versions does not
+    """How far the reference tests a model: its NaN or infinite values, and notes on its limits."""
+    from stages.reference import proof_of  # here: it needs NumPy, a list of versions does not
 
     counts, notes = proof_of(bundle)
     rows = (
@@ -121,7 +122,7 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
 
 
 def metrics_of(bundle: Bundle) -> Iterator[Part]:
-    """What the labelled rows came to, where the config has such."""
+    """The metrics on the labelled rows, if the config has any."""
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         rows = [
@@ -150,7 +151,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
 
 
 def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
-    """Which engines are valid, and why the others are not."""
+    """Says which engines are valid, and why the others are not."""
     if valid := [report.engine for report in reports if report.valid]:
         yield f"valid: {', '.join(valid)}"
     for report in reports:
@@ -162,7 +163,7 @@ def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
 
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
-    """Below each median its spread, in the same unit."""
+    """A table of times: each median, and below it the spread in the same unit."""
     table = new_table(title, "", *report.timings)
     spans = spans_of(report.below, report.fastest)
     for name in dict.fromkeys(name for rows in report.timings.values() for name in rows):
@@ -180,7 +181,7 @@ def time_and_spread(t: Timing) -> Cell:
 
 
 def percent(share: float) -> str:
-    """`0%`, `99.87%`, and `<0.01%` for what is not nothing."""
+    """A share as text: `0%` or `100%` only if exact, else such as `99.87%` or `<0.01%`."""
     if share in (0, 1):
         return f"{share:.0%}"
     return "<0.01%" if 0 < share < 1e-4 else f"{min(share, 0.9999):.2%}"
@@ -194,7 +195,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
 
 
 def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
-    """What a version is and where it comes from, by name."""
+    """Facts about a version and its origin, by name."""
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
     dependence = manifest.capture.dependence
@@ -212,7 +213,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items()),
-        "dependence": "none: a row's answer is its own" if dependence == "" else dependence,
+        "dependence": "none: no row depends on other rows" if dependence == "" else dependence,
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
@@ -227,7 +228,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
 
 
 def blocks_of(manifest: Manifest) -> Table:
-    """What the model reads and writes."""
+    """A table of the blocks that the model reads and writes."""
     signature = Signature.from_dict(manifest.signature)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for arrow, bound_blocks in (("→", signature.inputs), ("←", signature.outputs)):
@@ -249,12 +250,12 @@ def _band(t: Tolerance) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    """The first six, and how many there are."""
+    """The first six names; if there are more, also their number."""
     return ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
 
 
 def _origin(found: Mapping[str, Any]) -> str:
-    """Where a version was before it came into this registry."""
+    """The registry and version from which a version was pushed, as text."""
     if not found:
         return ""
     was = f", was {found['version']}" if "version" in found else ""
@@ -263,7 +264,7 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 
 def facts_of(record: TargetRecord) -> Iterator[str]:
-    """What engines record of their artifacts, as `name value` pairs; empty lists are left out."""
+    """The facts that engines record about artifacts, as `name value` pairs without empty lists."""
     for engine, candidate in record.candidates.items():
         shown = [
             f"{name.replace('_', ' ')} "
@@ -276,7 +277,7 @@ def facts_of(record: TargetRecord) -> Iterator[str]:
 
 
 def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
-    """Where a target that was built later comes from."""
+    """The origin of a target that was built later; nothing for other targets."""
     annex = bundle.annexes.get(target)
     if annex is not None:
         record = annex.record
@@ -295,7 +296,7 @@ def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Pa
 
 
 def _question(decision: Decision) -> str:
-    """The gate, and of one that asks several times what it was asked of."""
+    """The name of the gate and, if the gate decides several times, the target or quantity."""
     what, said, _ = decision.detail.partition(f" is {decision.found}, limit ")
     target = re.match(rf"{TARGET_PATTERN}(?=[ :])", decision.detail)
     of = what if said else target and target[0]
@@ -319,7 +320,7 @@ def describe_history(name: str, events: Iterable[Event]) -> Part:
 
 
 def _why(event: Event) -> str:
-    """The reasons for or against it, in a few words."""
+    """The reasons for an event, or against it, in a few words."""
     if event.kind == "found":
         aliases = ", ".join(f"@{alias} {number}" for alias, number in event.after.items())
         return f"aliases moved by other means: {aliases or 'none left'}"
@@ -331,7 +332,7 @@ def _why(event: Event) -> str:
     refused = dict.fromkeys(d.gate for d in event.decisions if not d.lets_pass)
     if refused:
         parts.append(f"refused by {', '.join(refused)}")
-    # Events of older versions have the reason in the decision alone.
+    # Events that older releases wrote have the reason only in the decision.
     said = {"", event.reason}
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
     parts += [f"{g} overridden" + ("" if w in said else f": {w}") for g, w in overridden.items()]

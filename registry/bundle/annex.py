@@ -1,9 +1,9 @@
 """An annex: the artifacts for one more target of a version, built after its bundle was sealed.
 
-It is a folder with a seal of its own (`SHA256SUMS`) that names the digest of its bundle: the bundle
-and its digest stay as they are. It holds `annex.json`, one folder for each engine, and the reports
-of its target. `attach` joins a bundle and its annexes: an annex's files are then found under
-`annexes/<device>/<arch>/`, as they lie in a pulled bundle and as `annex.json` names them.
+It is a sealed folder (with `SHA256SUMS`) that names the digest of its bundle; the bundle itself and
+its digest do not change. An annex contains `annex.json`, one folder for each engine, and the
+reports of its target. `attach` joins a bundle and its annexes. The annex's files then have names
+that begin with `annexes/<device>/<arch>/`, as in a pulled bundle and in `annex.json`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANNEX_SCHEMA = 1
 
 
 def prefix_of(target: str) -> str:
-    """Where an annex's files are once it is attached."""
+    """The beginning of the names of an attached annex's files."""
     return f"{ANNEXES}/{target}/"
 
 
@@ -54,7 +54,7 @@ class AnnexRecord(Record):
     host: dict[str, str] = field(default_factory=dict)
     python: str
     notes: list[str] = field(default_factory=list)
-    """What the reports do not hold, in words."""
+    """Remarks in words that the reports do not contain."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,17 +81,17 @@ class Annex(Sealed):
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
-        """As `Bundle.open`: whatever is not the sealed folder is refused with a BundleError."""
+        """Like `Bundle.open`: raises BundleError if the folder is not intact."""
         content, sealed = open_sealed(path, ANNEX, verify=verify)
         record = record_from_json(AnnexRecord, content, str(sealed["path"] / ANNEX), ANNEX_SCHEMA)
         return cls(record=record, **sealed)
 
 
 def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
-    """The bundle with its annexes: one manifest, one set of files; nothing is written.
+    """Return the bundle with its annexes: one manifest, one set of files. Nothing is written.
 
-    Raises BundleError for an annex of another bundle, for a second one of a target, and for one of
-    a target that the bundle itself has verified.
+    Raises BundleError if an annex belongs to another bundle, if two annexes have the same target,
+    or if the bundle itself has that target verified.
     """
     targets, files = dict(bundle.manifest.targets), dict(bundle.files)
     known, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
@@ -128,9 +128,9 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
 def open_folder(
     path: str | Path, *, verify: bool = True, only: Mapping[str, str] | None = None
 ) -> Bundle:
-    """The bundle of a folder with the annexes that lie in it.
+    """Open the bundle in a folder with the annexes in the same folder.
 
-    `only`: of these targets and with these digests, all of which must be there; None: all.
+    `only`: digests by target; just these annexes are taken, and all must exist. None: all annexes.
     """
     bundle = Bundle.open(path, verify=verify)
     root = bundle.path / ANNEXES

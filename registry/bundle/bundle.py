@@ -1,6 +1,6 @@
-"""A bundle: the folder that holds everything of one model version, and that nothing may change.
+"""A bundle: the folder with all files of one model version. It is never changed.
 
-Its seal (digests.py) says which files belong to it, and its digest is that of the seal.
+Its seal (digests.py) lists the files that belong to it; the bundle's digest is that of the seal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from registry.bundle.annex import Annex
 
 ANNEXES = "annexes"
-"""Where a pulled bundle keeps what was built for more targets later: registry/bundle/annex.py."""
+"""The subfolder of a pulled bundle for targets that were built later: registry/bundle/annex.py."""
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 CURVES = "reports/metrics.json"
@@ -31,8 +31,7 @@ class Bundle(Sealed):
     """An opened bundle.
 
     With annexes (`registry.bundle.annex.attach`), the targets of the manifest, the files and the
-    reports are those of the bundle and of its annexes together; `digest` is always that of the
-    bundle.
+    reports include those of the annexes. `digest` is always that of the bundle alone.
     """
 
     manifest: Manifest
@@ -46,11 +45,11 @@ class Bundle(Sealed):
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
-        """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.
+        """Open a bundle. Raises a BundleError that names the file if it is not intact.
 
         The structure and the manifest are always checked; `verify=False` leaves out only the
         digests of the other files. With `verify=True` every file is read once. Annexes in the
-        folder are left aside: `registry.bundle.annex.open_folder` takes them too.
+        folder are ignored; `registry.bundle.annex.open_folder` opens them too.
         """
         content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)
         root = sealed["path"]
@@ -66,12 +65,12 @@ class Bundle(Sealed):
             annex.verify()
 
     def file(self, name: str) -> Path:
-        """The path of a file of the bundle, given relative to it."""
+        """The path of a file. `name`: relative to the bundle."""
         root, inside = self.place(name)
         return root / inside
 
     def place(self, name: str) -> tuple[Path, str]:
-        """The folder that holds a file of the bundle, its own or an annex's, and the name there."""
+        """The folder that contains a file (the bundle's or an annex's), and its name there."""
         if name not in self.files:
             raise BundleError(f"{self.path}: the bundle has no file {name!r}")
         for annex in self.annexes.values():
@@ -80,23 +79,23 @@ class Bundle(Sealed):
         return self.path, name
 
     def validation(self) -> dict[str, Any] | None:
-        """`reports/validation.json`, or None where the bundle has none."""
+        """`reports/validation.json`, or None if the bundle has none."""
         return self._report(VALIDATION)
 
     def benchmark(self) -> dict[str, Any] | None:
-        """`reports/benchmark.json`, or None where the bundle has none."""
+        """`reports/benchmark.json`, or None if the bundle has none."""
         return self._report(BENCHMARK)
 
     def curves(self) -> dict[str, Any] | None:
-        """`reports/metrics.json`, or None where it has none, as in bundles of 1.0."""
+        """`reports/metrics.json`, or None if there is none, as in bundles of release 1.0."""
         return self._report(CURVES)
 
     def signature(self) -> bytes | None:
-        """What lies beside the sealed files as their signature; see registry/trust."""
+        """The signature file next to the sealed files, or None; see registry/trust."""
         return read_sealed(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:
-        """A report by target; for the target of an annex its own report counts."""
+        """A report by target. For the target of an annex, the report in the annex is taken."""
         places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
         found = [place for place, files in places if name in files]
         report: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """A seal: `SHA256SUMS` lists every other file of a folder, in the format of `sha256sum -c`.
 
-Its own digest is the identity of the folder. A missing, altered or extra file, a link or a special
-file is refused, for a registry hands these files to other people's processes.
+The digest of `SHA256SUMS` identifies the folder. A missing, altered or extra file, a link or a
+special file is refused, because a registry passes these files to other people's processes.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 SIGNATURE = "bundle.sig"
 MLFLOW_NOTE = "registered_model_meta"
-"""MLflow writes it into the folder from which it loads a model; it names the version."""
+"""A file that MLflow writes into the folder from which it loads a model; it names the version."""
 _BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
 """Files about the folder, written after it was sealed: `SHA256SUMS` does not list them."""
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
-_CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
+_CHUNK = 1 << 18  # small enough for the cache of one core, between reading and hashing
 _HASHERS = 8
-_WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
+_WORTH_A_THREAD = 4 << 20  # bytes; hashing them takes some 10 ms
 
 Identity = tuple[int, ...]
-"""Which file it is, and what changes with whatever is written to it."""
+"""Device, inode, size and times of a file: a write to the file changes at least one of them."""
 
-# Digests that this process has computed: a file that is still the same is not read again. A write
-# within one tick of the clock might not show, so a file that was written just now is not kept.
+# Digests that this process has computed: an unchanged file is not read again. Two writes within one
+# tick of the clock give the same times, so the digest of a file that was just written is not kept.
 _seen: dict[Identity, str] = {}
 _SETTLED_NS = 2_000_000_000
 
 
 def identity(place: int | Path) -> Identity:
-    """Of an open file, or of what lies at a path."""
+    """The identity of an open file, or of the file at a path (links are not followed)."""
     at = os.fstat(place) if isinstance(place, int) else place.lstat()
     return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 
@@ -61,17 +61,17 @@ class Sealed:
     files: Mapping[str, str] = field(repr=False)
     """Each file's path in the folder, and its listed sha256."""
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
-    """What each file was when its digest was checked: see registry/bundle/pinned.py."""
+    """The identity of each file when its digest was checked: see registry/bundle/pinned.py."""
     holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
-    """Objects whose life keeps the files in the cache: see registry/store/cache.py."""
+    """Objects that keep the files in the cache while they live: see registry/store/cache.py."""
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
-        """Refuse, with a BundleError naming the file, whatever is not such a folder."""
+        """Open a sealed folder. Raises a BundleError that names the file if it is not intact."""
         raise NotImplementedError
 
     def verify(self) -> None:
-        """Check again that every byte of the folder is still what was opened."""
+        """Check again that every file in the folder has the same content as when it was opened."""
         _seen.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(
@@ -82,9 +82,10 @@ class Sealed:
 def open_sealed(
     path: str | Path, main: str, *, aside: Collection[str] = (), verify: bool = True
 ) -> tuple[bytes, dict[str, Any]]:
-    """Check a sealed folder: the content of `main`, which names the others, and fields of `Sealed`.
+    """Check a sealed folder; return the content of the file `main`, and the fields of `Sealed`.
 
-    `aside` names folders in it that the seal does not cover. Raises BundleError.
+    `aside` names subfolders that the seal does not cover. `verify=False` leaves out the digests of
+    all files but `main`. Raises BundleError.
     """
     root = Path(path).absolute()
     if not root.is_dir():
@@ -109,7 +110,7 @@ def open_sealed(
 
 @known_options()
 def seal(path: str | Path) -> str:
-    """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
+    """Write `SHA256SUMS` for all files of the folder, and return the bundle's digest."""
     root = Path(path)
     names = sorted(name for name in _listing(root) if name not in _BESIDE)
     digests = [digest for digest, _ in _hashes(root, names)]
@@ -119,13 +120,13 @@ def seal(path: str | Path) -> str:
 
 
 def open_file(root: Path, name: str) -> int:
-    """A descriptor of a plain file; BundleError for a link or anything else."""
+    """A descriptor of a plain file. Raises BundleError for a link or a special file."""
     with _read_errors(root, name):
         return open_plain(root / name)
 
 
 def read_sealed(root: Path, name: str) -> bytes:
-    """The content of a plain file; BundleError for a link or anything else."""
+    """The content of a plain file. Raises BundleError for a link or a special file."""
     with _read_errors(root, name):
         return read_plain(root / name)
 
@@ -141,10 +142,11 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
 
 
 def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
-    """Of each file; those that are new and large one a core at a time: hashing leaves the GIL."""
+    """The sha256 and identity of each file. If there is much to hash, several threads share the
+    files: hashing releases the GIL."""
     try:
         total = sum(found[2] for name in names if (found := identity(root / name)) not in _seen)
-    except OSError:  # one has gone since it was listed, which is said when it is read
+    except OSError:  # a file was removed since it was listed: reading it raises the error
         total = 0
     cores = len(os.sched_getaffinity(0))
     if total < _WORTH_A_THREAD or cores == 1:
@@ -170,7 +172,7 @@ def _hash(root: Path, name: str) -> tuple[str, Identity]:
 
 
 def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
-    """The sha256 of an open file, and what it was throughout."""
+    """The sha256 and identity of an open file. Raises BundleError if it is changed meanwhile."""
     digest, at = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
     with _read_errors(root, name):
@@ -227,7 +229,7 @@ def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
 
 
 def _listing(root: Path) -> Iterator[str]:
-    """All files below `root`, relative to it; links, special files and odd names are refused."""
+    """All files below `root`, relative to it; links, special files and unsafe names are refused."""
     pending = [root]
     while pending:
         with os.scandir(pending.pop()) as entries:

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a bundle holds, how it was made and what was measured on it."""
+"""`manifest.json`: the content of a bundle, how it was made, and the measurements on it."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ CaseName = Annotated[
 """Row counts: `1000`, or `nodes=5,edges=20`."""
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "a sha256")]
 MOST_THREADS = 4096
-"""Or instances."""
+"""The limit on threads, and also on instances."""
 Count = Annotated[int, Within(1, MOST_THREADS)]
 Time = Annotated[float, Within(0, float_info.max)]
 
-# Those of a bundle are read by C++ too, by schemas that follow from these classes: after a change
-# run `python -m tests.registry.bundle.schemas_file`.
+# The C++ library reads these records too, with schemas that are made from these classes: after a
+# change run `python -m tests.registry.bundle.schemas_file`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(Record):
-    """How the portable programs were taken from the model."""
+    """How the portable programs were captured from the model."""
 
     program: Literal["torch.export"] = "torch.export"
     torchscript: Literal["scripted", "traced"] | None = None
     torchscript_note: str | None = None
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     dependence: str | None = None
-    """Why rows may see each other, by the program's graph; empty: they do not. None: not asked, in
-    versions made before that was."""
+    """The reason, from the program's graph, why rows may depend on each other; empty: they do not.
+    None: not analysed, in bundles of older releases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +91,15 @@ class Worst(Record):
     max_abs: Measured
     max_rel: Measured
     outside: Measured
-    """Fraction of the elements outside `atol + rtol * |reference|`."""
+    """Fraction of the elements that deviate by more than `atol + rtol * |reference|`."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """An element agrees if |found - reference| <= atol + rtol * |reference|.
 
-    `max_outside` is the fraction of elements that may disagree. NaN agrees with NaN, an infinity
-    with the same infinity; nothing else non-finite agrees.
+    `max_outside` is the largest fraction of elements that may disagree. NaN agrees only with NaN,
+    and an infinity only with the same infinity.
     """
 
     atol: Annotated[float, Within(0)]
@@ -122,46 +122,47 @@ class BenchmarkStats(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSettings(Record):
-    """How a session runs the artifact where its user does not say."""
+    """The default settings of a session, which its user can override."""
 
     threads: Count = 1
     instances: Count | None = None
-    """Runs at one moment; None for one a core."""
+    """The number of runs at the same time; None: one for each core."""
 
 
 Evidence = Literal["unverified", "compiles", "emulated"]
-"""What speaks for an artifact that no device of its kind has run: nothing; that its compiler took
-it; that it gave the reference's answers on an emulator. docs/howto/targets.md says what each
-proves."""
+"""The evidence for an artifact that has not run on a device of its target: `unverified`: none;
+`compiles`: its compiler accepted it; `emulated`: it gave the reference's values on an emulator. See
+docs/howto/targets.md."""
 
 Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified", "compiles",
                   "emulated"]  # fmt: skip
-"""Of one candidate. `refused`: its answers deviate, or it does what no artifact may; `failed`: its
-compiler or the artifact broke; `not applicable`: the engine is not for this model or target."""
+"""The status of one candidate. `refused`: its outputs deviate, or it does something that artifacts
+must not do; `failed`: its compiler failed or the artifact crashed; `not applicable`: the engine
+does not support this model or target."""
 
 
 def _as_it_is_called(status: object) -> object:
-    return "refused" if status == "invalid" else status  # as earlier releases wrote
+    return "refused" if status == "invalid" else status  # earlier releases wrote "invalid"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Record):
-    """What one engine made for one target."""
+    """The artifact of one engine for one target, with its measurements."""
 
     status: Annotated[Verdict, Before(_as_it_is_called, also=Literal["invalid"])]
     reason: str | None = None
     files: list[BundlePath] = field(default_factory=list)
-    """Relative to the bundle; the engine opens the first."""
+    """Paths relative to the bundle; the engine opens the first."""
     tile: Annotated[int, Within(1)] | None = None
-    """How many rows run at a time; None: all."""
+    """The number of rows in one call of the engine; None: all."""
     windows: bool = False
-    """Whether it was validated on rows of larger collections, from odd ones on."""
+    """True if it was validated on windows of larger collections that begin at odd rows."""
     bits: Sha256 | None = None
-    """The sha256 of its answers to some rows of the reference: see runtime/opening/bits.py."""
+    """The sha256 of its outputs for some rows of the reference: see runtime/opening/bits.py."""
     options: dict[str, Any] = field(default_factory=dict)
     compile_seconds: Measured | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the engine records of its artifact, as an opset or the bytes a call copies."""
+    """What the engine records about its artifact, such as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = field(default_factory=dict)
     benchmark: dict[CaseName, BenchmarkStats] = field(default_factory=dict)
 
@@ -176,17 +177,17 @@ class Below(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRecord(Record):
-    """One target. `unverified`, `compiles`, `emulated`: built, but no device of this kind has run
-    it."""
+    """One target. `unverified`, `compiles`, `emulated`: it was built, but has not run on a device
+    of this kind."""
 
     status: Literal["verified", "unverified", "compiles", "emulated", "failed"]
     chosen: str | None = None
     below: list[Below] = field(default_factory=list)
-    """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
+    """Other engines than `chosen` that are faster for small row counts: `rows` ascending."""
     raced_with: list[str] = field(default_factory=list)
     """Targets whose times may be compared with these: they come from the same race."""
     metrics: dict[str, Measured] = field(default_factory=dict)
-    """What the chosen artifact's outputs on the labelled rows came to, by name."""
+    """By name: the metrics of the chosen artifact's outputs on the labelled rows."""
     candidates: dict[EngineName, Candidate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -209,31 +210,32 @@ class TargetRecord(Record):
             raise ValueError(f"chosen engine {engine!r} is {candidate.status}, not valid")
 
     def engines(self) -> list[str]:
-        """Every engine that a session of this target runs; empty where none was chosen."""
+        """Every engine that a session of this target runs; empty if none was chosen."""
         if self.chosen is None:
             return []
         return list(dict.fromkeys([self.chosen, *(each.engine for each in self.below)]))
 
     def engine_at(self, case: str) -> str:
-        """Who runs a case of the benchmark, as `32` or `nodes=5,edges=20`."""
+        """The engine for a case of the benchmark, such as `32` or `nodes=5,edges=20`."""
         n = int(case) if case.isdecimal() else None
         below = (each.engine for each in self.below if n is not None and n < each.rows)
         return next(below, str(self.chosen))
 
     def choice(self) -> str:
-        """The choice for people: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
+        """The chosen engines as text: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
         others = [f"{name} {rows}" for name, rows in self.spans().items() if name != self.chosen]
         return f"{self.chosen} ({', '.join(others)})" if others else f"{self.chosen}"
 
     def spans(self) -> dict[str, str]:
-        """By engine that runs, for people: at which row counts."""
+        """By engine: its row counts as text, see `spans_of`."""
         return spans_of([(each.rows, each.engine) for each in self.below], self.chosen)
 
 
 def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, str]:
-    """By engine, the row counts at which it runs, for people; empty where it runs at all of them.
+    """By engine: the row counts at which it runs, as text; empty if it runs for all of them.
 
-    `below`: the row count up to which each runs, ascending; `chosen` runs from the last one on.
+    `below`: pairs (rows, engine), ascending: the engine runs fewer than `rows` rows. `chosen` runs
+    from the last of these row counts on.
     """
     found: dict[str, list[str]] = {}
     first = 0
@@ -258,21 +260,21 @@ class Provenance(Record):
     host: dict[str, str] = field(default_factory=dict)
     python: str
     seconds: dict[str, Measured] = field(default_factory=dict)
-    """What the steps of each stage took, of those whose result was not kept from an earlier run.
-    Steps that ran side by side count each."""
+    """By stage: the time of its steps, without those whose result was kept from an earlier run.
+    Steps that ran at the same time are added up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(Record):
-    """Labelled rows by which metrics are computed, and the user's own functions of them."""
+    """Labelled rows for computing metrics, and the user's own metric functions."""
 
     file: BundlePath
     source: str
-    """The name of the file that the rows are from, and its digest."""
+    """The name of the file from which the rows were taken; `sha256` is its digest."""
     sha256: str
     rows: int
     code: dict[str, BundlePath] = field(default_factory=dict)
-    """By metric."""
+    """By metric: the file with its function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +290,7 @@ class Manifest(Record):
     reference: BundlePath = "reference.safetensors"
     targets: dict[TargetName, TargetRecord] = field(default_factory=dict)
     tolerances: dict[str, Tolerance] = field(default_factory=dict)
-    """By output."""
+    """The tolerances by output."""
     classifiers: list[str] = field(default_factory=list)
     """Outputs whose arg-max agreement is reported."""
     labelled: LabelledData | None = None
@@ -296,7 +298,7 @@ class Manifest(Record):
     provenance: Provenance
 
     def files(self) -> dict[str, str]:
-        """Every file that the manifest names, with where it names it."""
+        """Every file that the manifest names, with the place in the manifest."""
         named = {self.program: "program", self.reference: "reference"}
         if self.torchscript is not None:
             named[self.torchscript] = "torchscript"
@@ -314,7 +316,7 @@ class Manifest(Record):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "manifest.json") -> Manifest:
-        """`where` names the file in the errors, which are BundleErrors of one line."""
+        """Raises BundleError with a message of one line, in which `where` names the file."""
         return record_from_json(cls, text, where, SCHEMA_VERSION)
 
 
@@ -323,16 +325,16 @@ R = TypeVar("R", bound=Record)
 
 def record_to_json(record: DataclassInstance) -> str:
     """Keys sorted, one final newline: equal records give equal bytes."""
-    # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
-    # survive the way out and back.
+    # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
+    # are written as strings, and read back as numbers.
     data = json.loads(
         json.dumps(as_data(record)), parse_constant=lambda said: said
-    )  # keys are texts now
+    )  # every key is a string now
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) -> R:
-    """Read a record with a `schema_version`, of which this code knows those up to `newest`."""
+    """Read a record with a `schema_version`. Raises BundleError if that is above `newest`."""
     try:
         data = parse_json(text)
     except ValueError as error:

@@ -1,17 +1,17 @@
-"""Opening what was hashed: files of a bundle, held open, under paths that lead to nothing else.
+"""Pinned files: an engine opens exactly the files whose digests were checked.
 
-A digest is checked when the bundle is opened; an engine opens the path later. In between a file may
-be replaced. So the file is opened once more and must be the one that was hashed: the same device,
-inode, size and times, of which a write or a replacement changes at least one. The engine gets a
-folder of links to `/proc/self/fd/N`, so it opens that very file, whatever is renamed or replaced
-later. Nothing is copied, and processes still share the pages. A file that is another one by now is
-hashed again: it may have been replaced by an equal one, or a network's file system may have given
-it another inode.
+A digest is checked when the bundle is opened, but an engine opens the path later, and meanwhile the
+file may be replaced. So the file is opened once more and must be the one that was hashed: the same
+device, inode, size and times. A write or a replacement changes at least one of these. The engine
+gets a folder of links to `/proc/self/fd/N`, so it opens that same file, even if paths are renamed
+or replaced later. Nothing is copied, and processes still share the memory pages. If the identity
+of a file has changed, the file is hashed again: it may have been replaced by an equal one, or a
+network file system may have given it another inode.
 
-One gap is left. A write into the file itself, between our last check and the engine's opening, is
-found only afterwards; through a shared mapping, or within one tick of the kernel's clock, not even
-then; and in pages that are mapped already, never. Files that nobody may write (CVMFS, a read-only
-mount, another user's) have no such gap.
+One gap is left: a write into the file itself, between our last check and the moment when the engine
+opens it. `check` finds such a write only afterwards. It does not find one through a shared mapping
+or within one tick of the kernel's clock, and no check finds one in pages that are already mapped.
+Files that cannot be written (CVMFS, a read-only mount, files of another user) have no such gap.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from registry.errors import BundleError
 
 
 def _links_in() -> str | None:
-    """The place for temporary folders of links: in memory if possible, else Python's default."""
+    """The folder for temporary folders of links: in memory, or None for Python's default."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 
 class Pinned:
-    """Some files of a bundle, until `close`. `file(name)` is the path to open instead of its own:
-    for this process, also after a fork, or, `for_others`, for those that it starts while it lives.
+    """Holds some files of a bundle open until `close`. `file(name)` is the path to open instead of
+    the file's own path. It works in this process and its forks; with `for_others` instead in other
+    processes that it starts, as long as it lives.
 
-    Of a bundle that was opened without digests, the files are held as they are found.
+    If the bundle was opened without checking digests, the files are held as they are now.
     """
 
     def __init__(self, bundle: Bundle, names: Iterable[str], *, for_others: bool = False) -> None:
@@ -56,7 +57,7 @@ class Pinned:
         return self.folder / name
 
     def check(self) -> None:
-        """BundleError if a file is not what was hashed, or has been written to since."""
+        """Raise BundleError if a file has been changed since it was pinned."""
         for name, (handle, was) in self._held.items():
             if identity(handle) != was:
                 raise self._changed(name)
@@ -70,7 +71,7 @@ class Pinned:
     def _hold(self, name: str) -> None:
         if name in self._held:
             return
-        root, inside = self._bundle.place(name)  # refuses a name that is not the bundle's
+        root, inside = self._bundle.place(name)  # raises if the bundle has no such file
         handle = open_file(root, inside)
         now = identity(handle)
         self._held[name] = handle, now

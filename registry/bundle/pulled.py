@@ -1,7 +1,8 @@
-"""The note that a pulled bundle carries: which promoted version it is a copy of.
+"""The note in a pulled bundle: the promoted version of which it is a copy.
 
-It lies beside the sealed files and is not sealed itself, since promotion comes after sealing. It
-names the bundle's digest, so it vouches for no other bundle. It is a record, not a signature.
+The note is in the same folder as the sealed files, but the seal does not cover it, since promotion
+comes after sealing. It contains the bundle's digest, so it is valid for no other bundle. It is a
+record, not a signature.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PROMOTED = "PROMOTED.json"
 
 @dataclass(frozen=True)
 class PulledNote:
-    """A promotion to production: of which version, with which digest, by whom and when (UTC)."""
+    """A promotion to production: the version, its digest, who promoted it, and when (UTC)."""
 
     ref: str
     digest: str
@@ -36,7 +37,7 @@ def write_note(folder: Path, record: PulledNote) -> None:
 
 
 def read_note(folder: Path) -> PulledNote | None:
-    """The note of a pulled bundle, or None; raises BundleError if it is there but unreadable."""
+    """The note of a pulled bundle, or None. Raises BundleError if it exists but is unreadable."""
     path = folder / PROMOTED
     try:
         return read_record(PulledNote, read_plain(path))

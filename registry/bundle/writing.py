@@ -1,4 +1,4 @@
-"""How a folder comes into its place: whole and on disk, or not at all."""
+"""Atomic writing of a folder: it appears complete and on disk, or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from registry.errors import BundleError
 from soa.options import known_options
 
-# Errors that a user can do something about; others are faults of the program.
+# Errors that a user can fix; others are faults of the program.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
 
@@ -20,11 +20,11 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EN
 @known_options()
 @contextlib.contextmanager
 def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not
-    at all, and on disk (fsync). After an exception nothing of it is left.
+    """Yield an empty folder next to `dest`. When the block ends, it is written to disk (fsync) and
+    renamed to `dest`. After an exception it is removed.
 
-    An existing `dest` is refused before the block runs, unless `replace`. A full disk and the like
-    become a BundleError of one line.
+    An existing `dest` is refused before the block runs, unless `replace`. Errors such as a full
+    disk become a BundleError with a message of one line.
     """
     final = Path(dest).absolute()
     partial = final.parent / f".{final.name}.{os.urandom(4).hex()}.partial"
@@ -37,7 +37,7 @@ def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Pat
             raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
         try:
             partial.mkdir()
-        except FileNotFoundError as error:  # as in /proc, or where somebody removed the parent
+        except FileNotFoundError as error:  # in /proc, or if somebody has removed the parent
             raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
         try:
             yield partial
@@ -53,7 +53,7 @@ def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
     if not os.path.lexists(final):
         partial.rename(final)
         return
-    if not replace:  # rename(2) would silently replace an empty folder that came in between
+    if not replace:  # rename(2) would silently replace an empty folder made in the meantime
         raise BundleError(f"{final}: exists already")
     aside = partial.with_suffix(".old")
     final.rename(aside)

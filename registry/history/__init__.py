@@ -1,4 +1,4 @@
-"""What happened to a model, in order: one writer at a time, also when killed."""
+"""The history of each model: its events in order, written by one process at a time."""
 
 import lazy_loader
 

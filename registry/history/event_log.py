@@ -2,17 +2,16 @@
 
 One event is one MLflow run, in the experiment of the model's name, next to the runs of its
 versions: MLflow's page lists it and shows the decision table as its note. The record is in the
-run's tags, written in the one transaction that creates the run; afterwards only the run's status
-changes, once, from RUNNING (open) to FINISHED (done) or KILLED (void). Nothing reads, changes and
-writes back a record.
+run's tags, written in the one transaction that creates the run. Afterwards only the run's status
+changes, once, from RUNNING (open) to FINISHED (done) or KILLED (void). A record is never changed.
 
-Invariants, while only this code writes:
+Invariants, as long as only this code writes:
 
-- Numbers count 1, 2, 3, … without a gap, and times never decrease: an event's time is that of its
-  writer's clock, or a millisecond after the event before it where that clock is behind.
-- An event says every alias of the model before and after it. What is before an event is what the
-  one before it left: after it, or before it where it is void.
-- Only the last event can be open, and only while its writer is at work or after that was killed.
+- Numbers count 1, 2, 3, … without a gap, and times always increase: an event's time is that of its
+  writer's clock, or 1 ms after the previous event if that clock is behind.
+- An event lists all aliases of the model before and after it. Its `before` equals the aliases that
+  the previous event left: `after` of that event, or `before` if that event is void.
+- Only the last event can be open: its writer is still running, or was killed.
 
 A run deleted in MLflow's page is still read. After `mlflow gc` its number is missing.
 """
@@ -38,12 +37,13 @@ if TYPE_CHECKING:
 Kind = Literal[
     "promotion", "rollback", "refusal", "approval", "alias", "found", "build", "removal", "import"
 ]
-"""`alias`: a move without a gate. `found`: moves that others made. `build`: a target was added to a
-version. `removal`: of a version. `import`: what happened in another registry."""
+"""`alias`: an alias was moved without gates. `found`: other programs moved aliases. `build`: a
+target was added to a version. `removal`: a version was removed. `import`: an event of another
+registry was imported."""
 State = Literal["open", "done", "void"]
 
 Number = Annotated[int, Within(0, 10**6)]
-"""Of a version or an event; this code writes none that is larger."""
+"""The number of a version or an event; this code writes no larger ones."""
 
 _EVENT = "soa.event"
 _RECORD = "soa.record."
@@ -56,7 +56,7 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Event:
-    """One event; `alias`: the one that was asked for, `version`: the one that it was about."""
+    """One event. `alias`: the alias that the user named. `version`: the version concerned."""
 
     kind: Kind
     model: str
@@ -66,35 +66,35 @@ class Event:
     alias: str | None = None
     version: Number | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of each version that is named, by "name/3"."""
+    """The digests of the versions concerned, by "name/3"."""
     decisions: tuple[Decision, ...] = ()
     policies: tuple[str, ...] = ()
-    """The origins of those that the gates went by."""
+    """The origins of the policies that the gates applied."""
     reason: str = ""
     approver: str = ""
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """By target, the digest of what was built, of what the gates of a promotion saw, or of what
-    was removed with its version."""
+    """By target, the digests of the annexes that were built, that the gates of a promotion saw, or
+    that were removed with their version."""
     engine: str = ""
-    """What was chosen for the target that was built."""
+    """The engine chosen for the target that was built."""
     imported: Mapping[str, Any] = field(default_factory=dict)
-    """The registry and the model that it happened in, and that event as it was."""
+    """For `import`: the registry and the model of the original event, and that event unchanged."""
     by: str = field(default_factory=stamp.user_at_host)
     number: Number = 0
     time: datetime = _NOT_YET
     id: str = ""
-    """Of the MLflow run."""
+    """The id of the MLflow run."""
     state: State = "open"
     __closed__ = True
 
     @property
     def replaced(self) -> int | None:
-        """The version that had the alias."""
+        """The version that had the alias before."""
         return None if self.alias is None else self.before.get(self.alias)
 
     @property
     def left(self) -> Mapping[str, int]:
-        """The aliases as this event left them, once it is closed."""
+        """The aliases after this event, once it is closed."""
         return self.before if self.state == "void" else self.after
 
     @property
@@ -133,11 +133,15 @@ class History:
         self._store, self._experiment, self._model = store, experiment, model
 
     def events(self) -> list[Event]:
-        """All of them, oldest first."""
+        """All events, oldest first."""
         return self._in_order(RunQuery(self._experiment, _EVENT))
 
     def promotions(self, second: datetime | None = None) -> list[Event]:
-        """Oldest first; or those of a second alone, which the store picks out of a long history."""
+        """The promotions, oldest first.
+
+        `second`: only those in the second that begins at this time; the store selects them, which
+        is faster if the history is long.
+        """
         started = None
         if second is not None:
             since = int(second.timestamp()) * 1000
@@ -154,14 +158,14 @@ class History:
 
 
 class HistoryWriter(History):
-    """Adds to them."""
+    """A `History` that can also add events."""
 
     def __init__(self, client: MlflowClient, experiment: str, model: str) -> None:
         super().__init__(ClientStore(client), experiment, model)
         self._client = client
 
     def append(self, event: Event, after: Event | None) -> Event:
-        """Write an open event behind the last one, `after`; the caller holds the write lock."""
+        """Write an open event. `after`: the last event so far. The caller holds the write lock."""
         now = datetime.now(UTC)
         if after is not None:
             now = max(now, after.time + timedelta(milliseconds=1))
@@ -204,7 +208,7 @@ def _read(run: StoredRun, model: str) -> Event:
         for made_anew in ("replaced", "state", "time"):
             data.pop(made_anew, None)
         known = {
-            "by": data["by"],  # no default, nor for the number: the record says it
+            "by": data["by"],  # the record must contain it, and the number: no defaults here
             "number": data["number"],
             "model": model,
             "time": _time(run.start or 0),
@@ -226,7 +230,7 @@ def _time(milliseconds: int) -> datetime:
 
 
 def markdown(event: Event) -> str:
-    """What MLflow's page shows of an event."""
+    """The text about an event on MLflow's page."""
     lines = [f"{event.title}, by {event.by}"]
     lines += [
         f"@{alias}: {event.before.get(alias, 'none')} → {event.after.get(alias, 'none')}"
@@ -248,19 +252,20 @@ def markdown(event: Event) -> str:
 
 
 def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
-    """What each alias was at a moment; None before the first event. `events`: oldest first."""
+    """All aliases at the time `when`; None before the first event. `events`: oldest first."""
     past = [event for event in events if event.time <= when]
     return past[-1].left if past else None
 
 
 def gaps(events: Sequence[Event]) -> list[int]:
-    """Numbers that are missing: somebody removed these events with MLflow's own means."""
+    """The numbers of missing events: somebody removed these with MLflow's own tools."""
     there = {event.number for event in events}
     return [n for n in range(1, max(there, default=0) + 1) if n not in there]
 
 
 def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:
-    """Since when a version holds an alias that a promotion gave it; None if it does not."""
+    """The time from which a version has held an alias without a break, if a promotion gave it the
+    alias; else None."""
     since = None
     for event in events:
         if event.left.get(alias) != number:
@@ -271,7 +276,7 @@ def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime
 
 
 def approvers(events: Sequence[Event], number: int, digest: str) -> dict[str, str]:
-    """Who approved a version with this digest, in whose name: name to the author of the record."""
+    """The approvals of a version with this digest: by approver, the user who recorded it."""
     return {
         event.approver: event.by
         for event in events

@@ -1,24 +1,24 @@
-"""One writer at a time: what keeps promotions, rollbacks and new versions apart.
+"""The write lock: only one process at a time promotes, rolls back or adds versions of a model.
 
-An SQLite registry has a file lock beside it (`registry.db.lock`, flock): exclusive between threads
-and processes of a host, and released by the kernel when its holder dies, however it dies. Between
-hosts it is as good as flock on that file system is; SQLite asks the same of it.
+An SQLite registry is protected by a file lock next to it (`registry.db.lock`, flock). It is
+exclusive between the threads and processes of a host, and the kernel releases it when its holder
+dies in any way. Between hosts it works if flock works on that file system; so does SQLite itself.
 
-Every other registry (a tracking server, PostgreSQL, MySQL) has a lease, made of MLflow's one
-operation that only one caller can win: the creation of a registered model with a given name. While
-the model "soa-pipeline lock NAME" exists, its owner writes and the others wait:
+Every other registry (a tracking server, PostgreSQL, MySQL) is protected by a lease. It uses the one
+operation of MLflow in which only one caller can succeed: to create a registered model with a given
+name. While the model "soa-pipeline lock NAME" exists, its owner writes and the others wait:
 
-- Two owners never overlap as long as no single request of an owner takes longer than half of
-  LEASE_S. An owner stops, with an error, before any write later than LEASE_S / 2 after it asked.
-- A dead owner is replaced by whoever has seen its lease unchanged for LEASE_S by its own clock; the
-  clocks of hosts are never compared. The dead lease is renamed to a name made of its owner's
-  token, which works for one of several successors and never for a lease that is not that one.
-- MLflow has no conditional write. A request that a dead owner sent, and that the network delivers
-  after LEASE_S, does arrive; the next writer finds the alias moved and says so in the history.
-- MLflow's client repeats a request that a server did not answer, so that what was done but not
-  answered would be done twice. An owner's requests are therefore sent once and given up after
-  LEASE_S / 4, for the connection and for the answer each. Then the writer ends with an error, and
-  the next one settles what it left. Who waits for a lease is more patient: OUTAGE_WAIT_S.
+- Two owners never write at the same time if no single request of an owner takes longer than
+  LEASE_S / 2. An owner writes nothing later than LEASE_S / 2 after it asked: it ends with an error.
+- A waiting process that has seen the same lease for LEASE_S, by its own clock, takes the owner for
+  dead; clocks of different hosts are never compared. It renames the dead lease to a name that
+  contains the owner's token: only one of several successors can, and never for a newer lease.
+- MLflow has no conditional write. So a request of a dead owner that the network delivers later than
+  LEASE_S still has its effect; the next writer finds the alias moved and records it in the history.
+- MLflow's client repeats a request that a server did not answer, so a change could be made twice.
+  Therefore an owner sends each request once, and gives up after LEASE_S / 4 without a connection or
+  without an answer. Then the writer ends with an error, and the next one completes or undoes its
+  work. A process that still waits for a lease tries for longer: OUTAGE_WAIT_S.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 LEASE_S = 30.0
 QUEUE_WAIT_S = 120.0
-"""How long a writer waits for the lock: longer than LEASE_S, for an owner may have died."""
+"""How long a writer waits for the lock: longer than LEASE_S, because an owner may have died."""
 OUTAGE_WAIT_S = 60.0
-"""How long a writer that has changed nothing yet waits for a server that went away."""
+"""How long a writer that has changed nothing yet waits for a server that does not answer."""
 KEEP_DEAD = timedelta(hours=1)
-"""How long the name of a dead lease stays taken, for a slower successor may still try it."""
+"""How long a renamed dead lease is kept: a slower successor may still try the same new name."""
 
 _OWNER = "owner"
 _BY = "by"
@@ -55,12 +55,13 @@ _BY = "by"
 
 @dataclass(frozen=True)
 class WriteLock:
-    """The right to write. `until`: when a lease ends, on this process's monotonic clock."""
+    """The right to write. `until`: the end of this right, as `time.monotonic()` of this process;
+    None for a file lock, which does not end by itself."""
 
     until: float | None
 
     def check(self) -> None:
-        """To be called before each write; raises when another writer may have taken over."""
+        """Call this before each write: it raises if another writer may have begun."""
         if self.until is not None and time.monotonic() > self.until:
             raise RegistryUnavailableError(
                 f"the registry took longer than {LEASE_S / 2:g} s, and another writer may have "
@@ -70,7 +71,7 @@ class WriteLock:
 
 @contextlib.contextmanager
 def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
-    """Wait for the lock on all that belongs to model `name`; not to be nested."""
+    """Wait for the lock on all data of model `name`. Must not be nested."""
     if access.sqlite is None:
         with sent_once(LEASE_S / 4):
             lease = Lease(client, f"soa-pipeline lock {name}")
@@ -78,7 +79,7 @@ def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[Writ
             try:
                 yield held
             finally:
-                # Late, it may already be somebody else's: left to them.
+                # After `until` the lease may already belong to another writer: do not touch it.
                 if held.until is not None and time.monotonic() < held.until:
                     lease.release()
         return
@@ -100,7 +101,7 @@ def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[Writ
 
 def _wait(access: Access, lease: Lease) -> WriteLock:
     give_up = time.monotonic() + QUEUE_WAIT_S
-    away = 0.0  # since when nobody has answered
+    away = 0.0  # the time from which the server has not answered; 0: it answers
     while True:
         try:
             held = lease.try_acquire()
@@ -123,16 +124,16 @@ def _wait(access: Access, lease: Lease) -> WriteLock:
 
 
 class Lease:
-    """The lease called `name`, as one writer sees it that wants it or has it."""
+    """The lease called `name`, for one writer that waits for it or holds it."""
 
     def __init__(self, client: MlflowClient, name: str) -> None:
         self._client, self.name, self.token = client, name, uuid.uuid4().hex
-        self._asked: float | None = None  # when it was first asked for, without an answer
+        self._asked: float | None = None  # time of the first request without a clear answer
         self._seen, self._since = "", 0.0
         self.holder = "somebody"
 
     def try_acquire(self) -> WriteLock | None:
-        """The lock, if it is free; the lease of an owner that is dead is taken out of the way."""
+        """Return the lock if it is free, else None. Renames the lease of a dead owner."""
         begun = time.monotonic()
         self._asked = begun if self._asked is None else self._asked
         if self._created():
@@ -141,14 +142,14 @@ class Lease:
         if found is None:
             return None
         owner, now = found.tags.get(_OWNER), time.monotonic()
-        if owner is None:  # released while MLflow read it: the model first, then its tags
+        if owner is None:  # released after MLflow read the model, but before it read its tags
             return None
         self.holder = found.tags.get(_BY, "somebody")
-        if owner == self.token:  # made by a request whose answer was lost, then or later
+        if owner == self.token:  # our own request created it, and its answer was lost
             if now < self._asked + LEASE_S / 2:
                 return WriteLock(self._asked + LEASE_S / 2)
             self.release()
-            self.token = uuid.uuid4().hex  # not released, it is a dead owner's
+            self.token = uuid.uuid4().hex  # if the release failed, it counts as a dead owner's
         self._asked = None
         if owner != self._seen:
             self._seen, self._since = owner, now
@@ -157,18 +158,19 @@ class Lease:
         return None
 
     def release(self) -> None:
-        """By a name of its own: a request that arrives late or twice cannot end the next owner's
-        lease. One that cannot be released runs out."""
+        """Rename the lease to a name with its token, then delete that. So a request that arrives
+        late or twice cannot end the next owner's lease. If this fails, the lease expires."""
         with contextlib.suppress(Exception):
             self._client.rename_registered_model(self.name, f"{self.name} {self.token}")
             self._client.delete_registered_model(f"{self.name} {self.token}")
 
     def bury(self, owner: str) -> None:
-        """Take a dead owner's lease out of the way, unless another successor was quicker."""
+        """Rename a dead owner's lease, unless another successor was faster."""
         try:
             self._client.rename_registered_model(self.name, f"{self.name} {owner}")
         except Exception as error:
-            # On PostgreSQL, of two at one moment: "expected to update 1 row(s); 0 were matched".
+            # PostgreSQL, if two processes do it at once: "expected to update 1 row(s); 0 were
+            # matched".
             quicker = models.has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
             if not quicker and "0 were matched" not in str(error):
                 raise
@@ -188,7 +190,7 @@ class Lease:
                 description="A writer of soa-pipeline is at work; this goes away by itself.",
             )
         except Exception as error:
-            # Taken; or it was, and MLflow did not find it any more when it looked by whom.
+            # The lease exists; or it existed, but was gone when MLflow read it for its message.
             if models.has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
                 return False
             raise

@@ -1,8 +1,8 @@
 """Policies kept in the registry: for all of its models, or for one.
 
-Each that was ever set is an MLflow run of the experiment "soa-pipeline policy" (no model can be
-called so), with its reference set as an artifact; the last one that was finished counts, so one
-killed on the way never does. Nothing is overwritten: MLflow's page lists who asked for what, when.
+Each policy that was ever set is an MLflow run of the experiment "soa-pipeline policy" (no model can
+have that name), with its reference set as an artifact. The last finished run counts, so a run whose
+writer was killed never does. Nothing is overwritten: MLflow's page lists who set what, and when.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 5000
 
 
 def keep(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
-    """Make `policy` the one of a model, or of the registry, from now on."""
+    """From now on `policy` is that of `model`, or if `model` is None, that of the registry."""
     text, shown = policy.model_dump_json(exclude_defaults=True), policy.model_dump_json(indent=1)
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
@@ -56,7 +56,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        # Once the reference is copied, which takes a while: the last to end is the one that counts.
+        # Only after the reference is copied, which may take long: the last run to end counts.
         with write_lock(access, client, _EXPERIMENT) as lock:
             last = _last(store, experiment, model)
             now = int(datetime.now(UTC).timestamp() * 1000)
@@ -69,9 +69,10 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
 
 
 def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
-    """The registry's policy and that of `model`, as far as there are any.
+    """The registry's policy and that of `model`, each if there is one.
 
-    Their reference sets are copied into the folder `into`, digests checked, or left where they are.
+    Their reference sets are copied into the folder `into` and their digests are checked; if `into`
+    is None, they are not copied.
     """
     if not access.exists:
         return []
@@ -85,14 +86,14 @@ def kept(access: Access, model: str | None, into: Path | None = None) -> list[As
 
 
 def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:
-    # Deleted ones too: to delete a run in MLflow's page is not to lift a policy.
+    # Deleted runs count too: deleting a run on MLflow's page does not cancel the policy.
     scope = model or _EVERY_MODEL
     query = RunQuery(experiment, _SCOPE, scope, status="FINISHED", order="end_time DESC", limit=1)
     return next(iter(store.runs(query)), None)
 
 
 def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
-    # Here, for they are pydantic's: a lookup where no policy is set does not wait for it.
+    # Imported here: these need pydantic, which a lookup should not load if no policy is set.
     from pydantic import ValidationError
 
     from registry.promotion import Asked, Policy, ReferenceFile
@@ -104,7 +105,7 @@ def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
         ended = datetime.fromtimestamp((run.end or 0) / 1000, UTC)
     except (ValueError, OverflowError) as error:
         raise RegistryError(f"{whose}, MLflow's run {run.id}: {error}") from error
-    at = ended.isoformat(timespec="milliseconds")  # so that no two policies have one origin
+    at = ended.isoformat(timespec="milliseconds")  # so that two policies never share an origin
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])

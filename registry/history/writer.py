@@ -1,30 +1,31 @@
-"""The writer of a model: aliases, tags and history agree, also when it is killed at any moment.
+"""The writer of a model: aliases, tags and history stay consistent even if it is killed.
 
-MLflow moves one alias at a time, and `production` and `previous` belong together. A move is:
+MLflow moves one alias at a time, but `production` and `previous` belong together. The steps of a
+move are:
 
-  1. the event is written, open, with every alias before and after;
-  2. the version's tag `promotion.ALIAS`, so that it may be loaded as soon as the alias is there;
-  3. the alias that was asked for: from this moment the move has happened;
-  4. `previous`, and for a rollback the tag of the version that left;
-  5. the event is closed: done.
+  1. write the event, open, with every alias before and after;
+  2. set the version's tag `promotion.ALIAS`, so that it can be loaded once it has the alias;
+  3. move the alias that the user named: from this moment the move has happened;
+  4. move `previous`, and for a rollback tag the version that was replaced;
+  5. close the event as done.
 
-A target is added in the same way: the event is written; the tag `annex.TARGET` is set, and from
-then on the version has the target; then the tags `target.` and `chosen.`, for people; the event is
-closed. A version is removed so: the event is written; the version is removed; the event is closed.
-The files go last; `registry.housekeeping.garbage` removes what is left of them.
+Adding a target: write the event; set the tag `annex.TARGET`, from then on the version has the
+target; set the tags `target.` and `chosen.`, which are for people; close the event.
+Removing a version: write the event; remove the version; close the event. The files are removed
+last; if that fails, `registry.housekeeping.garbage` removes them.
 
-Each step is a single transaction in the store. The next writer first settles what a killed one left
-open: if step 3 was done it does the rest and closes the event as done, else it takes back step 2
-and closes it as void. So a move that nobody has seen never happens later, and one that somebody may
-have seen is never taken back.
+Each step is a single transaction in the store. If a killed writer left an event open, the next
+writer first settles it. If step 3 was done, it does the remaining steps and closes the event as
+done. Otherwise it undoes step 2 and closes the event as void. So a move that nobody could see never
+happens later, and a move that somebody may have seen is never undone.
 
-Once settled, for every model: the aliases are what the last event left; each points to a version;
-the version in production has the tag of a promotion. Between a kill and the next writer,
-`production` is right, but `previous` may still be one version too old; readers of the history see
-an open event as the next writer will close it.
+When all events are settled, the aliases of every model are those that the last event left, each
+alias points to a version, and the version in production has the tag of a promotion. Between a kill
+and the next writer `production` is right, but `previous` may still be one version too old. Readers
+of the history see an open event in the state in which the next writer will close it.
 
-Aliases that others moved (with MLflow's page or its client) are shown: the next writer adds an
-event "found" with what it found.
+If other programs moved aliases (MLflow's page or its client), the next writer adds an event "found"
+with the aliases before and after.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def check_promotable(alias: str) -> None:
 
 
 def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
-    """The events, an open one as the next writer will close it."""
+    """The events; an open one gets the state in which the next writer will close it."""
     return [
         event
         if event.state != "open"
@@ -85,7 +86,7 @@ def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]
 
 
 def promotions_of(store: Store, history: History, version: Version, alias: str) -> list[Promotion]:
-    """What `Reader.promotions` gives."""
+    """See `Reader.promotions`."""
     said = version.promotion(alias)
     if said is None:
         return []
@@ -98,12 +99,13 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
             if (event.alias, event.version, event.state) == (alias, version.number, "done")
         ]
 
-    # A promotion that was cut short has left its tag, and the one before still counts.
+    # If a promotion was interrupted after it set the tag, earlier promotions still count.
     return happened(said.time) or happened(None)
 
 
 def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
-    """Whether an open event is to be completed, by the registry as it is; else it is void."""
+    """True if an open event has taken effect in the registry and must be completed; else it is
+    void."""
     if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
@@ -115,13 +117,13 @@ def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
 
 
 def _tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
-    """Of a version; None where there is no such."""
+    """The tags of a version; None if there is no such version."""
     found = None if number is None else store.version(model, number)
     return None if found is None else found.tags
 
 
 class ModelWriter:
-    """Writes what belongs to one model, under its write lock. `settle` comes first."""
+    """Writes the data of one model, under its write lock. Call `settle` first."""
 
     def __init__(
         self, client: MlflowClient, model: str, history: HistoryWriter, lock: WriteLock
@@ -132,7 +134,8 @@ class ModelWriter:
         self.aliases = self._aliases()
 
     def settle(self) -> None:
-        """Complete or void what a killed writer left open, and record what others moved."""
+        """Complete or undo an event that a killed writer left open, and record the aliases that
+        other programs moved."""
         if self.last is not None and self.last.state == "open":
             self._settle(self.last)
         left = {} if self.last is None else dict(self.last.left)
@@ -140,9 +143,10 @@ class ModelWriter:
             self.record(Event("found", self.model, left, dict(self.aliases)))
 
     def event(self, kind: Kind, version: Version, alias: str | None = None, **fields: Any) -> Event:
-        """What happens to a version; `alias`: the one that goes to it, unless it is refused.
+        """Make an event about a version, without writing it.
 
-        `fields`: more of `Event`.
+        `alias`: it moves to the version if `kind` is one that moves aliases. `fields`: further
+        fields of `Event`.
         """
         before, after = dict(self.aliases), dict(self.aliases)
         digests = {version.ref: version.digest}
@@ -162,9 +166,9 @@ class ModelWriter:
         )
 
     def way_back(self, than: int) -> int | None:
-        """The last version, other than `than`, that a gate let into production.
+        """The last version other than `than` that was in production by a promotion or rollback.
 
-        It is the one that is there now, unless others moved the alias there.
+        This is the version in production now, unless that is `than` or got there in another way.
         """
         holder = self.aliases.get(PRODUCTION)
         if holder != than and self._was_let_in(holder):
@@ -179,7 +183,7 @@ class ModelWriter:
         return next((n for n in reversed(held) if n != than and self._was_let_in(n)), None)
 
     def _was_let_in(self, number: int | None) -> bool:
-        """Whether a gate let a version into production, as it is now."""
+        """True if the version, as it is now, was promoted to production."""
         found = None if number is None else self._store.version(self.model, number)
         if found is None:
             return False
@@ -192,7 +196,7 @@ class ModelWriter:
         return True
 
     def still_in_place(self, alias: str, replacing: int | None) -> list[Decision]:
-        """A refusal if the gates compared with a version that holds the alias no longer."""
+        """A refusal if the version that the gates compared with no longer holds the alias."""
         holder = self.aliases.get(alias, 0)
         if replacing is None or holder == replacing:
             return []
@@ -205,7 +209,7 @@ class ModelWriter:
         return [Decision("in place", False, found, limit, detail)]
 
     def promotion(self, number: int | None, alias: str | None) -> Promotion | None:
-        """The last one of a version to an alias that has happened."""
+        """The last completed promotion of a version to an alias."""
         past = [
             event
             for event in self.history.events()
@@ -215,12 +219,12 @@ class ModelWriter:
         return promotion_of(past[-1]) if past else None
 
     def record(self, event: Event) -> Event:
-        """Write an event that changes nothing else."""
+        """Write and close an event that changes nothing else in the registry."""
         self.lock.check()
         return self._close(self.history.append(event, self.last), "done")
 
     def apply(self, event: Event) -> Event:
-        """Write an event and do what it says: move the alias, add the target, or remove."""
+        """Write an event and carry it out: move the alias, add the target or remove the version."""
         self.lock.check()
         self.last = opened = self.history.append(event, self.last)
         try:
@@ -251,11 +255,11 @@ class ModelWriter:
             self.tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
     def _unprepare(self, event: Event) -> None:
-        """The tag of the promotion becomes again what the history says of it."""
+        """Undo `_prepare`: set the tag to the last completed promotion, or delete it."""
         if event.kind != "promotion":
             return
         key, meant = f"{PROMOTION}{event.alias}", promotion_of(event)
-        # Older writers named no version in the tag.
+        # Older releases wrote no model, number and digest into the tag.
         older = replace(meant, model=None, number=None, digest=None)
         tags = _tags(self._store, self.model, event.version) or {}
         if tags.get(key) not in (meant.to_json(), older.to_json()):
@@ -271,7 +275,7 @@ class ModelWriter:
         self._prepare(event)
         for alias in event.after if event.kind in _MOVES else ():
             moves = event.before.get(alias) != event.after[alias]
-            # It may have been deleted, by other means, since the event was written.
+            # Another program may have deleted the version since the event was written.
             if moves and _tags(self._store, self.model, event.after[alias]) is not None:
                 self._point(event, alias)
         left = _tags(self._store, self.model, event.replaced) if event.kind == "rollback" else None
@@ -309,7 +313,7 @@ class ModelWriter:
 
 
 def promotion_of(event: Event) -> Promotion:
-    """What the version's tag says of the event."""
+    """The record that the version's tag holds about a promotion event."""
     return Promotion(
         str(event.alias),
         event.by,

@@ -1,4 +1,4 @@
-"""Versions that come from elsewhere, and those that go."""
+"""Push, export, import and removal of versions, and the removal of garbage."""
 
 import lazy_loader
 

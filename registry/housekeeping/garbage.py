@@ -1,12 +1,12 @@
-"""Garbage: what a registry and this host's cache keep although nothing refers to it.
+"""Garbage: files in a registry and in this host's cache to which nothing refers.
 
-These are the files of registrations that failed or were killed, of versions that were removed, of
-annexes that never came to be known, and files that a killed process was writing.
+These are the files of registrations that failed or were killed, of removed versions, of annexes
+that were never added to a version, and files that a killed process was writing.
 
-A run is ended, and an annex removed, under the model's write lock and after a second look. Who
-registers or builds checks, under the same lock, that all files are still there before a tag or a
-version names them. So nothing is lost that somebody writes; an age only spares slow writers from
-starting again.
+A run is ended, and an annex removed, under the model's write lock and after a second check. A
+process that registers or builds checks, under the same lock, that all its files still exist before
+a tag or a version names them. So the collection never damages a version. The minimum age only
+avoids that slow writers must start again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNFINISHED = ("RUNNING", "SCHEDULED")
 class Garbage:
     kind: Kind
     what: str
-    """Whose it was, and why nothing refers to it."""
+    """The model or version that it belonged to, and why nothing refers to it."""
     where: str
     """URI or path."""
     bytes: int
@@ -56,9 +56,10 @@ def collect(
     dry_run: bool = False,
     cache: str | Path | None = None,
 ) -> list[Garbage]:
-    """Remove it, and return what was removed; `dry_run`: what would be.
+    """Remove the garbage and return the list of it; with `dry_run`, only return the list.
 
-    `older_than` is for what may still be at work; what failed or was removed goes at once.
+    `older_than`: work that may still be running is kept if it is younger. Failed registrations and
+    the files of removed versions are collected at once.
     """
     before = datetime.now(UTC) - older_than
     found: list[Garbage] = []
@@ -81,7 +82,7 @@ def collect(
 
 
 class _Collector:
-    """Of what is in the registry. `folders`: where the files of versions are, on this host."""
+    """Collects the garbage in a registry. `folders`: the local folders with files of versions."""
 
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
@@ -94,7 +95,7 @@ class _Collector:
         if not self.dry_run:
             for summary in self.registry.list():
                 with self.registry.writing(summary.name):
-                    pass  # settles a removal that was broken off
+                    pass  # this settles an interrupted removal
         for model, run in self._runs():
             if self._versions(run):
                 yield from self._annexes(model, run)
@@ -102,7 +103,7 @@ class _Collector:
                 yield garbage
 
     def _runs(self) -> Iterator[tuple[str, Any]]:
-        """Every run of ours that holds, or was to hold, a version's files, and its model."""
+        """Each of our runs that was made for the files of a version, with the model's name."""
         from mlflow.entities import ViewType
 
         for experiment in models.all_pages(self.client.search_experiments, view_type=ViewType.ALL):
@@ -122,14 +123,15 @@ class _Collector:
 
     def _versions(self, run: Any) -> Sequence[Any]:
         search, info = self.client.search_model_versions, run.info
-        # Somebody may have made a version of the files alone, with MLflow's own means.
+        # Somebody may have made a version from the files with MLflow's own tools, without the run.
         source = f"{info.artifact_uri.rstrip('/')}/{artifacts.FOLDER}"
         return models.all_pages(search, f"run_id = '{info.run_id}'") or models.all_pages(
             search, f"source_path = '{source}'"
         )
 
     def _registration(self, model: str, run: Any) -> Garbage | None:
-        """A run without a version: ended while nobody can make one of it, then removed."""
+        """Remove a run without a version. It is first ended under the lock, so that nobody can make
+        a version of it any more."""
         verdict = self._verdict(run)
         if verdict is None:
             return None
@@ -147,11 +149,12 @@ class _Collector:
                     self.client.set_terminated(run.info.run_id, "FAILED")
             size = artifacts.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
-            return None  # it was collected before
+            return None  # an earlier call has collected it
         return Garbage(kind, f"{model}: {why}", where, size)
 
     def _verdict(self, run: Any) -> tuple[Kind, str] | None:
-        """What a run without a version is; None where it may still become one."""
+        """The kind of garbage and the reason, for a run without a version; None if it may still
+        become a version."""
         info, tags = run.info, run.data.tags
         if REMOVED in tags:
             return "removed version", f"{tags[REMOVED]} was removed"
@@ -167,7 +170,7 @@ class _Collector:
         return "registration", "no version refers to it"
 
     def _annexes(self, model: str, run: Any) -> Iterator[Garbage]:
-        """Folders beside a version's bundle that no tag of it names."""
+        """Remove the annexes next to a version's bundle that no tag of the version names."""
         root = run.info.artifact_uri.rstrip("/")
         if (local := artifacts.local_folder(root)) is not None:
             self.folders.append(local)
@@ -189,12 +192,12 @@ class _Collector:
             yield Garbage("annex", what, where, size)
 
     def _unknown(self, run: Any, place: str) -> bool:
-        """Whether no version has this annex, and nobody has begun to write it of late."""
+        """True if no version has this annex, and its upload did not begin after `before`."""
         target, _, digest = place.partition("/")
         versions = self._versions(run)
         if any(version.tags.get(ANNEX + target) == digest for version in versions):
             return False
-        # What is on its way there begins with a dot: `.DIGEST.0123abcd.partial`.
+        # While it is being written, the name is `.DIGEST.0123abcd.partial`.
         begun = run.data.tags.get(f"{UPLOADING}{target}.{digest.lstrip('.').partition('.')[0]}")
         return begun is None or datetime.fromisoformat(begun) <= self.before
 
@@ -206,9 +209,9 @@ def _moment(milliseconds: int | None) -> datetime:
 def _temporary(
     registry: Registry, folders: Sequence[Path], cache: str | Path | None, before: datetime
 ) -> Iterator[Path]:
-    """What was to be moved into place when it was complete, and has not been touched since.
+    """Temporary files and folders that have not been changed since `before`.
 
-    `folders`: those in which a version's files are.
+    They would have been renamed when complete. `folders`: the local folders of versions' files.
     """
     ours = (".bundle.*.sig", ".artifact.uploading.*")
     candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
@@ -217,7 +220,7 @@ def _temporary(
     for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
         candidates += [Path(folder, name) for name in found]
-        # Neither into these, nor into what is sealed.
+        # Do not walk into temporary folders or into sealed ones.
         names[:] = [] if SUMS in files else [name for name in names if name not in found]
     for path in candidates:
         if _PARTIAL.fullmatch(path.name) and _last_change(path) <= before:
@@ -225,13 +228,13 @@ def _temporary(
 
 
 def _last_change(path: Path) -> datetime:
-    """When anything in the folder last changed. A copy may keep the modification times of its
-    original, so the kernel's change time (ctime) is taken."""
+    """The time of the last change in a folder or of a file. A copy may keep the modification times
+    of its original, so the change time (ctime) is used."""
     changes = [path.lstat().st_ctime]
     for folder, names, files in os.walk(path):
         for name in (*names, *files):
             try:
                 changes.append(Path(folder, name).lstat().st_ctime)
             except FileNotFoundError:
-                changes.append(datetime.now(UTC).timestamp())  # somebody is at work
+                changes.append(datetime.now(UTC).timestamp())  # another process is writing
     return datetime.fromtimestamp(max(changes), UTC)

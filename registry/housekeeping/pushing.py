@@ -1,7 +1,7 @@
-"""Push: the folder of a bundle, as `pull` makes it, into a registry.
+"""Push: copy the folder of a bundle, as `pull` makes it, into a registry.
 
-Names and promotions of the registry that it came from count for nothing here: the version is new,
-has no alias, and no gate has let it pass. Its tag `origin` keeps what is known of where it was.
+Aliases and promotions of the original registry are not taken over: the version is new, has no
+alias, and was never promoted. Its tag `origin` records what is known about the original.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from soa.options import known_options
 
 @dataclass(frozen=True)
 class Pushed:
-    """The version that has the files now. `new`: it was made for them."""
+    """The version that has the files now. `new`: True if the push created it."""
 
     version: Version
     new: bool
     added: tuple[str, ...]
-    """Targets built later that a version which was there got from the folder."""
+    """Targets whose annexes were added to a version that already existed."""
     kept: tuple[str, ...]
-    """Those that it had, from another build: they stay."""
+    """Targets for which the version already had another annex, which it keeps."""
     signature: Literal["none", "carried", "kept"]
-    """"kept": the version had another one, which stays."""
+    """"carried": the version has the folder's signature; "kept": it keeps another one."""
 
 
 @known_options()
@@ -44,12 +44,12 @@ def push(
     *,
     origin: Mapping[str, str] | None = None,
 ) -> Pushed:
-    """A new version of `name` (else of the name in the manifest) with the folder's bundle, its
-    annexes and its signature, whole or not at all; or the version that has this digest already,
-    which gets what it lacks.
+    """Make a version with the folder's bundle, annexes and signature, completely or not at all. If
+    a version already has this digest, only add the annexes and the signature that it lacks.
 
-    Without a name, a version of any other model that has the digest counts too. Every digest is
-    checked. `origin`: what is known of where it comes from; else what the folder's note says.
+    `name`: the model; by default the name in the manifest. Without `name`, an existing version of
+    any other model is accepted too. Every digest is checked. `origin`: content of the tag `origin`;
+    by default it is taken from the note in the folder.
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())

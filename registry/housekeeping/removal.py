@@ -1,8 +1,8 @@
-"""Remove: a version that nobody needs any more, with its files; its record stays in the history.
+"""Remove a version that nobody needs any more, with its files; its record stays in the history.
 
-First the event, then the version, then the files, so that there is never a version without its
-files. If this is killed in between, the next command that writes closes the event, and
-`registry.housekeeping.garbage` finds what is left of the files by a tag that the run gets first.
+The order is: event, version, files. So there is never a version without its files. If the process
+is killed in between, the next command that writes closes the event. The run gets a tag first, with
+which `registry.housekeeping.garbage` finds the remaining files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from registry.store import Registry, artifacts
 from registry.version import Version
 
 REMOVED = "soa.removed"
-"""A run's tag: the version whose files it had, when that was removed."""
+"""The tag of a run whose version was removed; its value is that version."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """`event` is the record of it; `bytes` is what the files took."""
+    """A removed version. `event`: the record in the history. `bytes`: the size of the files."""
 
     version: Version
     event: Event
@@ -31,7 +31,7 @@ class Removal:
 def removable(registry: Registry, ref: Ref) -> Version:
     """The version that `ref` names by its number.
 
-    RegistryError while it holds an alias, or while another version has its files.
+    Raises RegistryError if it has an alias, or if another version has the same files.
     """
     if ref.version is None:
         raise RegistryError(f"{ref}: say which version by its number, as {ref.name}/3")
@@ -49,12 +49,12 @@ def removable(registry: Registry, ref: Ref) -> Version:
 
 def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
     """Remove the version that `ref` names by its number, for good, if it is `removable`."""
-    removable(registry, ref)  # what refuses it is said before anything is written
+    removable(registry, ref)  # raises before anything is written
     with registry.writing(ref.name) as writer:
         version, client = removable(registry, ref), writer.client
         run = str(version.run_id)
         if client.get_run(run).info.lifecycle_stage != "active":
-            client.restore_run(run)  # deleted in MLflow's page, it takes no tag
+            client.restore_run(run)  # it was deleted on MLflow's page: such a run takes no tag
         client.set_tag(run, REMOVED, version.ref)
         event = writer.event("removal", version, annexes=version.annexes, reason=reason)
         event = writer.apply(event)

@@ -1,10 +1,10 @@
 """Export and import: the versions of a model and its history, between registries.
 
-An export is a folder, or the same in a plain tar file: `export.json`, and `versions/3/`, each as
-`pull` gives it, with annexes and signature. What comes in is pushed
-(`registry.housekeeping.pushing`): new versions without aliases. Events come as records of kind
-"import", each with the whole event as it was and the registry that it was in; they say what
-happened there, and count for nothing here.
+An export is a folder, or a plain tar file of it. It contains `export.json`, and folders such as
+`versions/3/`, each as `pull` makes it, with annexes and signature. The import pushes these folders
+(`registry.housekeeping.pushing`) as new versions without aliases. Events become records of kind
+"import", each with the whole original event and its registry. They document what happened there,
+and have no effect here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 from registry import stamp
 from registry.bundle import (
@@ -52,7 +52,7 @@ class ExportedVersion(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Happened:
-    """What `Event.to_json` writes, as far as an import reads it."""
+    """The fields of `Event.to_json` that an import reads."""
 
     number: Number
     time: str
@@ -68,7 +68,7 @@ def _as_it_happened(event: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignEvent(Record):
-    """An event of another registry, and the model that it happened to there."""
+    """An event of another registry, and the name of its model there."""
 
     registry: str
     model: str
@@ -95,7 +95,7 @@ class Export(Record):
     schema_version: Annotated[int, Within(1)] = EXPORT_SCHEMA
     name: ModelName
     registry: str
-    """Its URI, without a password."""
+    """The URI of the exporting registry, without a password."""
     by: str
     at: str
     """UTC, ISO 8601."""
@@ -105,7 +105,8 @@ class Export(Record):
 
 @dataclass(frozen=True)
 class Imported:
-    """What came in: by number in the export, the version that has the files now."""
+    """The result of an import. `versions`: by the number in the export, the version here.
+    `events`: the number of added events."""
 
     export: Export
     versions: Mapping[int, Pushed]
@@ -113,8 +114,8 @@ class Imported:
 
 
 def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
-    """Write a version, or all of a model's, to the new folder or `*.tar` file `dest`, whole and
-    verified or not at all; with the history of the model, or of the one version."""
+    """Export a version, or all versions of a model, to the new folder or `*.tar` file `dest`, with
+    the history of the version or the model. `dest` is complete and verified, or not created."""
     alone = ref != Ref(ref.name)
     versions = [registry.find(ref)] if alone else registry.versions(ref.name)
     if not versions:
@@ -149,11 +150,11 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
 
 
 def import_from(registry: Registry, source: Path, name: str | None = None) -> Imported:
-    """Bring in what `export_to` wrote, as model `name`, else as the one it was.
+    """Import what `export_to` wrote, as model `name`, by default under its original name.
 
-    Every digest of every version is checked before the first comes in. One that is there already is
-    named and gets what it lacks, as by `push`; an event that is there already does not come twice.
-    So an import that was broken off may be run again.
+    Every digest of every version is checked before the first version is pushed. A version that
+    already exists gets only what it lacks, see `push`; an event that exists is not added again. So
+    an interrupted import can be repeated.
     """
     with _as_folder(source) as folder:
         try:
@@ -184,7 +185,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
 
 
 def _foreign(event: Event, registry: Registry) -> ForeignEvent:
-    """One that was imported stays what it was, of the registry where it happened."""
+    """An event for the export. An imported event keeps its original registry and content."""
     if event.kind == "import":
         return _imported(event)
     said = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
@@ -212,7 +213,7 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
         was = each.happened
         title = f"{was.time} {was.kind} by {was.by} in {each.registry}"
         number = None if was.version is None else here.get(was.version)
-        # The lock for each: there may be more of them than it may be held for.
+        # Each event takes the lock anew: for all of them, the lock might be held too long.
         with registry.writing(model) as writer:
             if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
                 known = _keys(writer.history.events())
@@ -227,7 +228,7 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
 
 
 def _as_tar(folder: Path) -> None:
-    """The folder becomes a tar file of what was in it."""
+    """Replace the folder by a tar file of its content."""
     made = folder.with_suffix(".old")
     try:
         with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -249,7 +250,7 @@ def _as_folder(source: Path) -> Iterator[Path]:
         archive = os.fdopen(open_plain(source, links=True), "rb")
     except OSError as error:
         raise BundleError(f"{source}: cannot be read: {error.strerror}") from error
-    # Beside it, where there is room for it: /tmp may be small.
+    # Extracted next to the archive, because /tmp may be small.
     with (
         archive,
         tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder,
@@ -264,15 +265,22 @@ def _as_folder(source: Path) -> Iterator[Path]:
 
 
 def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
-    """Plain files inside the archive's own folder, all checked before anything is written, and
-    together no larger than the archive, which has `size` bytes."""
+    """Extract the archive, which has `size` bytes, into `folder`. All members are checked first:
+    only plain files with safe names, together no larger than the archive."""
     members = tar.getmembers()
     for member in members:
         safe_relative(member.name)
-        plain_file = member.isreg() and not member.issparse()  # a sparse one may grow to anything
+        plain_file = member.isreg() and not member.issparse()  # a sparse file may become huge
         if not plain_file and not member.isdir():
             raise ValueError(f"{member.name} is not a plain file")
         size -= member.size
         if member.size < 0 or size < 0:
             raise ValueError(f"{member.name} is larger than the archive")
-    tar.extractall(folder, members, filter="data")
+    for member in members:  # by hand: Python 3.11.3 and older have no filter for `extractall`
+        path = folder / member.name
+        if member.isdir():
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with cast("IO[bytes]", tar.extractfile(member)) as content, path.open("xb") as out:
+            shutil.copyfileobj(content, out)

@@ -1,12 +1,12 @@
-"""How MLflow is reached: which store, whether it answers now, and its errors in one line.
+"""Access to MLflow: which store, a test that it answers, and MLflow's errors as one line each.
 
 MLflow waits long before it gives up: 20 s on a locked SQLite file, a hundred seconds on a database
-server that is not there, 4 minutes on a silent tracking server. These are good defaults for a
-training job and bad ones for a command somebody waits for. So each operation first asks the store a
-small question with a short limit. MLflow's own settings stay as they are, and so does its patience
-with a server that answers but is busy.
+server that does not exist, 4 minutes on a silent tracking server. These are good defaults for a
+training job and bad ones for a command that somebody waits for. So each operation first sends the
+store a small request with a short time limit. MLflow's own settings stay as they are: it still
+waits long for a server that answers but is busy.
 
-MLflow is imported inside functions: it takes more than a second.
+MLflow is imported inside functions, because the import takes more than a second.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _FOREIGN = frozenset(
 
 
 class Access:
-    """One tracking URI for runs and registry alike, and where new artifacts go.
+    """One MLflow URI for both runs and registered models, and the place of new artifacts.
 
-    `uri` is absolute, and may hold a password.
+    `uri` is absolute, and may contain a password.
     """
 
     def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
@@ -67,16 +67,16 @@ class Access:
 
     @property
     def shown(self) -> str:
-        """The URI without a password, for people."""
+        """The URI for messages, without its password."""
         return re.sub(r"(://[^/:@]*):[^/@]*@", r"\1:***@", self.uri)
 
     @property
     def exists(self) -> bool:
-        """False only for an SQLite file that nothing has been registered in yet."""
+        """False only if the registry is an SQLite file that does not exist yet."""
         return self.sqlite is None or self.sqlite.exists()
 
     def artifact_location(self, name: str) -> str | None:
-        """URI of the folder for model `name`; None leaves it to the tracking server."""
+        """URI of the folder for model `name`; None: the tracking server decides."""
         root = self._artifact_root
         if root is None:
             if urlsplit(self.uri).scheme in ("http", "https"):
@@ -91,22 +91,22 @@ class Access:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Store]:
-        """What only reads; inside, errors become RegistryErrors.
+        """A `Store` for reading; errors inside the block become RegistryErrors.
 
-        It asks the server or the tables directly where that is known to give what MLflow's client
-        gives, else that client. It never creates the store: ask `exists` first.
+        It asks the server or the database directly if that is known to give the same answers as
+        MLflow's client; else it asks that client. It never creates the store: test `exists` first.
         """
         with self._asked(write=False), self._direct() as direct:
             yield direct or ClientStore(self._connected())
 
     @contextlib.contextmanager
     def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
-        """MLflow's client, once the store has answered; inside, errors become RegistryErrors.
+        """MLflow's client, once the store has answered; errors inside become RegistryErrors.
 
-        May be nested, a reader in a writer: the outermost asks the store. A reader never creates
-        the store: it asks `exists` first.
+        Blocks may be nested, such as a reader in a writer: only the outermost one tests the store.
+        A reader never creates the store: test `exists` first.
         """
-        # Standard output is the command's: MLflow would print there where to see an ended run.
+        # Standard output belongs to the command: MLflow would print the URL of an ended run there.
         quiet = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
         with self._asked(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
@@ -135,7 +135,7 @@ class Access:
             _inside.reset(token)
 
     def _direct(self) -> contextlib.AbstractContextManager[Store | None]:
-        """None where only MLflow's client can read the store."""
+        """A store without MLflow's client, or None if only that client can read this one."""
         scheme = urlsplit(self.uri).scheme
         if scheme in ("http", "https"):
             from registry.mlflow.rest import open_server
@@ -152,8 +152,8 @@ class Access:
             _prepare()
             from mlflow.tracking import MlflowClient
 
-            # Both URIs: with one, the other comes from the environment or is an mlflow.db in the
-            # working folder.
+            # Both URIs are given: MLflow would take a missing one from the environment, or use
+            # an mlflow.db in the working folder.
             self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             if (found := _identity(self.sqlite)) is not None:
                 _opened.setdefault(self.uri, found)
@@ -189,8 +189,10 @@ class Access:
             )
 
     def _require_same_file(self) -> None:
-        """MLflow keeps connections for the life of the process, also to a file that was deleted:
-        what it then writes is lost, without an error."""
+        """Raise RegistryUnavailableError if the SQLite file is another one than at first.
+
+        MLflow keeps its connections until the process ends, also to a file that was deleted.
+        Whatever it then writes is lost without an error."""
         known = _opened.get(self.uri)
         if known is not None and known != _identity(self.sqlite):
             raise RegistryUnavailableError(
@@ -199,7 +201,8 @@ class Access:
             )
 
 
-# By URI, as MLflow's own cache of connections is: the file that this process has opened.
+# Device and inode of the file that this process has opened, by URI. MLflow's own cache of
+# connections has the same keys.
 _opened: dict[str, tuple[int, int]] = {}
 
 
@@ -223,13 +226,13 @@ def _checked(uri: str) -> str:
         path, mark, options = uri.removeprefix(_SQLITE).partition("?")
         if not uri.startswith(_SQLITE) or path in ("", ":memory:") or path.startswith("file:"):
             raise RegistryError(f"registry {uri!r}: a file is needed, as sqlite:///folder/file.db")
-        # A relative path would change its meaning with the working folder.
+        # The meaning of a relative path would change with the working folder.
         return f"{_SQLITE}{Path(path).expanduser().absolute()}{mark}{options}"
     return uri
 
 
 def _ask_sqlite(path: Path, write: bool) -> None:
-    """One short transaction of the kind that is to come."""
+    """Test the file with one short transaction of the kind that will follow: read or write."""
     where = f"file:{quote(str(path))}?mode="
     for mode in ("rw",) if write else ("ro", "rw"):
         try:
@@ -242,14 +245,15 @@ def _ask_sqlite(path: Path, write: bool) -> None:
                     connection.execute("ROLLBACK")
             return
         except sqlite3.OperationalError as error:
-            # A killed writer left half a transaction: SQLite takes that back before it reads.
+            # A killed writer left half a transaction: SQLite must undo it before it reads, for
+            # which the file must be opened for writing.
             if mode == "rw" or error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
 
 
 def _create(path: Path) -> None:
-    """Make MLflow's tables, all of them or no file: it cannot go on from a half-made one, such as
-    a full disk or Ctrl-C leaves."""
+    """Create the file with all of MLflow's tables, or no file. MLflow cannot complete a file that
+    has only some of the tables, for example after a full disk or Ctrl-C."""
     _prepare()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
@@ -262,7 +266,7 @@ def _create(path: Path) -> None:
             _initialize_tables(engine)  # type: ignore[no-untyped-call]
         finally:
             engine.dispose()
-        with contextlib.suppress(FileExistsError):  # another process was quicker: it is as good
+        with contextlib.suppress(FileExistsError):  # another process was faster: its file is used
             os.link(partial, path)
     finally:
         for file in path.parent.glob(f"{partial.name}*"):  # SQLite's journal too
@@ -270,7 +274,7 @@ def _create(path: Path) -> None:
 
 
 def _prepare() -> None:
-    # A production process calls nobody's statistics server. Whoever wants that says so.
+    # A production process sends no usage statistics, unless its user has set the variable.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in _CHATTY:
         logger = logging.getLogger(name)
@@ -279,10 +283,8 @@ def _prepare() -> None:
 
 
 class _Variables:
-    """Environment variables, set while anybody is inside; MLflow is set up in no other way.
-
-    Other threads that use MLflow for their own ends see them too.
-    """
+    """Environment variables that are set while at least one thread is in a `set` block. MLflow
+    can be configured in no other way. Other threads of the process see the variables too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -311,15 +313,15 @@ _silent, _once = _Variables(), _Variables()
 
 
 def sent_once(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Let MLflow's client send each request once, and give it up after `seconds`."""
+    """In this block MLflow's client sends each request once and gives up after `seconds`."""
     return _once.set(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, int(seconds)))
     )
 
 
-# MLflow logs each step of making its tables, and a whole traceback for each database error that
-# it then raises. Only what is logged during our own calls is dropped: the process may be using
-# MLflow for its own ends as well.
+# MLflow logs each step when it creates its tables, and a whole traceback for each database error
+# that it then raises. Only messages during our own calls are dropped: the process may also use
+# MLflow for other purposes.
 _CHATTY = (
     "mlflow.store.db.utils",
     "mlflow.store.model_registry.abstract_store",
@@ -355,7 +357,7 @@ def translated(error: Exception, shown: str) -> RegistryError:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost sentence: MLflow wraps SQLAlchemy's error, which wraps the driver's."""
+    """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
     cause: BaseException | None = error
     while cause is not None:
         original = getattr(cause, "orig", None)
@@ -364,7 +366,7 @@ def _reason(error: BaseException) -> str:
         cause = cause.__cause__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    # requests: four exceptions in each other's text, of which the innermost is the one to read.
+    # `requests` nests the texts of four exceptions; only the innermost one is shown.
     whole = " ".join(str(error).split())
     if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
         return system[1]

@@ -1,4 +1,4 @@
-"""What of a bundle MLflow shows: tags, parameters, metrics and a description."""
+"""A bundle's data for MLflow's pages: tags, parameters, metrics and a description."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def parameters(manifest: Manifest) -> dict[str, str]:
 
 
 def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
-    """Name, value and MLflow's step: `<target>.<engine>.n<rows>.median_us`,
-    `<target>.<engine>.worst.<output>.max_abs`, ... at step 0; and `<target>.<engine>.median_us`
-    with the rows as its step, which MLflow plots. Of several row dimensions the largest counts. Of
-    the gates' metrics `<target>.metric.<name>`.
+    """Name, value and MLflow's step of each metric.
+
+    At step 0: `<target>.metric.<name>` of the gates, `<target>.<engine>.n<rows>.median_us`,
+    `<target>.<engine>.worst.<output>.max_abs`, ... `<target>.<engine>.median_us` has the row count
+    as its step, so that MLflow plots it; of several row dimensions, the largest count is taken.
     """
     for target, record in targets.items():
         for name, value in record.metrics.items():
@@ -74,7 +75,7 @@ def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
 
 
 def markdown(bundle: Bundle) -> str:
-    """The candidates as a table. Rows that go beyond MLflow's limit are counted."""
+    """The candidates as a table. If MLflow's limit cuts it, a last line counts the other rows."""
     manifest = bundle.manifest
     provenance = manifest.provenance
     made = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
@@ -98,13 +99,16 @@ def markdown(bundle: Bundle) -> str:
 
 
 def with_target(text: str, target: str, record: TargetRecord) -> str:
-    """A description with what was built later as further rows of its table, where there is room."""
+    """Add the rows of a target that was built later to the table of the description `text`.
+
+    If that would exceed MLflow's limit, `text` is returned unchanged.
+    """
     longer = "\n".join([text, *_lines(_candidates({target: record}))])
     return longer if len(longer) <= _DESCRIPTION_LIMIT else text
 
 
 def _candidates(targets: Targets) -> Rows:
-    """A row for each candidate; for a target without one, a row for the target."""
+    """One row for each candidate; one row for a target without candidates."""
     rows = []
     for target, record in sorted(targets.items()):
         if not record.candidates:
@@ -136,5 +140,6 @@ def _cell(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """MLflow takes A-Z a-z 0-9 _ - . space : / in names, and no path that normalizes away."""
+    """`text` as a valid MLflow name. MLflow allows also spaces, `:` and `/`, which become `_`
+    here, because it refuses names with `/` that are no normal path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:250]

@@ -1,12 +1,12 @@
-"""`MLmodel`: how MLflow opens a bundle as a model of its own, `mlflow.pyfunc` and `models serve`.
+"""`MLmodel`: the files with which `mlflow.pyfunc` and `mlflow models serve` open a bundle.
 
-The files are sealed with the bundle, so digest and signature cover them, and a pulled folder is an
-MLflow model as it lies. They are written as MLflow writes them, without MLflow, which a builder
-need not have whole. What reads them is `pipeline.mlflow_flavour`.
+The files are sealed with the bundle, so digest and signature cover them, and a pulled folder is a
+complete MLflow model. They are written in MLflow's format but without MLflow, since a builder may
+have only a part of it installed. `pipeline.mlflow_flavour` reads them.
 
-A DataFrame has one length, and a value a cell. Where all inputs, or all outputs, are plain columns
-of one collection, and of dtypes for which MLflow has a word, MLflow's signature is one of columns.
-Else it is one of named arrays: `(n,)`, an Eigen column `(n, r)` or `(n, r, c)`, a scalar `(1,)`.
+A DataFrame has one length, and one value in each cell. If all inputs (or all outputs) are plain
+columns of one collection, with dtypes that MLflow knows, MLflow's signature has columns. Otherwise
+it has named arrays: `(n,)`, `(n, r)` or `(n, r, c)` for an Eigen column, `(1,)` for a scalar.
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ _COLUMN_TYPES = {
 
 @dataclass(frozen=True)
 class Field:
-    """A column as MLflow's users name it: `pt`, or `nodes.pt` where there are several collections.
-
-    `rows`: its row dimension, None for a scalar.
-    """
+    """A column. Its name for MLflow's users is `pt`, or `nodes.pt` if there are several
+    collections. `rows`: its row dimension, None for a scalar."""
 
     name: str
     collection: str
@@ -55,7 +53,7 @@ class Field:
 
 
 def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Field, ...]:
-    """Every column that the model reads, or writes, once."""
+    """Every column that the model reads ("input") or writes ("output"), once."""
     bound = signature.inputs if role == "input" else signature.outputs
     pairs = dict.fromkeys((b.block.collection, name) for b in bound for name in b.block.columns)
     several = len({collection for collection, _ in pairs}) > 1
@@ -68,7 +66,7 @@ def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Fiel
 
 
 def is_frame(of: Sequence[Field]) -> bool:
-    """Whether a DataFrame holds these, and MLflow's signature of columns describes them."""
+    """True if a DataFrame can hold these fields and an MLflow signature with columns fits."""
     return len({field.collection for field in of}) == 1 and all(
         field.column.kind == "column" and field.column.dtype in _COLUMN_TYPES for field in of
     )
@@ -77,10 +75,10 @@ def is_frame(of: Sequence[Field]) -> bool:
 def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) -> None:
     """Write `MLmodel`, its requirements and its input example into an unsealed bundle.
 
-    `example`: by field name, arrays of the fields' shapes. NumPy has no bfloat16: a model with such
-    a column gets no `MLmodel`, and MLflow keeps it as files.
+    `example`: by field name, arrays of the fields' shapes. NumPy has no bfloat16: for a model with
+    such a column no `MLmodel` is written, and MLflow sees only files.
     """
-    import yaml  # what only reads a registry needs none
+    import yaml  # here, because a process that only reads a registry does not need it
 
     signature, provenance = Signature.from_dict(manifest.signature), manifest.provenance
     inputs, outputs = fields(signature, "input"), fields(signature, "output")
@@ -96,7 +94,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     (folder / _EXAMPLE).write_text(json.dumps(data) + "\n")
     served = {"dataframe_split" if frame else "inputs": data}
     (folder / _SERVING_EXAMPLE).write_text(json.dumps(served) + "\n")
-    made_with = provenance.tools.get("mlflow-skinny")  # of the same version as mlflow, always
+    made_with = provenance.tools.get("mlflow-skinny")  # always of the same version as mlflow
     requirements = [f"mlflow=={made_with}" if made_with else "mlflow", *_requirements(manifest)]
     (folder / _REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     environment = {
@@ -124,7 +122,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
 
 
 def in_short(manifest: Manifest) -> dict[str, Any]:
-    """What MLflow's page of a run wants to know of the model in it."""
+    """The description of the model that MLflow's page of a run needs."""
     provenance = manifest.provenance
     return {
         "flavors": {
@@ -132,7 +130,7 @@ def in_short(manifest: Manifest) -> dict[str, Any]:
                 "loader_module": LOADER,
                 "python_version": provenance.python,
                 "env": {"virtualenv": _PYTHON_ENV},
-                # What `load_model(..., model_config=)` may change.
+                # The options that `load_model(..., model_config=)` may change.
                 "config": {"mode": "production"},
             },
             FLAVOUR: {"name": manifest.name, "schema_version": manifest.schema_version},
@@ -142,7 +140,7 @@ def in_short(manifest: Manifest) -> dict[str, Any]:
 
 
 def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
-    """MLflow's Schema as JSON data."""
+    """The fields as an MLflow Schema, as JSON data."""
     if is_frame(of):
         return [
             {"type": _COLUMN_TYPES[field.column.dtype], "name": field.name, "required": True}
@@ -159,9 +157,9 @@ def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
 
 
 def _requirements(manifest: Manifest) -> list[str]:
-    """What made and proved the artifacts, as pip takes it."""
+    """Requirements for pip: the versions of the tools that built and validated the artifacts."""
     tools, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
     if any("onnxruntime" in record.engines() for record in manifest.targets.values()):
         names.append("onnxruntime")
-    # A local part such as +cpu is of one index only, and no index is named here.
+    # A local version part such as +cpu exists in one package index only, and none is named here.
     return [f"{n}=={tools[n].partition('+')[0]}" if n in tools else n for n in names]

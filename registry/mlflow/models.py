@@ -1,4 +1,4 @@
-"""MLflow's registered models, versions and experiments, found and read as ours."""
+"""Find MLflow's registered models and experiments, and read its versions as `Version`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def model_of(client: MlflowClient, name: str) -> Any | None:
-    """MLflow's RegisteredModel, or None if there is no such."""
+    """MLflow's RegisteredModel, or None if there is no model of that name."""
     try:
         return client.get_registered_model(name)
     except Exception as error:
@@ -26,7 +26,7 @@ def model_of(client: MlflowClient, name: str) -> Any | None:
 
 
 def has_code(error: Exception, *codes: str) -> bool:
-    """Whether MLflow gave an error one of these codes."""
+    """True if `error` has one of these error codes of MLflow."""
     return getattr(error, "error_code", None) in codes
 
 
@@ -42,25 +42,25 @@ def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[
 
 
 def aliases_of(model: Any) -> dict[str, int]:
-    """Of MLflow's RegisteredModel."""
+    """Version numbers by alias. `model`: MLflow's RegisteredModel."""
     return {str(alias): int(number) for alias, number in model.aliases.items()}
 
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
-    """Oldest first."""
+    """The versions that soa-pipeline registered, oldest first."""
     found = [v for v in store.versions(model.name) if DIGEST in v.tags]
     return sorted((Version.of(v, model.aliases) for v in found), key=lambda v: v.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:
-    """The version of ours that has a digest."""
+    """The version of model `name` with this digest, if soa-pipeline registered one."""
     model = store.model(name)
     found = [] if model is None else our_versions(store, model)
     return next((version for version in found if version.digest == digest), None)
 
 
 def experiment_of(access: Access, store: Store, name: str) -> str | None:
-    """The id of a model's experiment, or None; a deleted one is an error that says what to do."""
+    """The id of a model's experiment, or None. Raises RegistryError if it was deleted."""
     found = store.experiment(name)
     if found is None:
         return None
@@ -73,7 +73,7 @@ def experiment_of(access: Access, store: Store, name: str) -> str | None:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`1-4, 6`"""
+    """Ascending numbers as text for people, such as `1-4, 6`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:

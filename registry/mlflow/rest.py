@@ -1,10 +1,10 @@
-"""A `Store` by the public REST API of an MLflow server.
+"""A `Store` that uses the public REST API of an MLflow server.
 
-Requests go out as MLflow's client sends them: `requests` with the same retries, and with MLflow's
+Requests are sent as MLflow's client sends them: `requests` with the same retries, and with MLflow's
 variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN, _INSECURE_TLS, _SERVER_CERT_PATH,
 _CLIENT_CERT_PATH, MLFLOW_HTTP_REQUEST_*), its file `~/.mlflow/credentials`, and the proxies and
-certificates that `requests` takes from the environment. What needs code of MLflow or of its plugins
-(see `open_server`) is left to MLflow's client.
+certificates that `requests` takes from the environment. If a request needs code of MLflow or of its
+plugins (see `open_server`), MLflow's client is used instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from registry.mlflow.stored import (
 
 _API = "api/2.0/mlflow"
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
-_PASSING = (408, 429, 500, 502, 503, 504)  # MLflow's client asks again
+_PASSING = (408, 429, 500, 502, 503, 504)  # temporary errors: MLflow's client sends again
 _OURS_NOT = (
     "MLFLOW_TRACKING_AUTH",
     "MLFLOW_TRACKING_AWS_SIGV4",
@@ -48,7 +48,7 @@ _TRUE = ("true", "1")
 
 
 class RestError(OSError):
-    """The server refused a request. `error_code`: MLflow's word for it."""
+    """The server refused a request. `error_code`: MLflow's code of the error."""
 
     def __init__(self, text: str, error_code: str) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class RestError(OSError):
 def _needs_mlflow() -> bool:
     insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
     if insecure and os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"):
-        return True  # a mistake, which MLflow words
+        return True  # a user's mistake: MLflow reports it
     if any(os.environ.get(name) for name in _OURS_NOT):
         return True
     return any(entry_points(group=group) for group in _PLUGINS)
@@ -66,8 +66,8 @@ def _needs_mlflow() -> bool:
 
 @contextlib.contextmanager
 def open_server(uri: str) -> Iterator[RestStore | None]:
-    """None where requests need more than this file knows: an authentication plugin, signatures of
-    AWS, workspaces, headers or stores that a plugin of MLflow provides."""
+    """The store, or None if requests need what this file does not implement: an authentication
+    plugin, AWS signatures, workspaces, or headers or stores of an MLflow plugin."""
     if _needs_mlflow():
         yield None
         return
@@ -91,7 +91,7 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
 
 
 class RestStore:
-    """A `Store` by requests."""
+    """A `Store` that sends HTTP requests."""
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
@@ -149,7 +149,7 @@ class RestStore:
             asked["page_token"] = page["next_page_token"]
 
     def _get(self, place: str, **asked: Any) -> Any | None:
-        """None where there is no such."""
+        """The server's answer, or None if the requested object does not exist."""
         try:
             return self._answer("GET", place, params=asked)
         except RestError as error:
@@ -172,7 +172,7 @@ class RestStore:
 
 
 def settings() -> dict[str, Any]:
-    """What MLflow's variables say of every request, for `requests`."""
+    """Arguments of `requests` for every request, from MLflow's environment variables."""
     insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
     return {
         "headers": _authorization(),
@@ -183,7 +183,8 @@ def settings() -> dict[str, Any]:
 
 
 def _authorization() -> dict[str, str]:
-    """A header, like MLflow's: a user with a password goes before a token."""
+    """The authorization header, as MLflow makes it: user and password take precedence over a
+    token."""
     file = configparser.ConfigParser(interpolation=None)
     file.read(Path.home() / ".mlflow" / "credentials")
     user = os.environ.get("MLFLOW_TRACKING_USERNAME") or _kept(file, "username")

@@ -1,8 +1,8 @@
-"""What is asked of MLflow's store when nothing is written, and the answers.
+"""The requests that read MLflow's store, and their answers.
 
-`Store` is the one interface. Three classes have it: `ClientStore` (here) asks MLflow's own client;
+`Store` is the interface. Three classes implement it: `ClientStore` (here) asks MLflow's own client;
 `RestStore` and `TableStore` (registry/mlflow/rest.py, tables.py) ask a server or a database
-directly, because `import mlflow` takes more than a second. `Access.reading` chooses. All of them
+directly, because `import mlflow` takes more than a second. `Access.reading` chooses one. All three
 give the same answers, which tests/registry/mlflow/test_reading.py checks.
 """
 
@@ -61,21 +61,22 @@ Order = Literal["start_time ASC", "start_time DESC", "end_time DESC"]
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Runs of an experiment that have a tag, deleted ones too."""
+    """A query for the runs of an experiment that have a tag, including deleted runs."""
 
     experiment: str
     tag: str
     value: str | None = None
-    """Of the tag; None: any."""
+    """The value of the tag; None: any value."""
     status: str | None = None
     started: tuple[int, int] | None = None
-    """Not before the first and before the second, in milliseconds since 1970."""
+    """The start of a run: from the first time on and before the second, in milliseconds since
+    1970."""
     order: Order = "start_time ASC"
     limit: int | None = None
 
     @property
     def filter(self) -> str:
-        """In MLflow's language."""
+        """The query as a filter string of MLflow."""
         asked = [f"tags.`{self.tag}` " + (f"= '{self.value}'" if self.value else "LIKE '%'")]
         if self.status is not None:
             asked.append(f"attributes.status = '{self.status}'")
@@ -90,16 +91,16 @@ class RunQuery:
 
 
 PROMPT = "mlflow.prompt.is_prompt"
-"""The tag of what MLflow keeps as a model and shows as a prompt."""
+"""The tag of prompts, which MLflow stores as registered models."""
 PAGE = 1000
-"""Answers that are asked for at once."""
+"""The number of runs in one answer."""
 
 
 class Store(Protocol):
-    """What a registry is read by. MLflow's prompts, which it keeps as models, are none of these.
+    """Reads a registry. Prompts, which MLflow stores as models, are left out.
 
-    A name may be any text that MLflow takes for one, without `'` where versions are asked for, as
-    MLflow's search cannot quote it.
+    `name` may be any name that MLflow accepts. For `versions` it must not contain `'`, because
+    MLflow's search cannot quote that character.
     """
 
     def model(self, name: str) -> StoredModel | None: ...
@@ -111,14 +112,14 @@ class Store(Protocol):
     def version(self, name: str, number: int) -> StoredVersion | None: ...
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        """Also a deleted one."""
+        """The experiment of that name, also if it was deleted, or None."""
         ...
 
     def runs(self, query: RunQuery) -> list[StoredRun]: ...
 
 
 class ClientStore:
-    """A `Store` by MLflow's client."""
+    """A `Store` that asks MLflow's client."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client

@@ -1,8 +1,8 @@
-"""A `Store` by the tables of MLflow's database: SQLite, and PostgreSQL by SQLAlchemy.
+"""A `Store` that reads the tables of MLflow's database: SQLite, and PostgreSQL with SQLAlchemy.
 
-MLflow changes its tables from release to release, and names each state of them by a revision.
+MLflow changes its tables from release to release, and gives each schema a revision number.
 `open_tables` gives a store only for revisions that the tests have compared with MLflow's client;
-whoever reads others takes that client. Nothing is written, and no transaction stays open.
+for other revisions that client must be used. Nothing is written, and no transaction stays open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from registry.mlflow.stored import (
 )
 
 TESTED = frozenset({"dc11669786a5"})
-"""Revisions of the tables: that of MLflow 3.17."""
+"""The revisions of the tables that can be read: that of MLflow 3.17."""
 
 _MANY = 1 << 62
 
@@ -74,15 +74,13 @@ Ask = Callable[[str, Mapping[str, Any]], Iterable[Any]]
 
 @contextlib.contextmanager
 def open_tables(uri: str, sqlite: Path | None, wait_s: float) -> Iterator[TableStore | None]:
-    """None where the tables are in a state that nobody has compared.
+    """The store, or None if the revision of the tables is not one of `TESTED`.
 
-    `sqlite`: the file that the URI means, where it means one. `wait_s`: how long to wait for a lock
-    on it.
+    `sqlite`: the file of an SQLite URI, else None. `wait_s`: how long to wait for a lock on that
+    file, in seconds.
     """
     if sqlite is not None:
-        where = (
-            f"file:{quote(str(sqlite))}?mode=rw"  # never makes a file; reads one that is read-only
-        )
+        where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
         connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
             yield _checked(lambda query, given: connection.execute(query, dict(given)))
@@ -104,7 +102,7 @@ def _checked(ask: Ask) -> TableStore | None:
         return None
     if not revisions or not revisions <= TESTED:
         return None
-    # What may be seen of a database with several workspaces is for MLflow to say.
+    # In a database with several workspaces, MLflow decides which rows a user may see.
     for table in ("registered_models", "experiments"):
         if list(ask(f"SELECT 1 FROM {table} WHERE workspace <> 'default' LIMIT 1", {})):
             return None
@@ -112,17 +110,18 @@ def _checked(ask: Ask) -> TableStore | None:
 
 
 def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Rows that are equal but for the last two values, once, with these as keys and values."""
+    """Join the rows that differ only in their last two values: yield each common part once, with a
+    dictionary of the last two values as keys and values."""
     found: dict[Any, dict[str, Any]] = {}
     for *head, key, value in rows:
         pairs = found.setdefault(tuple(head), {})
-        if key is not None:  # else the row has nothing joined to it
+        if key is not None:  # None: the LEFT JOIN found no tag or alias
             pairs[key] = value
     yield from found.items()
 
 
 class TableStore:
-    """A `Store` by queries."""
+    """A `Store` that sends SQL queries."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask

@@ -1,6 +1,5 @@
 from .decision import Decision as Decision
 from .decision import check_override as check_override
-from .decision import decide as decide
 from .decision import override as override
 from .findings import Bits as Bits
 from .findings import Findings as Findings
@@ -10,7 +9,8 @@ from .findings import SetResult as SetResult
 from .findings import SignatureCheck as SignatureCheck
 from .findings import SpeedComparison as SpeedComparison
 from .findings import SpeedPoint as SpeedPoint
-from .gates.digests import altered as altered
+from .gates import altered as altered
+from .gates import decide as decide
 from .policy import Asked as Asked
 from .policy import Policy as Policy
 from .policy import ReferenceFile as ReferenceFile

@@ -1,30 +1,19 @@
-"""A gate's answer, how all gates are asked, and how a refusal is overridden by name.
-
-A gate is a file in `gates/`; nothing else lists them.
-"""
+"""The answer of a gate, and how a refusal is overridden by name."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
 
 from registry.errors import RegistryError
-from registry.promotion import gates
-from soa.options import known_options
 
-if TYPE_CHECKING:
-    from registry.promotion.findings import Findings
-
-# Loading in production checks these two again, so overriding them here would gain nothing.
+# Loading in production checks these two again, so overriding them here would have no use.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One gate's answer. `found` and `limit` are for a table, `detail` is a sentence with both."""
+    """A gate's decision. `found` and `limit` are for a table; `detail` is a sentence with both."""
 
     gate: str
     passed: bool
@@ -32,7 +21,7 @@ class Decision:
     limit: str
     detail: str
     override: str = ""
-    """Why somebody let the version pass all the same."""
+    """The reason for which somebody overrode a refusal; empty if nobody did."""
 
     @property
     def lets_pass(self) -> bool:
@@ -40,7 +29,7 @@ class Decision:
 
     @property
     def code(self) -> str:
-        """Of its refusal, as `gate-speed`."""
+        """The error code of a refusal by this gate, such as `gate-speed`."""
         return f"gate-{self.gate.replace(' ', '-')}"
 
     @property
@@ -50,30 +39,8 @@ class Decision:
         return "overridden" if self.lets_pass else "REFUSED"
 
 
-class Gate(Protocol):
-    """What a module in `gates/` has."""
-
-    ORDER: int
-    """Its place in the table."""
-
-    def decide(self, found: Findings) -> Iterable[Decision]:
-        """A decision for each thing asked; none where nobody asks."""
-
-
-def every_gate() -> list[Gate]:
-    names = [each.name for each in pkgutil.iter_modules(gates.__path__)]
-    found = [importlib.import_module(f"{gates.__name__}.{name}") for name in names]
-    return sorted((cast(Gate, module) for module in found), key=lambda gate: gate.ORDER)
-
-
-@known_options()
-def decide(found: Findings) -> list[Decision]:
-    """Every gate's decisions, also after one has refused: the user sees all that is in the way."""
-    return [decision for gate in every_gate() for decision in gate.decide(found)]
-
-
 def check_override(gates: Iterable[str], reason: str) -> None:
-    """Refuse, before any gate is asked, an override without a reason or of a fixed gate."""
+    """Raise RegistryError for an override without a reason, or of a gate in NEVER_OVERRIDDEN."""
     named = sorted(gates)
     if named and not reason.strip():
         raise RegistryError("overriding a gate takes a reason: --reason '...'")
@@ -82,7 +49,7 @@ def check_override(gates: Iterable[str], reason: str) -> None:
 
 
 def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -> list[Decision]:
-    """The decisions, with `reason` on each refusal of the gates named."""
+    """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
     kept, named = list(decisions), set(gates)
     check_override(named, reason)
     asked = dict.fromkeys(d.gate for d in kept if d.gate not in NEVER_OVERRIDDEN)

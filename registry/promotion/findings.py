@@ -1,4 +1,4 @@
-"""What the gates judge: what was measured of a version, and what is asked of it."""
+"""The input of the gates: the measurements on a version, and the requirements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from registry.promotion.policy import Requirements
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """Median time of a call, new version and version in place, measured side by side."""
+    """Median time of a call of the new version and of the one that holds the alias, measured in
+    turns. In microseconds."""
 
     target: str
     rows: int
@@ -23,14 +24,14 @@ class SpeedPoint:
 
     @property
     def ratio(self) -> float:
-        """Above 1: the new version is slower. NaN where a time makes no sense."""
+        """Above 1: the new version is slower. NaN if a time is not positive."""
         sane = self.old_us > 0 and self.new_us > 0
         return self.new_us / self.old_us if sane else math.nan
 
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """All points measured against the version `old` ("name/3"); none: it could not be timed."""
+    """All points measured against the version `old` ("name/3"); empty: timing was impossible."""
 
     old: str
     points: tuple[SpeedPoint, ...]
@@ -38,9 +39,9 @@ class SpeedComparison:
 
 @dataclass(frozen=True)
 class SetResult:
-    """One artifact against the portable program on a larger reference set.
+    """Comparison of one artifact with the portable program on a larger reference set.
 
-    `worst` None: nothing was shown, for the reason `why`.
+    `worst` None: there is no result, for the reason `why`.
     """
 
     name: str
@@ -54,7 +55,7 @@ class SetResult:
 class Proof:
     """The largest fraction of an output's reference values that are NaN or infinite.
 
-    `refusal`: why that is too much, if it is.
+    `refusal`: the reason if this fraction is too large, else None.
     """
 
     nonfinite: float
@@ -64,10 +65,10 @@ class Proof:
 
 @dataclass(frozen=True)
 class Bits:
-    """The digest of an artifact's answers, run in one way: `how`, for people.
+    """The digest of an artifact's outputs when it runs in one way; `how` describes the way.
 
-    `digest` None: it was not measured, for the reason `why`. `every`: of all cases of the
-    reference, else of a few rows; only digests of one kind are compared.
+    `digest` None: it was not measured, for the reason `why`. `every`: True for the digest of all
+    cases of the reference, False for a few rows; only digests of the same kind are compared.
     """
 
     target: str
@@ -80,7 +81,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class SignatureCheck:
-    """Whose signature is needed, and whose was found, or why it does not count."""
+    """The required keys, and the key that signed, or the error if the signature is not valid."""
 
     needed: str
     found: str = ""
@@ -89,10 +90,10 @@ class SignatureCheck:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of the version, with its bounds; NaN, for the reason `why`, passes no gate.
+    """A number of the version, with its bounds. NaN passes no gate; `why` is the reason for it.
 
-    `old` is that of the version in place, `beside`, by the same measurement: with it a change has
-    bounds too.
+    `old`: the same number of the version `beside`, which holds the alias; `max_drop` and `max_rise`
+    limit the change.
     """
 
     gate: str
@@ -109,31 +110,31 @@ class Measured:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was measured of one version, on the host that promotes it. NaN passes no gate."""
+    """The measurements on one version, on the host that promotes it. NaN passes no gate."""
 
     manifest: Manifest
     needed: Requirements
     proof: Proof
     worst: Mapping[str, Mapping[str, Worst]]
-    """Of each target that was run again now: the worst deviation of each output."""
+    """By target that was run again now: the worst deviation of each output."""
     allow_unverified: frozenset[str] = frozenset()
     """Targets that may pass without having run, unless a policy names them."""
     sets: Sequence[SetResult] = ()
-    """For each larger reference set, each target that this host runs and each engine of it."""
+    """A result for each larger reference set, target that this host runs, and engine of it."""
     speed: SpeedComparison | None = None
-    """None: no other version holds the alias."""
+    """None if no other version holds the alias."""
     in_staging: timedelta | None = None
-    """How long the version has been in staging by a promotion; None: it is not."""
+    """The time since the version was promoted to staging; None if it is not there by promotion."""
     approved_by: Collection[str] = ()
     signature: SignatureCheck | None = None
-    """None: no policy asks for one."""
+    """None if no policy requires a signature."""
     bounded: Sequence[Measured] = ()
     """Numbers whose bounds the config sets: latency, memory, size, metrics, a shadow's record."""
     bits: Sequence[Bits] = ()
-    """Of each artifact of a target that this host runs, where it is asked for."""
+    """For each artifact of the targets that this host runs, if reproducibility is required."""
 
     def waits(self, target: str) -> bool:
-        """Whether a target only wants a device of its kind to prove it."""
+        """True if a target is built and only needs a test on a device of its kind."""
         record = self.manifest.targets.get(target)
         return record is not None and record.status in get_args(Evidence)
 

@@ -1,7 +1,7 @@
-"""A promotion policy: what gates ask for, as data; and what several policies ask for together.
+"""A promotion policy: the requirements of the gates as data, and the sum of several policies.
 
-Policies add up: the strictest limit counts, targets, approvals and reference sets are joined. So a
-policy kept in the registry cannot be loosened by a file or an option of who promotes.
+If there are several policies, the strictest limit counts, and targets, approvals and reference sets
+are joined. So a file or an option on the command line cannot weaken a policy in the registry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def duration(text: str) -> timedelta:
-    """`90s`, `30min`, `24h`, `7d`; ValueError says so."""
+    """Read a time such as `90s`, `30min`, `24h` or `7d`. Raises ValueError for other texts."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|min|h|d)", text)
     if match is None:
         raise ValueError(f"found {text!r}; write a number and s, min, h or d, as 24h")
@@ -36,32 +36,32 @@ Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class Policy(BaseModel):
-    """What a version needs to be promoted. Whatever is left out asks for nothing.
+    """The requirements for a promotion. A field that is left out requires nothing.
 
-    `min_time_in_staging`, `approvals` and `signed_by` count for `production` only, the rest for
+    `min_time_in_staging`, `approvals` and `signed_by` apply only to `production`, the others to
     every alias.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     targets: Names | None = None
-    """Must be verified, and cannot be excused by --allow-unverified."""
+    """These targets must be verified, even with --allow-unverified."""
     max_outside: Fraction | None = None
     max_outside_by_output: dict[str, Fraction] = {}
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reproducible: bool = False
-    """Whether the same bits are needed on every processor: see docs/howto/same_bits.md."""
+    """True: the outputs must have the same bits on every processor. See docs/howto/same_bits.md."""
     reference: str | None = None
-    """A safetensors file, see `stages.reference.read_set`."""
+    """The path of a safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
     approvals: Names | None = None
     signed_by: Names | None = None
-    """Public keys in PEM format (in a policy's file: theirs), one of which must have signed."""
+    """Public keys in PEM format, one of which must have signed. A policy file has paths instead."""
 
 
 @dataclass(frozen=True)
 class ReferenceFile:
-    """A larger reference set: where it is on this host, and what it was when it was named."""
+    """A larger reference set: its path on this host, and its sha256 when the policy was read."""
 
     path: Path
     sha256: str
@@ -69,7 +69,7 @@ class ReferenceFile:
 
 @dataclass(frozen=True)
 class Asked:
-    """A policy and whose it is; `reference` is the file that it names."""
+    """A policy, its origin as text, and the reference file that it names."""
 
     policy: Policy
     origin: str
@@ -78,11 +78,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What all policies together ask for."""
+    """The requirements of all policies together."""
 
     targets: tuple[str, ...]
     named_targets: frozenset[str]
-    """Those that a policy names."""
+    """The targets that a policy names."""
     max_outside: float
     max_outside_by_output: Mapping[str, float]
     max_slowdown: float
@@ -91,10 +91,10 @@ class Requirements:
     min_time_in_staging: timedelta
     approvals: tuple[str, ...]
     signed_by: tuple[tuple[str, ...], ...]
-    """Of each policy that asks: one of these keys."""
+    """For each policy that requires a signature: its keys, of which one must have signed."""
     origins: tuple[str, ...]
     production: bool = True
-    """Whether the alias is: there an emulator proves nothing."""
+    """True if the alias is `production`; then a test on an emulator is not enough."""
 
 
 def strictest(
@@ -106,10 +106,10 @@ def strictest(
     production: bool = True,
     own_reproducible: bool = False,
 ) -> Requirements:
-    """The config's gates, which every version has, and on top of them each policy.
+    """The requirements of the config (the `own_...` arguments) and of all policies together.
 
-    `production`: whether the alias is `production`. For other aliases `min_time_in_staging`,
-    `approvals` and `signed_by` are not asked for.
+    `production`: True if the alias is `production`. For other aliases `min_time_in_staging`,
+    `approvals` and `signed_by` are ignored.
     """
     every = [asked.policy for asked in policies]
     for_production = every if production else []

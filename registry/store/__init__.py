@@ -1,4 +1,4 @@
-"""The registry: versions, their files, and the caches of a host."""
+"""The registry: versions, their files, and this host's caches."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""A version's files: in a folder of this host, or to be fetched over the network."""
+"""A version's files: in a folder of this host, or fetched over the network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logger("soa-pipeline")
 
 
 def local_folder(uri: str) -> Path | None:
-    """The folder that an artifact URI means, or None if it is not one of this host."""
+    """The folder of an artifact URI, or None if the URI is not of a local folder."""
     address = urlsplit(uri)
     if address.scheme == "file" and address.netloc in ("", "localhost"):
         return Path(unquote(address.path))
@@ -51,17 +51,17 @@ def existing_folder(version: Version) -> Path | None:
 
 
 def annex_place(target: str, digest: str) -> str:
-    """Where a version's run keeps an annex, beside its bundle: a folder of its own for each, so
-    that two builders of one target write nothing in common."""
+    """The path of an annex in a run's artifacts. Each annex has a separate folder, so that two
+    processes that build the same target never write the same files."""
     return f"{ANNEXES}/{tag_of(target)}/{digest}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the files of a version are taken from.
+    """The place from which the files of a version are opened.
 
-    `in_place`: from the store's own folder, where that is on this host. `fetch`: what the cache
-    lacks is copied into it; False: nothing is fetched.
+    `in_place`: open them in the store's folder if that is on this host. `fetch`: copy files into
+    the cache if they are not there; False: never fetch.
     """
 
     access: Access
@@ -71,7 +71,7 @@ class Source:
     fetch: bool = True
 
     def open(self, kind: type[T], target: str | None, verify: bool) -> T:
-        """The bundle without its annexes, or the annex for a target."""
+        """Open the bundle without its annexes (`target` None), or the annex for a target."""
         version, folder = self.version, existing_folder(self.version)
         local = None if folder is None else _beside(folder, version, target)
         if local is not None and self.in_place and self.fetch:
@@ -98,7 +98,8 @@ class Source:
 
 
 def fetch(access: Access, version: Version, dest: Path) -> None:
-    """Copy the bundle and its annexes to the new folder `dest`, verified, or nothing."""
+    """Copy the bundle and its annexes to the new folder `dest`, and verify them. If that fails,
+    `dest` is not created."""
     with write_atomically(dest) as partly:
         bundle = _fetched(Bundle, access, version, None, partly)
         annexes = []
@@ -109,7 +110,7 @@ def fetch(access: Access, version: Version, dest: Path) -> None:
 
 
 def _fetched(kind: type[T], access: Access, version: Version, target: str | None, into: Path) -> T:
-    """The bundle alone, or the annex for a target, into an empty folder, verified."""
+    """Copy the bundle (`target` None) or the annex for a target into an empty folder; verify it."""
     local = local_folder(version.source)
     if local is not None:
         if not local.is_dir():
@@ -124,8 +125,8 @@ def _fetched(kind: type[T], access: Access, version: Version, target: str | None
                 where = f"{run}/{annex_place(target, version.annexes[target])}"
             repository(access, where).download_artifacts("", str(into))
     if target is None:
-        # A note of promotion or annexes that lie there are of another registry: only this one can
-        # say whether this version is promoted, and what was built for it.
+        # A note of promotion or annexes in these files come from another registry. Only this
+        # registry knows whether this version is promoted, and which targets were added to it.
         (into / PROMOTED).unlink(missing_ok=True)
         shutil.rmtree(into / ANNEXES, ignore_errors=True)
     return _opened(kind, version, target, into, True)
@@ -156,15 +157,16 @@ def _beside(bundle: Path, version: Version, target: str | None) -> Path:
 
 
 def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
-    # Opened before the copy: links and special files are refused. Not copytree: it goes on where
-    # the disk is full, and its error is a list.
+    # The folder was opened before, so it has no links or special files. shutil.copytree is not
+    # used: it continues after the disk is full, and its error is a list.
     for name in sealed_names(opened):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(opened.path / name, into / name, follow_symlinks=False)
 
 
 def sealed_names(opened: Bundle | Annex) -> list[str]:
-    """The files of a sealed folder that are copied, without annexes and notes beside it."""
+    """The names of the files to copy: the sealed ones, their seal and the signature, but no annexes
+    or notes."""
     names = opened.files
     if isinstance(opened, Bundle):
         names = {name: names[name] for name in names if opened.place(name)[0] == opened.path}
@@ -175,7 +177,7 @@ def sealed_names(opened: Bundle | Annex) -> list[str]:
 
 
 def signature_of(access: Access, version: Version) -> bytes | None:
-    """`bundle.sig` as the store has it now."""
+    """The content of `bundle.sig` in the store, or None if the version is not signed."""
     local = existing_folder(version)
     if local is not None:
         return Bundle.open(local, verify=False).signature()
@@ -189,7 +191,7 @@ def signature_of(access: Access, version: Version) -> bytes | None:
 
 
 def publish_signature(access: Access, version: Version, signature: Path) -> None:
-    """Put `bundle.sig` beside the version's files."""
+    """Write `bundle.sig` into the folder of the version's files."""
     local = existing_folder(version)
     if local is not None:
         trust.put_signature(read_plain(signature), local)
@@ -202,15 +204,15 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
 
 
 def repository(access: Access, where: str) -> Any:
-    """MLflow's access to the files behind a URI."""
+    """MLflow's ArtifactRepository for the files at a URI."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    # With one of the two URIs left out, MLflow would take it from the environment.
+    # Both URIs are given: MLflow would take a missing one from the environment.
     return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
 
 
 def stored(access: Access, uri: str) -> dict[str, int]:
-    """Every file below a URI of an artifact store, relative to it, and its bytes."""
+    """Every file below a URI of an artifact store: path relative to the URI, and size in bytes."""
     local = local_folder(uri)
     if local is not None:
         files = (path for path in local.rglob("*") if not path.is_dir() or path.is_symlink())
@@ -226,11 +228,11 @@ def stored(access: Access, uri: str) -> dict[str, int]:
 
 
 def remove_files(access: Access, uri: str) -> int:
-    """All that is below a URI of an artifact store; returns their bytes."""
+    """Remove all files below a URI of an artifact store; return their size in bytes."""
     size = sum(stored(access, uri).values())
     local = local_folder(uri)
     if local is not None:
-        # Without its list it is no annex any more, however far the rest comes.
+        # Without SHA256SUMS it is no annex any more, even if removing the rest is interrupted.
         (local / SUMS).unlink(missing_ok=True)
         remove_tree(local)
     elif size:
@@ -239,9 +241,9 @@ def remove_files(access: Access, uri: str) -> int:
 
 
 def remove_run(access: Access, client: MlflowClient, run: str) -> int:
-    """Remove the files of a run that no version refers to, and the run; returns their bytes.
+    """Remove a run to which no version refers, with its files; return their size in bytes.
 
-    Killed on the way, it leaves a run that `registry.housekeeping.garbage` finds.
+    If the process is killed meanwhile, `registry.housekeeping.garbage` finds the run.
     """
     info = client.get_run(run).info
     where = info.artifact_uri.rstrip("/")
@@ -259,6 +261,6 @@ def remove_tree(folder: Path) -> None:
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            # Another process may remove the same, or still write into it.
+            # Another process may be removing the same folder, or still be writing into it.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

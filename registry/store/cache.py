@@ -1,14 +1,14 @@
-"""The cache of a host: sealed folders (bundles, annexes) under their digests, for all processes.
+"""The cache of a host: sealed folders (bundles, annexes), named by digest, for all processes.
 
-An entry is filled in a folder beside it, checked, and renamed: it is there whole or not at all. One
-process fetches it, under a file lock that the kernel releases when its holder dies; the others wait
-and find it there. What a killed one left is swept by the next that fetches.
+An entry is written into a temporary folder next to it, checked, and renamed, so it is complete or
+does not exist. One process fetches it, under a file lock that the kernel releases when the process
+dies; the others wait for it. The next process that fetches removes the files of a killed one.
 
-Who uses an entry holds a shared lock (flock) on its `SHA256SUMS` for as long. Only an entry that
-nobody holds is evicted, the one used longest ago first, when the whole is larger than it may be.
-Using an entry writes nothing but its folder's time, so a cache that may only be read serves too.
+A process holds a shared lock (flock) on the `SHA256SUMS` of an entry while it uses the entry. If
+the cache is larger than its limit, entries that no process uses are evicted, the least recently
+used first. Using an entry changes only the time of its folder, so a read-only cache works too.
 
-Entries are not trusted: they are opened as any sealed folder is, with every digest checked.
+Entries are not trusted: they are opened like any sealed folder, with every digest checked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CACHE_VARIABLE = "PIPELINE_CACHE"
 SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
 DEFAULT_SIZE = "20GB"
 FETCH_WAIT_S = 1800.0
-"""How long to wait for another process that is fetching the same."""
+"""How long to wait for another process that is fetching the same entry."""
 
 Fill = Callable[[Path], object]
-"""Puts the sealed folder into an empty one, and raises unless it is what was wanted."""
+"""Writes the sealed folder into an empty one, and raises if it is not the requested one."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.([0-9a-f]{64})\.[0-9a-f]{8}\.(?:partial|old)")
@@ -45,7 +45,7 @@ _OLD_S = 3600.0
 
 
 class EntryInUse:
-    """An entry in use: not evicted until `release`, or until nobody has this object any more."""
+    """An entry in use. It is not evicted until `release`, or until this object is deleted."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class EntryInUse:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the cache holds: `size` in bytes, when it was last taken into use (UTC)."""
+    """An entry of the cache. `size`: in bytes. `used`: the time of its last use (UTC)."""
 
     digest: str
     size: int
@@ -65,15 +65,15 @@ class Entry:
 
 
 class Cache:
-    """Entries under `root`, which is made when there is something to put into it."""
+    """The entries in the folder `root`, which is created with the first entry."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
 
     def hold(self, digest: str, fill: Fill | None) -> EntryInUse:
-        """The entry, in use from now on; filled first if it is not there, by one process at a time.
+        """Return the entry, in use from now on. If it does not exist, one process fills it.
 
-        Without `fill`, NotCachedError if it is not there.
+        Raises NotCachedError if it does not exist and `fill` is None.
         """
         if not _DIGEST.fullmatch(digest):
             raise BundleError(f"{digest!r} is not a digest")
@@ -89,13 +89,13 @@ class Cache:
         return held
 
     def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
-        """Another copy in place of a damaged one, unless somebody has put one there already."""
+        """Replace a damaged entry, unless another process has replaced it already."""
         digest = damaged.path.name
         self._fill(digest, fill, damaged.identity)
         return self.hold(digest, fill)
 
     def entries(self) -> list[Entry]:
-        """All that is there, the one used longest ago first."""
+        """All entries, the least recently used first."""
         found = []
         for path in self._children(_DIGEST):
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
@@ -105,7 +105,7 @@ class Cache:
         return sorted(found, key=lambda entry: entry.used)
 
     def shrink(self, most: int) -> list[Entry]:
-        """Evict what is not in use until at most `most` bytes are left; returns what went."""
+        """Evict unused entries until at most `most` bytes are left; return the evicted entries."""
         self._sweep_all()
         entries = self.entries()
         total = sum(entry.size for entry in entries)
@@ -119,7 +119,7 @@ class Cache:
         return gone
 
     def _held(self, digest: str) -> EntryInUse | None:
-        """None if there is no entry, or one without its list, which is none."""
+        """The entry, in use from now on; None if there is no complete one, with `SHA256SUMS`."""
         path = self.root / digest
         while True:
             try:
@@ -131,14 +131,14 @@ class Cache:
             held = EntryInUse(path, handle)
             fcntl.flock(handle, fcntl.LOCK_SH)
             if _identity(path / SUMS) == held.identity:
-                with contextlib.suppress(OSError):  # a cache that may only be read
+                with contextlib.suppress(OSError):  # a read-only cache
                     os.utime(path)
                 return held
             held.release()  # evicted or replaced while we waited
 
     def _fill(self, digest: str, fill: Fill, instead_of: tuple[int, int] | None) -> None:
         """Fill an entry unless another process has done it meanwhile."""
-        size_bound()  # a mistake in it is said before anything is fetched
+        size_bound()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
         with self._fetching(digest):
             if path.is_dir() and _identity(path / SUMS) != instead_of:
@@ -149,8 +149,8 @@ class Cache:
 
     @contextlib.contextmanager
     def _fetching(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
-        """The right to fill an entry."""
-        from filelock import FileLock, Timeout  # what only reads the cache needs no such package
+        """Hold the lock for filling an entry."""
+        from filelock import FileLock, Timeout  # here: not needed for reading the cache
 
         wait_s = FETCH_WAIT_S if wait_s is None else wait_s
         lock = FileLock(self.root / f".{digest}.lock", timeout=wait_s)
@@ -174,13 +174,13 @@ class Cache:
 
     @contextlib.contextmanager
     def _unused(self, path: Path) -> Iterator[bool]:
-        """Whether nobody holds the entry; if so, nobody will in this block."""
+        """Yield True if no process uses the entry; then none can begin to within the block."""
         try:
             handle = os.open(path / SUMS, os.O_RDWR | os.O_NOFOLLOW)
-        except PermissionError:  # not ours to evict
+        except PermissionError:  # it belongs to another user: we cannot evict it
             yield False
             return
-        except FileNotFoundError:  # nothing there that could be held
+        except FileNotFoundError:  # an entry without SHA256SUMS cannot be in use
             yield True
             return
         try:
@@ -200,13 +200,14 @@ class Cache:
                 return False
             try:
                 path.rename(aside)
-            except OSError:  # gone already, or not ours
+            except OSError:  # already removed, or it belongs to another user
                 return False
         shutil.rmtree(aside, ignore_errors=True)
         return True
 
     def _sweep(self, digest: str) -> None:
-        """Remove what a killed process left; only who holds the entry's lock fills it."""
+        """Remove the files that a killed process left. The caller holds the lock of `_fetching`, so
+        no other process is filling the entry."""
         for path in self._children(_LEFTOVER):
             if path.name.startswith(f".{digest}."):
                 shutil.rmtree(path, ignore_errors=True)
@@ -215,7 +216,7 @@ class Cache:
         for digest in {path.name[1:65] for path in self._children(_LEFTOVER)}:
             with (
                 contextlib.suppress(RegistryUnavailableError, BundleError),
-                self._fetching(digest, 0),  # taken: it is being filled
+                self._fetching(digest, 0),  # raises if another process is filling the entry
             ):
                 self._sweep(digest)
         for path in self._children(_SIGNATURE_LEFTOVER):
@@ -231,8 +232,8 @@ class Cache:
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
-    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `soa-pipeline` in
-    XDG_CACHE_HOME, which counts where it is absolute, else in `~/.cache`."""
+    """The folder of this host's cache: `cache`, else PIPELINE_CACHE, else `soa-pipeline` in
+    XDG_CACHE_HOME if that is an absolute path, else in `~/.cache`."""
     if chosen := cache or os.environ.get(CACHE_VARIABLE):
         return Path(chosen).absolute()
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -240,12 +241,12 @@ def cache_root(cache: str | Path | None = None) -> Path:
 
 
 def size_bound() -> int:
-    """Bytes that the fetched entries may take: PIPELINE_CACHE_SIZE, by default 20 GB."""
+    """The limit on the size of all entries, in bytes: PIPELINE_CACHE_SIZE, by default 20 GB."""
     return parse_size(os.environ.get(SIZE_VARIABLE) or DEFAULT_SIZE, SIZE_VARIABLE)
 
 
 def parse_size(text: str, where: str) -> int:
-    """`500MB`, `20GB`; RegistryError names `where` it stands."""
+    """Read a size such as `500MB` or `20GB` as bytes. Raises RegistryError, which names `where`."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
     if found is None:
         raise RegistryError(f"{where}: found {text!r}; write a number and kB, MB, GB or TB")

@@ -1,12 +1,13 @@
-"""What a name meant when the registry was last asked, kept on this host for when it is not.
+"""Records of earlier lookups, kept on this host for when the registry is not asked.
 
-A record is written only after a lookup has passed everything that its mode asks for: in production,
-that a gate let the version pass and that it is signed as the registry's policies ask. It holds the
-version as the registry knew it, with its promotion, and those policies' keys: whoever opens it
-later checks the same again. Where the registry said no, the record is removed.
+A record is written only after a lookup has passed all checks of its mode. In production these are:
+the version was promoted, and it is signed as the registry's policies require. The record contains
+the version with its promotion, and the keys of those policies, so that each later use can repeat
+the checks. If the registry refuses a lookup, the record is removed.
 
-It is found by registry, name and mode; its own sha256 is in it against damage. Against forgery
-there are signatures and a host's own keys: who may write to the cache could also write there.
+The key of a record is registry, name and mode. Its sha256, in the record, detects damage but not
+forgery: whoever can write to the cache could write there too. Against forgery, use signatures and
+the trusted keys of the host.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Lookup:
-    """Which version a name meant, and how that is known."""
+    """The version that a name means, and where this answer is from."""
 
     version: Version
     signers: Mapping[str, tuple[str, ...]]
-    """By who asks for it: public keys in PEM format, one of which must have signed."""
+    """By origin of a policy: its public keys in PEM format, one of which must have signed."""
     at: datetime
-    """When the registry said so (UTC)."""
+    """The time of the registry's answer (UTC)."""
     policy: str = "offline"
     asked: bool = False
-    """Whether it was asked for this session."""
+    """True if the registry was asked for this session."""
     stale: str | None = None
-    """Why it could not be asked, where it should have been."""
+    """The reason why the registry could not be asked although it should have been."""
     history: Sequence[Promotion] | None = field(default=None, repr=False)
-    """What the model's history says of the version's promotion, where it was asked."""
+    """The version's promotions in the model's history, if that was read."""
 
 
 class LookupCache:
@@ -54,7 +55,7 @@ class LookupCache:
         self._key = {"registry": registry, "mode": mode}
 
     def read(self, ref: str) -> Lookup | None:
-        """None if there is none; RegistryError if it is damaged."""
+        """The record, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
             kept = as_record(dict[str, Any], parse_json(read_plain(path)))
@@ -77,7 +78,7 @@ class LookupCache:
             ) from error
 
     def write(self, ref: str, found: Lookup) -> None:
-        """Unless another process has found it later. OSError where the cache cannot be written."""
+        """Write a record, unless there is a newer one. Raises OSError if that is not possible."""
         with contextlib.suppress(RegistryError):
             last = self.read(ref)
             if last is not None and last.at > found.at:
@@ -96,7 +97,7 @@ class LookupCache:
         write_whole(path, text + "\n")
 
     def forget(self, ref: str) -> None:
-        with contextlib.suppress(OSError):  # not there, or not ours to change
+        with contextlib.suppress(OSError):  # it does not exist, or belongs to another user
             self._path(ref).unlink()
 
     def _path(self, ref: str) -> Path:

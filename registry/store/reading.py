@@ -1,4 +1,4 @@
-"""What a registry says and gives: models, versions, their bundles and their history."""
+"""Reading a registry: models, versions, their bundles and their history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """One registered model. `versions` counts them."""
+    """One registered model. `versions`: the number of its versions."""
 
     name: str
     description: str
@@ -42,7 +42,7 @@ class ModelSummary:
 
 
 class Reader(Access):
-    """What can be read of a registry. No method writes or creates one."""
+    """The methods that read a registry. None of them changes or creates a registry."""
 
     def list(self) -> Sequence[ModelSummary]:
         """All models with a version that soa-pipeline registered, by name."""
@@ -51,7 +51,7 @@ class Reader(Access):
         found = []
         with self.reading() as store:
             for model in store.models():
-                # One of another name cannot be ours, whatever was copied into it.
+                # A model with another kind of name is not ours, even if it has our tags.
                 named = re.fullmatch(NAME_PATTERN, model.name)
                 if ours := models.our_versions(store, model) if named else []:
                     found.append(
@@ -91,12 +91,12 @@ class Reader(Access):
             return Version.of(there[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:
-        """The version's bundle folder itself, where the artifact store is a folder on this host."""
+        """The version's folder in the artifact store, or None if that is not on this host."""
         return artifacts.existing_folder(version)
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
-        """Copy the version's bundle and its annexes to the new folder `dest`, verified, or
-        nothing."""
+        """Copy the version's bundle and its annexes to the new folder `dest`, and verify them. If
+        that fails, `dest` is not created."""
         artifacts.fetch(self, version, Path(dest))
         return open_folder(dest, verify=False)
 
@@ -110,13 +110,13 @@ class Reader(Access):
         in_place: bool = True,
         fetch: bool = True,
     ) -> Bundle:
-        """The version's bundle, in place if it is on this host, else from a cache by digest.
+        """Open the version's bundle: in the store if that is on this host, else in the cache.
 
-        `cache`: its folder, else as `registry.store.cache.cache_root` says. A file in it is
-        verified like any other, stays as long as somebody has the bundle, and is fetched again if
-        it is damaged. `annexes`: of which targets; None: all. `in_place=False`: from the cache
-        also what is on this host. `fetch=False`: the store is not asked; NotCachedError where
-        files would have to be fetched.
+        `cache`: the folder of the cache; default: see `registry.store.cache.cache_root`. Cached
+        files are verified like all others, stay as long as the bundle is in use, and are fetched
+        again if they are damaged. `annexes`: only those of these targets; None: all.
+        `in_place=False`: use the cache even if the store is on this host. `fetch=False`: do not
+        fetch files; raises NotCachedError if they are missing.
         """
         place = Cache(cache_root(cache))
         source = artifacts.Source(self, version, place, in_place, fetch)
@@ -127,8 +127,8 @@ class Reader(Access):
     def require_signature(
         self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
     ) -> Trusted:
-        """As in `registry.trust`, also where a cache has had the files since before they were
-        signed: then the store is asked for the signature, unless `fetch` is False."""
+        """Like `registry.trust.require_signature`. If the check fails for cached files, the store's
+        signature is fetched and checked, since it may be newer, unless `fetch` is False."""
         try:
             return trust.require_signature(bundle, keys)
         except TrustError:
@@ -140,9 +140,10 @@ class Reader(Access):
             return trust.require_signature(bundle, keys)
 
     def history(self, name: str) -> Sequence[Event]:
-        """Every event of a model, oldest first; it writes nothing.
+        """Every event of a model, oldest first.
 
-        An event that a killed writer left open is shown as the next writer will close it.
+        An event that a killed writer left open has the state in which the next writer will close
+        it.
         """
         with self._model(name) as (store, model):
             experiment = models.experiment_of(self, store, name)
@@ -154,25 +155,26 @@ class Reader(Access):
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
         """The promotions of this version to `alias`, oldest first, from the history of its model.
 
-        The version has a tag with the time of its promotion. Only promotions of that time count;
-        without the tag there are none.
+        The version's tag has the time of its promotion. Promotions of that time are returned, or if
+        the history has none, all its promotions to the alias. Without the tag there are none.
         """
         if version.promotion(alias) is None or not self.exists:
             return []
         with self.reading() as store:
-            experiment = store.experiment(version.name)  # deleted ones are read too
+            experiment = store.experiment(version.name)  # also a deleted experiment
             if experiment is None:
                 return []
             history = History(store, experiment.id, version.name)
             return promotions_of(store, history, version, alias)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
-        """What this registry asks for: of every model, and of `model`."""
+        """The policies of this registry: the one for every model, and the one for `model`. Their
+        reference sets are copied into the folder `into`, if it is given."""
         return policy_store.kept(self, None if model is None else Ref(model).name, into)
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:
-        """The store and the model in it, or a NotFoundError that lists the models."""
+        """The store and the model in it. Raises a NotFoundError that lists the models."""
         name = Ref(name).name
         if not self.exists:
             raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")

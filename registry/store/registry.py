@@ -1,7 +1,8 @@
 """The registry: bundles as versions of MLflow registered models, and the aliases on them.
 
-Everything here is plain MLflow: a run per version in an experiment of the model's name, the bundle
-as that run's artifacts, tags, metrics and aliases. MLflow's own client and web page see the same.
+Everything here is plain MLflow: one run for each version, in an experiment with the model's name,
+the bundle as that run's artifacts, tags, metrics and aliases. MLflow's client and web page see the
+same data.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ if TYPE_CHECKING:
 class Registry(Reader):
     """A registry of models at any MLflow tracking URI; by default an SQLite file, no server.
 
-    `uri`: else the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
-    `artifact_root`: folder or URI for the bundles of models that are new; else PIPELINE_ARTIFACTS,
-    else `artifacts` beside the SQLite file, else what the tracking server decides.
+    `uri`: by default the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
+    `artifact_root`: folder or URI for the bundles of new models; by default PIPELINE_ARTIFACTS,
+    else `artifacts` next to the SQLite file, else the tracking server decides.
 
-    Making the object touches nothing. A method that only reads never creates a registry. `client`
-    is for what is built on the registry, as is `writing`.
+    Creating the object has no effect on the registry. Methods that only read never create one.
+    `client` and `writing` are for code that extends the registry.
     """
 
     def get_ready(self) -> None:
-        """Import what writing needs, and make the tables where there are none: that takes seconds,
-        which other work may hide. What fails here fails again where it is needed, and says so."""
+        """Import the libraries for writing, and create missing tables. This takes seconds, so it
+        can run in the background. Errors are ignored here; the later write raises them again."""
         with contextlib.suppress(RegistryError), self.client(write=True):
             pass
 
@@ -82,17 +83,17 @@ class Registry(Reader):
         annexes: Sequence[Annex] = (),
         origin: str | None = None,
     ) -> Version:
-        """A new version with the bundle's files; or the version that already has this digest.
+        """Create a version with the bundle's files, or return the one that has this digest.
 
-        The files go first and the version comes last, with all its `annexes`: there is never a
-        version without its files. A failure in between leaves a run marked FAILED; a process that
-        is killed leaves a run that goes on, and files (`registry.housekeeping.garbage`). Files are
-        copied without the lock: of two that register one bundle at once, one finds the other's
-        version. `origin`: see `registry.housekeeping.pushing`.
+        The files and the `annexes` are copied first, and the version is created last, so there is
+        never a version without its files. A failure in between leaves a run marked FAILED; a killed
+        process leaves an open run with files (see `registry.housekeeping.garbage`). The files are
+        copied without the lock. If two processes register the same bundle at once, the second one
+        returns the version of the first. `origin`: see `registry.housekeeping.pushing`.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
-        # Without the annexes that lie in its folder: they were built for another version.
+        # Annexes in the bundle's folder are ignored: they were built for another version.
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self.client(write=True) as client:
             store = ClientStore(client)
@@ -130,16 +131,16 @@ class Registry(Reader):
             return self.find(Ref(model, int(made.version)))
 
     def keep_report(self, version: Version, name: str, text: str) -> None:
-        """Keep a page beside a version's metrics, where MLflow shows it; a failure is ignored."""
+        """Store a page in a version's run, where MLflow shows it; a failure is ignored."""
         with contextlib.suppress(Exception), self.client(write=True) as client:
             client.log_text(str(version.run_id), text, name)
 
     def add_target(self, version: Version, annex: Annex) -> Version:
-        """Add to a version what was built for one more target; its bundle stays as it is.
+        """Add an annex, the files of one more target, to a version. Its bundle does not change.
 
-        The files go first and the tag that names them comes last. Of two that build one target at
-        once, one is told that the other was quicker, and leaves nothing; a process that is killed
-        leaves files that nothing names, or a target that is whole.
+        The files are copied first, and the tag that names them is set last. If two processes add
+        the same target at once, the slower one gets an error and its files are removed. A killed
+        process leaves either files that no tag names, or a complete target.
         """
         version.require_free(annex.target)
         with self.client(write=True) as client:
@@ -160,14 +161,14 @@ class Registry(Reader):
         return self._again(version)
 
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
-        """Take back the files of an annex, unless the version has it all the same."""
+        """Remove the files of an annex, unless the version has that annex after all."""
         with contextlib.suppress(Exception), write_lock(self, client, version.name):
             has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
-            if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
+            if has.get(version.number) != annex.digest:  # also if the version was removed
                 upload.discard_annex(self, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
-        """Point an alias at a version, without a gate: not for `production` and `previous`."""
+        """Move an alias to a version without gates. `production` and `previous` are refused."""
         if alias in (PRODUCTION, PREVIOUS):
             raise RegistryError(
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
@@ -188,14 +189,14 @@ class Registry(Reader):
         annexes: Collection[str] = (),
         reason: str = "",
     ) -> Version:
-        """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
+        """Move `alias` to the version if all gates let it pass; else raise PromotionRefused.
 
         The version replaced in `production` becomes `previous`. The history records promotions and
         refusals; a refusal changes nothing else. `replacing`: the number of the version that the
-        gates compared with, 0 for none; refused if another one has come into its place since.
-        `policies`: the origins of those that the gates went by; this registry's must be among them.
-        `annexes`: the targets built later that the gates saw too; those that an earlier promotion
-        to this alias let pass stay. `reason`: for the history.
+        gates compared with, 0 for none; the promotion is refused if the alias has moved since.
+        `policies`: the origins of the policies that the gates applied; they must include those of
+        this registry. `annexes`: targets built later that the gates checked too; targets of an
+        earlier promotion to this alias stay promoted. `reason`: a text for the history.
         """
         check_promotable(alias)
         with self._changing(version) as (writer, found):
@@ -232,7 +233,7 @@ class Registry(Reader):
         Raises NotPromotedError if no gate ever let `previous` into production.
         """
         with self._model(name):
-            pass  # an unknown name is said before anything is written
+            pass  # raises for an unknown name before anything is written
         with self.writing(name) as writer:
             current, back = writer.aliases.get(PRODUCTION), writer.aliases.get(PREVIOUS)
             if back is None or current is None:
@@ -256,7 +257,7 @@ class Registry(Reader):
             return self._again(found)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
-        """Record that `approver` wants this version, of this digest, in production."""
+        """Record that `approver` approves this version, with this digest, for production."""
         if not approver.strip() or not approver.isprintable() or len(approver) > 100:
             raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
         with self._changing(version) as (writer, found):
@@ -264,9 +265,9 @@ class Registry(Reader):
             return writer.record(event)
 
     def add_shadow(self, record: ShadowRecord) -> None:
-        """Add to what is known of a version's shadows beside the one in production.
+        """Add the results of a shadow to those that the registry has for the same two versions.
 
-        RegistryError where the version has other files by now.
+        Raises RegistryError if the digest of the version is not that of the record.
         """
         with self._changing(self.find(record.version)) as (writer, found):
             if found.digest != record.digest:
@@ -277,7 +278,7 @@ class Registry(Reader):
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:
-        """The writer of a model, under its lock, with everything before it settled."""
+        """The writer of a model, under the model's lock, after it has settled earlier events."""
         with (
             self.client(write=True) as client,
             write_lock(self, client, name) as lock,
@@ -291,7 +292,7 @@ class Registry(Reader):
 
     @contextlib.contextmanager
     def _changing(self, version: Version) -> Iterator[tuple[ModelWriter, Version]]:
-        """With the version as it is now."""
+        """The writer of the version's model, and the version as it is now."""
         with self.writing(version.name) as writer:
             yield writer, self._again(version)
 
@@ -299,7 +300,7 @@ class Registry(Reader):
         return self.find(Ref(version.name, version.number))
 
     def experiment(self, client: MlflowClient, name: str) -> str:
-        """The id of MLflow's experiment of a model, made if there is none."""
+        """The id of a model's MLflow experiment, which is created if it does not exist."""
         found = models.experiment_of(self, ClientStore(client), name)
         if found is not None:
             return found
@@ -309,7 +310,8 @@ class Registry(Reader):
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
     ) -> None:
-        """Make this policy count for all promotions, or those of a model; `reference`: its file."""
+        """Set the policy for all promotions, or for those of `model`. `reference`: the file that
+        `policy.reference` names."""
         if model is not None:
-            self.versions(model)  # there has to be such a model
+            self.versions(model)  # raises NotFoundError if there is no such model
         policy_store.keep(self, policy, model, reference)

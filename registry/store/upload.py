@@ -1,4 +1,4 @@
-"""The run of a version: its files, numbers and tags in MLflow, before there is a version of it."""
+"""The MLflow run of a version: its files, metrics and tags, written before the version exists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from registry.mlflow import Access
 
 UPLOADING = "soa.uploading."
-"""A run's tag, for each annex that was ever begun: `TARGET.DIGEST`, and when (UTC)."""
+"""The beginning of a run's tag for each annex whose upload was begun. `TARGET.DIGEST` follows; the
+value is the time (UTC)."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -45,18 +46,19 @@ def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> R
 
 
 def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
-    """Copy the files, checked where the store is a folder of this host; returns their URI."""
+    """Copy the files into the artifact store; return their URI. The copies are checked if the store
+    is a folder of this host."""
     from mlflow.entities import Param
 
     run_id = run.info.run_id
     source = _upload(client, run_id, bundle, FOLDER)
     manifest = bundle.manifest
     params = [Param(k, v) for k, v in description.parameters(manifest).items()]
-    for start in range(0, len(params), 100):  # MLflow takes no more at once
+    for start in range(0, len(params), 100):  # MLflow accepts at most 100 at once
         client.log_batch(run_id, params=params[start : start + 100])
     _log_targets(client, run_id, manifest.targets)
     if MLMODEL in bundle.files:
-        # Let MLflow's page of the run say that the folder is a model, and how to use it.
+        # Then MLflow's page of the run shows that the folder is a model, and how to use it.
         model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
         client.set_tag(run_id, "mlflow.log-model.history", json.dumps([model]))
     for annex in bundle.annexes.values():
@@ -65,14 +67,18 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
 
 
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
-    """Copy an annex beside the run's bundle. It counts once a tag of the version names it."""
+    """Copy an annex next to the run's bundle. It has no effect until a tag of the version names
+    it."""
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
     _upload(client, run, annex, annex_place(annex.target, annex.digest))
 
 
 def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
-    """Copy a sealed folder, as one where the store is a folder of this host, else file by file;
-    another process may be copying the same. Returns its URI."""
+    """Copy a sealed folder into the artifact store; return its URI.
+
+    If the store is a folder of this host, the copy is atomic, and another process may copy the same
+    folder. Otherwise the files are copied one by one.
+    """
     uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}"
     local = local_folder(uri)
     if local is None:
@@ -85,16 +91,16 @@ def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) 
                 with write_atomically(local) as partial:
                     copy_sealed(sealed, partial)
         except BundleError:
-            if not local.is_dir():  # else somebody was quicker
+            if not local.is_dir():  # else another process was faster
                 raise
-    # Where the store cannot be read back at once, the copied files once more.
+    # Check the copy, or if the store is not a local folder, the original files once more.
     if type(sealed).open(local or sealed.path).digest != sealed.digest:
         raise BundleError(f"{sealed.path}: changed while it was being registered")
     return uri
 
 
 def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
-    """The numbers of targets, each as it is and over the rows."""
+    """Log the metrics of targets; `description.metrics` describes their names."""
     from mlflow.entities import Metric
 
     now = int(datetime.now(UTC).timestamp() * 1000)
@@ -104,7 +110,8 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
 
 
 def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
-    """BundleError unless every file of an annex is in the store, before it is made known."""
+    """Raise BundleError if a file of an annex is not in the store. To be called before a tag or a
+    version names the annex."""
     place = annex_place(annex.target, annex.digest)
     there = stored(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
     if missing := sorted({*annex.files, SUMS} - there.keys()):
@@ -115,8 +122,8 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
 
 
 def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle) -> None:
-    """BundleError if `gc` has ended the run of a registration, which it does before it removes a
-    file, or if an annex is not whole."""
+    """Raise BundleError if `gc` has ended the run of a registration, which it does before it
+    removes files, or if a file of an annex is missing."""
     if client.get_run(run.info.run_id).info.status != "RUNNING":
         raise BundleError(
             f"{bundle.path}: it took so long to be registered that `pipeline gc` took it for "
@@ -127,8 +134,8 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
 
 
 def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Show people what was built for a version later: numbers, description. It comes after the tag
-    that counts, so a failure is ignored."""
+    """Add the metrics and the description of an annex to MLflow's pages. The tag that adds the
+    target is already set, so a failure is ignored."""
     record, run = annex.record.record, str(version.run_id)
     with contextlib.suppress(Exception):
         _log_targets(client, run, {annex.target: record})
@@ -139,16 +146,16 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Remove the files of an annex that was not added; a failure is ignored."""
+    """Remove the files of an annex that was not added to its version; a failure is ignored."""
     with contextlib.suppress(Exception):
         where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
         remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:
-    """Remove the files of a version that was not made; a failure is ignored."""
+    """Remove the files of a version that was not created; a failure is ignored."""
     with contextlib.suppress(Exception):
-        # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
+        # The version may exist all the same (Ctrl-C or a lost answer): then it needs the files.
         if client.search_model_versions(f"run_id = '{run.info.run_id}'"):
             return
         local = local_folder(run.info.artifact_uri)

@@ -1,4 +1,4 @@
-"""Signatures of bundles: who has signed, and whom a host trusts."""
+"""Signatures of bundles, and the keys that a host trusts."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Whom a host trusts: public keys, and root certificates of authorities that certify signers."""
+"""The trust of a host: public keys, and root certificates of authorities that certify signers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 @dataclass(frozen=True)
 class Trusted:
-    """A public key, or with `is_root` a certificate that vouches for those whom it certifies."""
+    """A trusted public key, or if `is_root`, the root certificate of trusted signers."""
 
     pem: str
     fingerprint: str
-    """The sha256 of a key's PEM in its normal form, or of a certificate's DER."""
+    """The sha256 of a key's normalized PEM text, or of a certificate's DER bytes."""
     origin: str
-    """The file, or whose policy names it."""
+    """The file, or the policy that names the key."""
     is_root: bool = False
     signer: str = ""
-    """Once a root has vouched: for whom, by the subject of that certificate."""
+    """For a root that verified a signature: the subject of the signer's certificate."""
 
     def __str__(self) -> str:
         return f"{'root ' if self.is_root else ''}{self.fingerprint[:16]} ({self.origin})"
 
 
 def trusted(pem: str | bytes, origin: str) -> Trusted:
-    """From PEM: an EC key on P-256, P-384 or P-521, or one certificate, of a root.
+    """Read PEM text: a public EC key on P-256, P-384 or P-521, or a single root certificate.
 
-    TrustError says what it is instead.
+    Raises TrustError for any other content.
     """
     require_library()
     content = pem.encode() if isinstance(pem, str) else pem
@@ -52,7 +52,7 @@ def _public_key(content: bytes, origin: str) -> Trusted:
         raise TrustError(f"{origin}: this is a private key, the public one is needed")
     try:
         key = serialization.load_pem_public_key(content)
-    except Exception as error:  # of several kinds, for what is no PEM, no key, or of no known kind
+    except Exception as error:  # of several types: not PEM, not a key, or an unknown kind of key
         raise TrustError(f"{origin}: not a public key in PEM format") from error
     if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
         raise TrustError(f"{origin}: not an EC key on P-256, P-384 or P-521")
@@ -89,10 +89,10 @@ def read_trusted(path: str | Path) -> Trusted:
 def trusted_keys(
     given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
 ) -> tuple[Trusted, ...]:
-    """The keys and roots in files, or in folders of which every `*.pem` and `*.pub` is one.
+    """The keys and roots in files, and in the `*.pem` and `*.pub` files of folders.
 
-    Where trust is asked for and there is no key, TrustError: a folder that was lost does not
-    become trust in everything.
+    Raises TrustError if there is no key: a missing folder must not disable the check. `asked`: the
+    name of the setting for the message.
     """
     keys: list[Trusted] = []
     for path in map(Path, [given] if isinstance(given, str | Path) else given):
@@ -108,8 +108,8 @@ def trusted_keys(
 
 
 def host_keys() -> tuple[Trusted, ...] | None:
-    """Those of the files and folders in PIPELINE_TRUSTED_KEYS, with `:` in between; None: this host
-    asks for no signature."""
+    """The keys of the files and folders in PIPELINE_TRUSTED_KEYS, separated by `:`. None if the
+    variable is not set: then this host requires no signature."""
     text = os.environ.get(TRUSTED_KEYS_VARIABLE)
     if text is None:
         return None
@@ -138,6 +138,6 @@ def read_file(path: Path) -> bytes:
 
 
 def require_library() -> None:
-    """OpenSSF's model-signing; with it comes cryptography."""
+    """Raise TrustError if OpenSSF's model-signing, which installs cryptography, is missing."""
     with needs_extra("sign", TrustError):
         import model_signing  # noqa: F401

@@ -1,14 +1,15 @@
-"""Signatures of bundles, in the format of OpenSSF model-signing: `bundle.sig` beside the files.
+"""Signatures of bundles, in the format of OpenSSF model-signing: `bundle.sig` next to the files.
 
 That file is a Sigstore bundle with a DSSE envelope around an in-toto statement that lists every
 file's sha256. We take the digests from `SHA256SUMS`, which was checked against the files when the
-bundle was opened, and list it too: no file is read a second time, and the project's own command,
-`model_signing verify key DIR --signature DIR/bundle.sig --public_key FILE`, gives the same answer.
+bundle was opened, and list that file too. So no file is read a second time, and the command of
+OpenSSF, `model_signing verify key DIR --signature DIR/bundle.sig --public_key FILE`, gives the
+same answer.
 
-A signature is made with a key alone, or with a certificate: then the chain from the signer's
-certificate to the root travels in `bundle.sig`. model-signing checks it with OpenSSL, at the moment
-from which the signer's certificate is valid: a certificate that has run out since keeps its
-signatures, and no list of revoked ones is asked.
+A signature is made with a key alone or with a certificate. With a certificate, `bundle.sig`
+contains the chain from the signer's certificate to the root. model-signing checks the chain with
+OpenSSL, at the time from which the signer's certificate is valid. So signatures stay valid after
+the certificate has expired, and revocation lists are not used.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def sign(
     password: str | None = None,
     chain: Sequence[Path] = (),
 ) -> Trusted:
-    """Write `bundle.sig`, in place of one that is there, and return the key it is good for.
+    """Write `bundle.sig`, replacing an old one, and return the public key that verifies it.
 
-    `bundle` must have been opened with its digests verified: that is what is signed. `key` is a
-    private EC key in PEM format. With a `chain`, of its own certificate first and then those on the
-    way to the root, the signature is good for whoever trusts the root.
+    `bundle` must have been opened with its digests verified, because these are signed. `key` is a
+    private EC key in PEM format. `chain`: the certificate of `key`, then the other certificates up
+    to the root; then everybody who trusts the root can verify the signature.
     """
     require_library()
     from cryptography.hazmat.primitives import serialization
@@ -65,7 +66,7 @@ def sign(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     made = trusted(public, str(key))
-    config = cast(Any, signing.Config)()  # it says the password is text, and takes bytes
+    config = cast(Any, signing.Config)()  # its annotation is str for the password; it takes bytes
     if not chain:
         config.use_elliptic_key_signer(private_key=key, password=secret)
     else:
@@ -75,7 +76,7 @@ def sign(
         config.use_certificate_signer(
             private_key=key,
             signing_certificate=chain[0],
-            certificate_chain=chain[1:] or chain,  # none at all is refused; itself adds nothing
+            certificate_chain=chain[1:] or chain,  # must not be empty; repeating it is harmless
         )
     config.set_hashing_config(_Hashed(bundle))
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
@@ -85,8 +86,8 @@ def sign(
 
 
 def put_signature(signature: bytes, folder: Path) -> None:
-    """Into the folder of a bundle, in place of one that is there."""
-    # Written beside the folder: in it would lie a file that does not belong there.
+    """Write a signature into the folder of a bundle, replacing an old one."""
+    # The temporary file is outside the folder, because no extra file may be in a sealed folder.
     partial = folder.parent / f".{folder.name}.{os.urandom(4).hex()}.sig"
     try:
         partial.write_bytes(signature)
@@ -101,8 +102,9 @@ def put_signature(signature: bytes, folder: Path) -> None:
 
 
 def _require_chain(files: Sequence[Path], public: Any) -> None:
-    """TrustError if a signature made with these could never be verified: the certificate of
-    the key `public`, and those on the way to the root."""
+    """Raise TrustError if a signature with this certificate chain could never be verified.
+
+    `files`: the certificate of the key `public`, then the others up to the root."""
     from cryptography import x509
 
     own, *others = (read_certificates(read_file(path), str(path)) for path in files)
@@ -127,8 +129,8 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
 
 
 def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
-    """The one of `keys` that signed exactly these files, or the root that vouches for who did;
-    TrustError if there is none."""
+    """Return the key in `keys` that signed exactly these files, or the root certificate of the
+    signer. Raises TrustError if there is none."""
     require_library()
     allowed = list({key.fingerprint: key for key in keys}.values())
     names = ", ".join(map(str, allowed))
@@ -148,7 +150,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
     for key in able:
         try:
             _verify(bundle, content, key)
-        except Exception as error:  # the library lets many kinds through
+        except Exception as error:  # the library raises exceptions of many types
             why = error
         else:
             return replace(key, signer=signer or "")
@@ -178,8 +180,8 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
 
 
 def _said_of(bundle: Bundle, content: bytes) -> tuple[str | None, str]:
-    """What a signature says of itself: whose certificate it was made with, or None and the
-    fingerprint of the key."""
+    """The subject of the signer's certificate and "", or None and the fingerprint of the key, as
+    the signature itself states them."""
     from cryptography import x509
 
     try:
@@ -196,7 +198,7 @@ def _said_of(bundle: Bundle, content: bytes) -> tuple[str | None, str]:
 
 
 class _Hashed:
-    """In place of the library's `hashing.Config`: files and digests as they are known already."""
+    """Replaces the library's `hashing.Config`: gives the files and digests already known."""
 
     def __init__(self, bundle: Bundle) -> None:
         from model_signing import manifest
@@ -210,7 +212,7 @@ class _Hashed:
                 "ignore_paths": [SIGNATURE, PROMOTED, ANNEXES],
             }
         )
-        # Annexes came later, and are under no signature.
+        # Annexes were added later: the signature does not cover them.
         own = {n: d for n, d in bundle.files.items() if not n.startswith(f"{ANNEXES}/")}
         digests = {**own, SUMS: bundle.digest}
         items = [
@@ -223,4 +225,4 @@ class _Hashed:
         return self._manifest
 
     def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
-        """A signature may not take files out of what it has to cover."""
+        """Ignore the request: a signature must not exclude files from the check."""

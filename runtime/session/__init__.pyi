@@ -1,5 +1,6 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
+from .binding import WrappedBinding as WrappedBinding
 from .memory_checks import Collections as Collections
 from .memory_checks import by_name as by_name
 from .memory_checks import check_memory as check_memory

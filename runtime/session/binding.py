@@ -216,6 +216,38 @@ class Binding:
             self._arguments[i] = argument
 
 
+class WrappedBinding(Binding):
+    """A binding that runs another one, `inner`, and does more.
+
+    Its attributes (rows, inputs, …) are those of `inner`.
+    """
+
+    inner: Binding
+
+    def __init__(self, inner: Binding) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not bound yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
+        self.inner(rows, stream=stream)
+
+    def require_idle(self) -> None:
+        self.inner.require_idle()
+
+    def use_all(self) -> None:
+        self.inner.use_all()
+
+    def resize(self, rows: Rows) -> None:
+        self.inner.resize(rows)
+
+    def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        self.inner.rebind(inputs, outputs)
+
+
 @dataclass(frozen=True)
 class _Checked:
     """Collections that passed every check, and values derived from them."""

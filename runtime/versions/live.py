@@ -23,7 +23,7 @@ from registry.store import Lookup
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.opening import Name, Opened
-from runtime.session import Binding, Collections, Origin, Rows, Session
+from runtime.session import Binding, Collections, Origin, Rows, Session, WrappedBinding
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, Device
 from soa.signature import Signature
@@ -171,11 +171,10 @@ class LiveSession(Session):
             binding.bound_on(coming)
 
 
-class LiveBinding(Binding):
+class LiveBinding(WrappedBinding):
     """A callable that runs the version in place on the bound memory; made by `LiveSession.bind`.
 
-    `inner` is the binding to the version that the last call ran. The attributes of a binding (rows,
-    inputs, …) are those of `inner`.
+    `inner` is the binding to the version that the last call ran.
     """
 
     def __init__(
@@ -185,12 +184,7 @@ class LiveBinding(Binding):
         self._graph = graph
         self._memory = (inputs, outputs)
         self._at = live.current
-        self.inner: Binding = self.bound_on(self._at)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not bound yet
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        super().__init__(self.bound_on(self._at))
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         now = self._live.current
@@ -198,14 +192,8 @@ class LiveBinding(Binding):
             self.on(now)
         self.inner(rows, stream=stream)
 
-    def require_idle(self) -> None:
-        self.inner.require_idle()
-
-    def resize(self, rows: Rows) -> None:
-        self.inner.resize(rows)
-
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
-        self.inner.rebind(inputs, outputs)
+        super().rebind(inputs, outputs)
         self._memory = (inputs, outputs)
 
     def on(self, session: Session) -> Binding:

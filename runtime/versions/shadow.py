@@ -27,7 +27,7 @@ import torch
 from engines.errors import first_line
 from engines.processes import Lock, OwnProcess
 from registry.shadow import ShadowRecord
-from runtime.session import Binding, Collections, Rows, Session
+from runtime.session import Binding, Collections, Rows, Session, WrappedBinding
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
 from soa.memory import Collection
@@ -78,14 +78,12 @@ class ShadowedSession(Session):
     ) -> None:
         """Run as `Session.run_many` does; the shadow may take each event after the last one has
         run."""
-        ours = [binding for binding in bindings if isinstance(binding, ShadowedBinding)]
-        plain = [getattr(binding, "inner", binding) for binding in bindings]
+        ours = [binding.inner for binding in bindings if isinstance(binding, ShadowedBinding)]
+        plain = [b.inner if isinstance(b, ShadowedBinding) else b for b in bindings]
         self.inner.run_many(plain, threads, stream=stream)
-        for binding in ours:
-            if binding.rows != binding.inner.rows:
-                binding.follow()
+        for inner in ours:
             if _draw() < self.fraction:
-                self.offer(binding.inner)
+                self.offer(inner)
 
     def flush(self) -> None:
         """Wait for the copied events, and add the results to the record.
@@ -100,38 +98,19 @@ class ShadowedSession(Session):
         self.closed = True
 
 
-class ShadowedBinding(Binding):
+class ShadowedBinding(WrappedBinding):
     """A callable that runs production, `inner`, and offers the shadow some of its events."""
 
     def __init__(self, session: ShadowedSession, inner: Binding) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._fraction = session.fraction
         self._offer = session.offer
         self._shadowed = session  # the session ends its shadow when nobody refers to it any more
-        self.follow()
-
-    def follow(self) -> None:
-        """Take over the state of `inner`. A plain binding's native call is then made from here."""
-        vars(self).update(vars(self.inner))
-        if type(self.inner) is not Binding:
-            self._native = None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        if rows is None and stream is None and self._native is not None:
-            self._native()
-        else:
-            self.inner(rows, stream=stream)
-            self.follow()
+        self.inner(rows, stream=stream)
         if _draw() < self._fraction:
             self._offer(self.inner)
-
-    def resize(self, rows: Rows) -> None:
-        self.inner.resize(rows)
-        self.follow()
-
-    def rebind(self, inputs: Collections, outputs: Collections) -> None:
-        self.inner.rebind(inputs, outputs)
-        self.follow()
 
 
 class _Copy:

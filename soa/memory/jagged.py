@@ -12,7 +12,7 @@ import numpy as np
 
 from soa.errors import CollectionError
 from soa.memory.collection import Collection
-from soa.memory.incoming import as_collection, unmasked
+from soa.memory.from_libraries import as_collection, unmasked
 from soa.memory.span import Array
 from soa.signature import Signature, offsets_of
 

@@ -57,8 +57,18 @@ def value(default: Any) -> str:
     return "..." if re.search(r" at 0x|<factory>", text) else text
 
 
+def bases(kind: type) -> Iterator[str]:
+    """The names of its bases. One that is ours and not public is left out: its own bases count."""
+    public = {getattr(face, name) for face in FACES for name in getattr(face, "__all__", ())}
+    for base in kind.__bases__:
+        if ours(base) and base not in public:
+            yield from bases(base)
+        elif base is not object:
+            yield base.__name__
+
+
 def of_class(name: str, kind: type) -> Iterator[str]:
-    yield f"{name} ({', '.join(base.__name__ for base in kind.__bases__ if base is not object)})"
+    yield f"{name} ({', '.join(bases(kind))})"
     if issubclass(kind, BaseModel):
         kind.model_rebuild()  # its signature is made at first use
     if not issubclass(kind, BaseException):

@@ -40,7 +40,8 @@ GNU_STACK, EXECUTABLE = 0x6474E551, 1  # of a program header in ELF
 
 def unpack(release: str, into: Path) -> Path:
     with tarfile.open(HERE / f"{release}.tar.xz") as archive:
-        archive.extractall(into, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(into)
     return into / "jets"
 
 

@@ -31,7 +31,8 @@ PLACES = {
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("old")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
+        archive.extractall(folder)
     with sqlite3.connect(folder / "store" / "registry.db") as database:
         for table, columns in PLACES.items():
             for column in columns:  # a local registry holds absolute paths

@@ -200,6 +200,16 @@ def test_an_archive_of_links(away: Registry, tmp_path: Path, kind: bytes) -> Non
         import_from(away, tmp_path / "x.tar")
 
 
+def test_an_archive_with_two_files_of_one_name(away: Registry, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for content in (b"abc", b"def"):
+            member = tarfile.TarInfo("export.json")
+            member.size = 3
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(BundleError, match="tar of an export"):
+        import_from(away, tmp_path / "x.tar")
+
+
 def test_pushed_versions_are_exported_with_their_origin(
     source: Registry, away: Registry, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md: a gate is one file."""
+"""The worked example of CONTRIBUTING.md: a gate is one function."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from tests.models.findings import findings
 GUIDE = Path(__file__).parents[3] / "CONTRIBUTING.md"
 
 
-def test_a_new_gate_is_one_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_new_gate_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     section = GUIDE.read_text().split("\n## A new gate\n")[1].split("\n## ")[0]
     code = section.split("```python\n")[1].split("```")[0]
-    (tmp_path / "compile_time.py").write_text(code)
-    monkeypatch.setattr(gates, "__path__", [*gates.__path__, str(tmp_path)])
+    names = dict(vars(gates))
+    exec(code, names)
+    monkeypatch.setattr(gates, "GATES", (*gates.GATES, names["compile_time"]))
 
     for seconds, passes in ((12.0, True), (7200.0, False)):
         data = manifest_data()
@@ -33,4 +31,4 @@ def test_a_new_gate_is_one_file(
         assert decisions[-1].passed is passes
         assert "aoti" in decisions[-1].detail
         assert all(each.passed for each in decisions[:-1])
-    assert len(section.splitlines()) <= 40
+    assert len(section.splitlines()) <= 30

@@ -17,8 +17,8 @@ from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
-from soa.memory.outgoing import to_numpy
 from soa.memory.span import Array, Device, allocate, is_tensor
+from soa.memory.to_libraries import to_numpy
 
 if TYPE_CHECKING:
     import awkward as ak

@@ -22,7 +22,7 @@ from soa.memory import (
     to_polars,
 )
 from tests.soa.exporters import aligned_array
-from tests.soa.memory.test_incoming import MATRIX, NUMBERS, address
+from tests.soa.memory.test_from_libraries import MATRIX, NUMBERS, address
 
 BUFFER = Layout(MATRIX.columns)
 
