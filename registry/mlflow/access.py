@@ -113,6 +113,21 @@ class Access:
                 _create(self.sqlite)
             yield self._connected()
 
+    def get_ready(self) -> None:
+        """Import the libraries for writing, and connect to a registry that exists.
+
+        This takes seconds, so it can run in the background. Nothing is created, and errors are
+        ignored: the later write raises them again.
+        """
+        _prepare()
+        import mlflow.store.db.utils
+        import mlflow.tracking  # noqa: F401
+
+        with contextlib.suppress(RegistryError):
+            if self.exists:
+                with self.client(write=True):
+                    pass
+
     @contextlib.contextmanager
     def _asked(self, write: bool) -> Iterator[None]:
         nested = _inside.get()

@@ -57,12 +57,6 @@ class Registry(Reader):
     `client` and `writing` are for code that extends the registry.
     """
 
-    def get_ready(self) -> None:
-        """Import the libraries for writing, and create missing tables. This takes seconds, so it
-        can run in the background. Errors are ignored here; the later write raises them again."""
-        with contextlib.suppress(RegistryError), self.client(write=True):
-            pass
-
     def sign(
         self,
         version: Version,

@@ -423,7 +423,7 @@ def test_what_a_command_says_that_did_nothing(tmp_path: Path, production: Regist
     command = ("apply", REF, source, "--out", out, "--registry", production.uri)
     assert f"wrote {out / 'rows.npz'}" in cli(*command).stdout
     again = cli(*command).stdout
-    assert "wrote" not in again and f"{out / 'rows.npz'} was there" in again
+    assert "wrote" not in again and str(out / "rows.npz") in again
     done = json.loads(cli(*command, "--json").stdout)
     assert (done["outputs"], done["written"]) == ([str(out / "rows.npz")], [])
 

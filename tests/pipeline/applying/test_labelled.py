@@ -14,7 +14,7 @@ import pytest
 import torch
 import uproot
 
-from pipeline.applying.labelled import Labelled, Measurement
+from pipeline.applying.labelled import Labelled
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
 from runtime.session.session import Session
@@ -123,7 +123,7 @@ def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_pa
         (tmp_path / name).unlink()
     assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
     again = Labelled.kept(record, asked, bundle)
-    assert again.values(session, {}) == {"own": Measurement(ROWS)}
+    assert again.values(session, {})["own"].value == ROWS
 
 
 def test_a_metric_without_a_value_says_why(
