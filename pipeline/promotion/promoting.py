@@ -78,6 +78,7 @@ def promote(
     """
     check_promotable(alias)
     check_override(override, reason)
+    excused = frozenset(str(Target.parse(name)) for name in allow_unverified)
     version = registry.find(ref)
     try:
         replaced = registry.find(f"{version.name}@{alias}")
@@ -101,7 +102,7 @@ def promote(
                 version,
                 replaced,
                 needed,
-                allow_unverified,
+                excused,
                 seen if alias == PRODUCTION else None,
                 say,
             )

@@ -90,6 +90,11 @@ def answers(decisions: Any) -> dict[str, str]:
     return {decision.gate: decision.answer for decision in decisions}
 
 
+def test_an_excused_target_has_a_target_s_name(two: Registry) -> None:
+    asked = ("promote", "jets/1", "--to", "staging", "--allow-unverified", "all")
+    assert "unknown target 'all'" in cli(*asked, "--registry", two.uri, code=1).stderr
+
+
 def test_dry_run_changes_nothing(two: Registry) -> None:
     asked = ("promote", "jets/1", "--to", "production", "--dry-run", "--registry", two.uri)
     text = cli(*asked, code=1).stdout
