@@ -1,4 +1,4 @@
-"""Writes the source file of a network: row blocks in several widths and their calls; or a kernel."""
+"""Writes a network's source file: row blocks in several widths and their calls, or a kernel."""
 
 from __future__ import annotations
 
