@@ -23,7 +23,7 @@ enum soa_load_code { /* besides those of soa_code */
   SOA_DEVIATES = 21       /* test mode: an answer differs from the reference */
 };
 
-/* The options. Set all others to zero. */
+/* The options. Set every field that you do not use to zero. */
 typedef struct soa_loading {
   int32_t test;        /* 1: any folder, promoted or not; the model is first run on the bundle's reference */
   int32_t threads;     /* how many threads one run may use, also for tiles; 0: as in the version's config */
