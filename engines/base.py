@@ -1,7 +1,8 @@
-"""What an engine is: two methods, in a file or subpackage of `engines/` that declares its name.
+"""The base classes of engines. An engine is a class with two methods, `compile` and `open`.
 
-An engine's libraries may be missing, heavy to import, or broken though never used. So engines are
-found by reading the files (`soa/declared.py`), and `engine(name)` imports only the one asked for.
+It lies in a file or subpackage of `engines/` and declares its name there. The libraries of an
+engine may be missing, slow to import or broken. So engines are found by reading the source files
+(`soa/declared.py`), and `engine(name)` imports only the engine of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engines.target import Target
 from soa.declared import declared
 from soa.options import known_options
 
-if TYPE_CHECKING:  # reading a config asks for the names alone
+if TYPE_CHECKING:  # reading a config needs only the names of engines, and no torch
     import torch
 
     from soa.memory import Span
@@ -26,71 +27,74 @@ _FOUND = declared("engines", "engine")
 
 ENGINES: tuple[str, ...] = tuple(_FOUND)
 
-# The candidates where nobody names any.
+# The candidates if neither the config nor the command line names engines.
 DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
 
-# The candidates of a version for work in progress: one is built in seconds, or its stand-in is.
+# The candidates of a quick build, for work in progress: `exported` is the fallback, it needs no
+# compilation.
 QUICK_ENGINES = ("lanes", "exported")
 
-# Those that a config may give options to.
+# Engines to which a config may give options.
 WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("options", True))
 
-# Those whose artifacts are opened and run without torch.
+# Engines whose artifacts are opened and run without torch.
 WITHOUT_TORCH = tuple(n for n, f in _FOUND.items() if not f.settings.get("torch", True))
 
-# Engines that are gone: what opens the artifacts that they made.
+# Removed engines, each with the engine that opens its artifacts.
 RETIRED = {"aoti-autotune": "aoti", "aoti-folded": "aoti"}
 
 FACTS = "facts.json"
-"""A file an artifact may hold: what its engine records for the manifest, names and plain values."""
+"""An optional file of an artifact: names and plain values that the engine adds to the manifest."""
 
 
 class Executable(ABC):
     """An opened artifact. Takes the arguments of the signature in order; writes the outputs.
 
-    It checks nothing: the binding has. Any number of threads may call it at once.
+    It checks no argument, because the binding has done so. Any number of threads may call it at
+    the same time.
     """
 
     @abstractmethod
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None: ...
 
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
-        """The same arguments as memory, which is kept alive. One that can run without torch
-        overrides this."""
+        """Ties the arguments, given as memory, to this artifact. The result keeps the memory alive.
+        A class that can run without torch overrides this."""
         from engines.tensors import TensorCall
 
         return TensorCall(self, arguments)
 
     def recordable(self) -> Executable:
-        """The same artifact, for runs that are recorded into CUDA graphs."""
+        """The executable to use for runs that are recorded into CUDA graphs."""
         return self
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Release what it holds; running calls end first."""
+        """Release all resources, after the running calls have ended."""
 
 
 class Prepared(Protocol):
-    """Arguments tied to an artifact, to run again and again.
+    """Arguments tied to an artifact, for many runs.
 
-    One thread at a time may use it. `Binding` refuses a second one; a native call refuses it
-    itself.
+    Only one thread at a time may use it. `Binding` raises an error for a second thread; a native
+    call does so by itself.
     """
 
     def run(self, stream: int = 0, /) -> None:
         """Run once. `stream` is a GPU's raw stream handle; nothing is synchronised."""
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Other memory of the same kind, by argument: another n, or address. All or none."""
+        """Replace the memory of some arguments, given by their index. Only n and the address may
+        differ. If this fails, all arguments are as before."""
 
     @property
     def current(self) -> Prepared:
-        """The call for the rows in use, where several artifacts share the row counts."""
+        """The call for the current row count, if each of several artifacts serves some counts."""
         return self
 
 
 @dataclass(frozen=True)
 class Portable:
-    """The captured, portable files of a version that engines start from."""
+    """The captured, portable files of a version, from which engines compile."""
 
     program: Path
     torchscript: Path | None
@@ -99,26 +103,27 @@ class Portable:
 class Engine(ABC):
     """One way to compile and execute a program in the calling convention.
 
-    A subclass declares itself by literal keywords: `engine` is its name, `order` its place among
-    the candidates; `default=False` keeps it out of those that nobody names, `options=False` says
-    that a config has nothing to set, `torch=False` that its artifacts run without torch.
+    A subclass declares itself by literal keywords: `engine` is its name, `order` its position among
+    the candidates. `default=False`: it is a candidate only if it is named. `options=False`: it has
+    no options. `torch=False`: its artifacts run without torch.
     """
 
     name: ClassVar[str] = ""
     anywhere: ClassVar[bool] = False
-    """Whether `compile` needs no device of the target: its artifact is portable."""
+    """True if the artifact is portable, so that `compile` needs no device of the target."""
     crosses: ClassVar[bool] = False
-    """Whether `compile` builds for processors and devices that this host lacks."""
+    """True if `compile` can also build for processors and devices that this host does not have."""
     cuts_rows: ClassVar[bool] = False
-    """Whether a call goes through its rows in small blocks by itself: tiles gain nothing."""
+    """True if a call itself processes its rows in small blocks, so that tiles gain nothing."""
     imports: ClassVar[tuple[str, ...]] = ()
     """Modules that `compile` needs and that take long to import."""
     in_place_of: ClassVar[str] = ""
-    """Where nobody names engines, it is built only where the engine of that name gave nothing: that
-    one was faster at every size of every network that benchmarks/RESULTS.md tells of."""
+    """The name of a preferred engine, or empty. If no engines are named, this engine is built only
+    if the preferred engine made no artifact. The preferred engine was faster at every size of every
+    network in benchmarks/RESULTS.md."""
     for_heavy_rows: ClassVar[bool] = False
-    """Whether it is built as well where the one that it stands in for takes more than a millisecond
-    for the fewest rows: there it may be faster."""
+    """True if it is also built when the preferred engine (`in_place_of`) takes more than one
+    millisecond for the fewest rows, since it may be faster for such models."""
 
     def __init_subclass__(
         cls,
@@ -136,12 +141,12 @@ class Engine(ABC):
     ) -> list[str]:
         """Build for `target` into the folder `out`; returns the files made, relative to `out`.
 
-        The first file is the one `open` takes. An empty list means that the portable file itself
-        is what runs. Raises EngineError.
+        The first file is the argument of `open`. An empty list means that `open` takes the portable
+        file itself. Raises EngineError.
         """
 
     def portable_file(self, source: Portable) -> Path | None:
-        """The portable file that `open` takes when `compile` makes none."""
+        """The portable file that `open` takes if `compile` makes no file."""
         return None
 
     @abstractmethod
@@ -150,15 +155,15 @@ class Engine(ABC):
     ) -> Executable:
         """Open an artifact for `device`. Raises EngineError.
 
-        `threads` is how many threads one run may use, for engines that hold a setting of their own;
-        the others follow torch's. `instances` is how many runs there may be at the same moment, for
-        engines that keep a pool (None: one a core); with the others there is no limit.
+        `threads`: how many threads one run may use. Engines without such a setting use torch's
+        number of threads. `instances`: how many runs there may be at the same moment, for engines
+        that keep a pool (None: one for each core). The other engines have no limit.
         """
 
 
 @known_options()
 def engine(name: str) -> Engine:
-    """The engine of that name; raises EngineError if it is unknown or its library is missing."""
+    """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)
     if name not in _FOUND:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}")

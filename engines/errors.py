@@ -1,4 +1,4 @@
-"""What can go wrong with an engine or a target."""
+"""The errors of engines and targets."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from soa.errors import SoaPipelineError
 
 
 class EngineError(SoaPipelineError):
-    """An engine that is unknown, not installed, or cannot build or open this artifact."""
+    """An engine is unknown or not installed, or cannot build or open this artifact."""
 
     code = "engine"
 
 
 class NotApplicableError(EngineError):
-    """An engine that is not for this model or this target; nothing broke."""
+    """An engine does not support this model or this target. This is no failure."""
 
     code = "not-applicable"
 
 
 class RunError(EngineError):
-    """An artifact that cannot be opened or run natively, or a binding that two threads use."""
+    """An artifact cannot be opened or run natively, or two threads use the same binding."""
 
     code = "run"
 
 
 class TargetError(SoaPipelineError):
-    """A target that is unknown, or that this host cannot build or run."""
+    """A target is unknown, or this host cannot build or run it."""
 
     code = "target"
 
 
 MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
-"""What to do where memory ran out."""
+"""The advice in a message that memory ran out."""
 
-# How torch's allocators, the C++ runtime, the compiler driver and the linker say it.
+# How torch's allocators, the C++ runtime, the compiler driver and the linker report it.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -45,7 +45,7 @@ _OUT_OF_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one that caused it, says that memory ran out."""
+    """True if an exception, or one of its causes, says that memory ran out."""
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen).lower()
@@ -56,9 +56,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its type where it says nothing.
+    """The first line of an exception's text, or the exception's type if the text is empty.
 
-    Where memory ran out, that and what to do, in place of a library's many words.
+    If memory ran out: a short message with advice instead of the library's text.
     """
     if out_of_memory(error):
         return f"out of memory: {MORE_MEMORY}"

@@ -1,4 +1,4 @@
-"""Targets: where an artifact runs, as `<kind>/<architecture>`; each kind has a file in `kinds/`."""
+"""Targets: `<kind>/<architecture>` says where an artifact runs. Each kind is a file in `kinds/`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from engines.errors import TargetError
 from soa.declared import declared
 from soa.options import known_options
 
-# What plain `cpu` is at most: not every host of a site has AVX-512.
+# The highest level that plain `cpu` stands for, because not every host of a site has AVX-512.
 _HIGHEST_BY_DEFAULT = "x86-64-v3"
 
 
 class Kind(ABC):
     """A kind of target.
 
-    A subclass declares itself by literal keywords: `kind` is its name, `order` its place, `arch` a
-    pattern of its architectures' names, which are also folders of a bundle; `said` is how an error
-    names its targets.
+    A subclass declares itself by literal keywords. `kind` is its name, `order` its position.
+    `arch` is a regular expression for the names of its architectures, which are also folders of a
+    bundle. `said` is the text for its targets in error messages.
     """
 
     name: ClassVar[str]
     torch_device: ClassVar[str]
-    """What torch calls the device: ROCm too is `cuda`."""
+    """torch's name of the device; for ROCm it is `cuda`, too."""
 
     def __init_subclass__(cls, kind: str, order: int, arch: str, said: str) -> None:
         cls.name = kind
 
     @abstractmethod
     def here(self, index: int = 0) -> tuple[str, ...]:
-        """The architectures that device `index` of this host runs, best first; maybe none.
+        """The architectures that device `index` of this host runs, best first. May be empty.
 
-        Raises TargetError where there is no such device.
+        Raises TargetError if there is no such device.
         """
 
     def torch_runs(self) -> bool:
-        """Whether torch works on devices of this kind: building and measuring take it."""
+        """True if torch works on devices of this kind. Building and measuring need torch."""
         return True
 
     @abstractmethod
     def why_not(self, arch: str) -> str:
-        """What this host lacks to run `arch`, which is none of those that it runs."""
+        """What this host lacks to run `arch`. `arch` must not be in `here()`."""
 
 
 def _kind(name: str) -> Kind:
@@ -63,18 +63,18 @@ class Target:
 
     @property
     def torch_device(self) -> str:
-        """What torch calls the device."""
+        """torch's name of the device."""
         return _kind(self.device).torch_device
 
     @property
     def has_tf32(self) -> bool:
-        """CUDA GPUs have it from sm_80 on."""
+        """True for CUDA GPUs from sm_80 on, which have the TF32 format."""
         digits = re.match("sm_([0-9]+)", self.arch)
         return digits is not None and int(digits[1]) >= 80
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read `cpu/x86-64-v3`; plain `cpu` is this host's best level up to x86-64-v3."""
+        """Read a name such as `cpu/x86-64-v3`. `cpu`: this host's best level up to x86-64-v3."""
         device, _, arch = text.partition("/")
         if text == "cpu":
             levels = _kind("cpu").here()
@@ -85,7 +85,7 @@ class Target:
                 )
             return cls("cpu", _HIGHEST_BY_DEFAULT if _HIGHEST_BY_DEFAULT in levels else levels[0])
         kind = declared("engines", "kind").get(device)
-        # The whole name: a target is also a folder of the bundle.
+        # The whole name must match, because a target is also a folder of the bundle.
         if kind is None or not re.fullmatch(kind.settings["arch"], arch):
             known = [str(each.settings["said"]) for each in declared("engines", "kind").values()]
             raise TargetError(f"unknown target {text!r}: use {', '.join(known)}")
@@ -93,7 +93,7 @@ class Target:
 
 
 def targets_called(text: str) -> list[Target]:
-    """As `Target.parse`, but plain `cpu` is this host's own level too, where that is higher."""
+    """As `Target.parse`. Plain `cpu` gives also this host's best level, if that is higher."""
     found = [Target.parse(text)]
     if text == "cpu":
         found.append(host_targets("cpu")[0])
@@ -102,7 +102,7 @@ def targets_called(text: str) -> list[Target]:
 
 @known_options()
 def check_host_runs(target: Target) -> None:
-    """Raise TargetError saying what is missing if this host cannot run `target`."""
+    """Raises TargetError if this host cannot run `target`; the message says what is missing."""
     kind = _kind(target.device)
     try:
         runs = target.arch in kind.here()
@@ -114,7 +114,7 @@ def check_host_runs(target: Target) -> None:
 
 @known_options()
 def host_runs(target: Target) -> bool:
-    """Whether `check_host_runs` passes."""
+    """True if this host can run `target`; see `check_host_runs`."""
     try:
         check_host_runs(target)
     except TargetError:
@@ -123,7 +123,7 @@ def host_runs(target: Target) -> bool:
 
 
 def check_torch_runs(target: Target) -> None:
-    """Raise TargetError unless this host runs `target`, and torch works on its device."""
+    """Raises TargetError unless this host runs `target` and torch works on its device."""
     check_host_runs(target)
     if not _kind(target.device).torch_runs():
         raise TargetError(
@@ -133,15 +133,15 @@ def check_torch_runs(target: Target) -> None:
 
 
 def torch_runs(target: Target) -> bool:
-    """Whether `check_torch_runs` passes."""
+    """True if this host runs `target` and torch works on its device."""
     return _kind(target.device).torch_runs() and host_runs(target)
 
 
 @known_options()
 def host_targets(device: str) -> list[Target]:
-    """What this host runs on `device` (`cpu`, or `cuda[:i]` as torch names it), best first.
+    """The targets that this host runs on `device` (`cpu` or, as in torch, `cuda[:i]`), best first.
 
-    Raises TargetError where there is no such device.
+    Raises TargetError if there is no such device.
     """
     name, _, index = device.partition(":")
     kinds = [kind for kind in map(_kind, declared("engines", "kind")) if kind.torch_device == name]
@@ -152,15 +152,15 @@ def host_targets(device: str) -> list[Target]:
 
 
 def gpu_target(index: int) -> Target:
-    """The target of GPU `index`."""
+    """The best target of GPU `index`."""
     return host_targets(f"cuda:{index}")[0]
 
 
 @known_options()
 def choose_target(available: list[str], device: str) -> str:
-    """The best of `available` targets that this host runs on `device` (`cpu` or `cuda[:i]`).
+    """The best of the `available` targets that this host runs on `device` (`cpu` or `cuda[:i]`).
 
-    Raises TargetError saying what the host lacks where none fits.
+    Raises TargetError if there is none; the message says what the host lacks.
     """
     here = host_targets(device)
     for target in here:

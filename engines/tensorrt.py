@@ -1,7 +1,7 @@
-"""The `tensorrt` engine, by torch-tensorrt inside an AOTInductor package. No machine has run it.
+"""The `tensorrt` engine: torch-tensorrt inside an AOTInductor package. It was never run.
 
-Written by the documentation of torch-tensorrt 2.13. Outputs are returned, a tensor for each column
-component, and copied into the columns: `facts.json` counts those bytes.
+It follows the documentation of torch-tensorrt 2.13. The package returns one tensor for each column
+component, and the engine copies them into the columns. `facts.json` counts the copied bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             rewritten = returning_columns(load_program(source.program))
             ranges = input_ranges(rewritten)
             program = move_to_device_pass(rewritten.program, "cuda")
-            # It would take TF32 by itself.
+            # The default of torch-tensorrt is to use TF32.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
             given = [library.Input(**each) for each in ranges]
             host, file = cpu_code(target), str(out / _PACKAGE)
@@ -82,7 +82,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
 
 @dataclass(frozen=True)
 class _Columns:
-    """The arguments that the package takes, with their largest shapes, and what it returns."""
+    """The indices of the arguments that the package takes, their largest shapes, its outputs."""
 
     inputs: tuple[int, ...]
     largest: tuple[tuple[int, ...], ...]
@@ -99,7 +99,7 @@ class _TensorRt(Executable):
         for i, largest in zip(self._columns.inputs, self._columns.largest, strict=True):
             argument = arguments[i]
             if argument.dim() > 1 and argument.shape[1] > largest[1]:
-                # Padded beyond what it was built for; the rows in use are in front.
+                # The padding exceeds the shape of the build. The rows in use come first.
                 argument = argument.narrow(1, 0, largest[1]).contiguous()
             given.append(argument)
         with torch.no_grad():
@@ -112,9 +112,9 @@ class _TensorRt(Executable):
 
 
 def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
-    """What `torch_tensorrt.Input` takes, for every input of a program.
+    """The arguments of `torch_tensorrt.Input` for every input of a program.
 
-    Where the padded length has no bound, there is room for the most rows.
+    If the padded length has no bound, it is at most the largest row count plus one aligned line.
     """
     graph = rewritten.program.graph
     names = set(rewritten.program.graph_signature.user_inputs)
@@ -123,7 +123,7 @@ def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
     rows = max((high for shape in ranges for _, high in shape if high is not None), default=1)
     made: list[dict[str, Any]] = []
     for value, shape in zip(values, ranges, strict=True):
-        # An aligned line more than the rows: the program holds S to be another size than n.
+        # One aligned line more than the rows: for the program, S and n are different sizes.
         whole = [(low, rows + low if high is None else high) for low, high in shape]
         least, largest = (tuple(side) for side in zip(*whole, strict=True))
         typical = tuple((low + high) // 2 for low, high in whole)

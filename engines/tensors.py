@@ -1,4 +1,4 @@
-"""Arguments as torch's tensors, for artifacts that take no plain memory."""
+"""Arguments as torch tensors, for artifacts that cannot take plain memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soa.memory import Device, Span
 
 
 class TensorCall(Prepared):
-    """Arguments tied to an executable that takes torch's tensors."""
+    """Arguments tied to an executable that takes torch tensors."""
 
     def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
         self._executable = executable
@@ -31,7 +31,7 @@ class TensorCall(Prepared):
 
 
 def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Stream:
-    """The stream of a raw handle, for what runs through torch."""
+    """The torch stream for a raw stream handle; 0 is the default stream."""
     if handle == 0:
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device)

@@ -22,8 +22,8 @@ class _Script(Executable):
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         require_openmp(torch.get_num_threads())
-        # The profiling executor specialises on what it saw first; with it off, every call of every
-        # n runs the same code, and the first one costs no more than the others.
+        # The profiling executor specialises for the first inputs. Without it, every call runs the
+        # same code for every n, and the first call costs no more than the others.
         with torch.no_grad(), optimized_execution(False):
             self._module(*arguments)
 

@@ -1,1 +1,1 @@
-"""The engines of AOTInductor: native code for one target."""
+"""The engines that use AOTInductor: native code for one target."""

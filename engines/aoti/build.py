@@ -25,20 +25,20 @@ from soa.dtypes import DTYPES
 
 TARGET = "target.txt"
 WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
-_ALIGNMENT = 64  # of each tensor in weights.bin
-# Where set, Inductor packs weights in layouts of its own, inside the library.
+_ALIGNMENT = 64  # of each tensor in weights.bin, in bytes
+# With one of these options, Inductor packs weights in its own layouts, inside the library.
 _PACKS = ("max_autotune", "freezing")
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
 class AotiBuild:
-    """How `aoti` compiles; another engine changes the settings, or the program before that."""
+    """Compiles for `aoti`. A subclass changes the settings, or rewrites the program before."""
 
     preset: ClassVar[Mapping[str, Any]] = {}
-    """Settings of Inductor that come before the user's options."""
+    """Settings of Inductor. The user's options override them."""
 
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        """What an engine changes in the program, in place, and the settings that go with it."""
+        """Changes the program in place; returns settings of Inductor that the changes need."""
         bytes_for_bools(program)
         hoist_linear(program)
         fold_linear(program)
@@ -47,9 +47,9 @@ class AotiBuild:
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """As for an engine."""
+        """See `Engine.compile`."""
         files = self._compile(source, target, options, out)
-        (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
+        (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner reads it
         if target.device == "cpu":
             return [*files, TARGET]
         built = settings_for(target, {**self.preset, **options})
@@ -59,7 +59,7 @@ class AotiBuild:
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        # Inductor folds constants only where no gradient can be asked for.
+        # Inductor folds constants only if gradients are disabled.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
             if target.device != "cpu":
@@ -81,17 +81,17 @@ class AotiBuild:
 
 
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a target, where the user's options do not say otherwise."""
+    """Inductor's settings for a target; the user's options override them."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
     renamed = {"cpp.threads" if key == "threads" else key: v for key, v in options.items()}
     return {**cpu_code(target), **threads, **renamed}
 
 
 def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors a library without constants asks for, by its own names for them.
+    """The tensors that a library without constants needs, by the names that it uses for them.
 
-    None where they cannot lie beside it: Inductor made some itself (packed or folded weights), or
-    one is of a dtype that the format does not hold.
+    None if they cannot be stored in a separate file: Inductor made some of them (packed or folded
+    weights), or the format has no code for a dtype.
     """
     from torch._C import _aoti
 
@@ -105,7 +105,7 @@ def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tenso
 
 
 def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether every tensor is of a dtype and kind that the format holds."""
+    """True if the weight file can hold every tensor: a dtype of the format, strided layout."""
     return all(
         str(t.dtype).removeprefix("torch.") in DTYPES and t.layout == torch.strided
         for t in tensors.values()
@@ -113,11 +113,11 @@ def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
-    """Write CPU tensors beside the code, each in its own strides; returns the files written.
+    """Write CPU tensors, each with its strides, to two files next to the library; returns both.
 
-    With the constants inside the library each process pays for a private copy of them; this one
-    flat file every process of a node maps read-only. `weights.bin` holds each tensor's memory;
-    `weights.txt` says where, one line a tensor, for engines/native/torch_code.h::
+    Constants inside the library would take private memory in each process. All processes of a node
+    can map `weights.bin` read-only and share it. It holds the memory of each tensor.
+    `weights.txt` is an index with one line for each tensor, read by engines/native/torch_code.h::
 
         NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
     """
@@ -145,7 +145,8 @@ def _memory(tensor: torch.Tensor) -> bytes:
 
 @contextmanager
 def _products_of_no_rows() -> Iterator[None]:
-    """Torch 2.13's own products divide by their blocks of rows: SIGFPE where there is no row."""
+    """Patches torch 2.13: its matrix products divide by the number of row blocks, so that a call
+    with 0 rows ends with SIGFPE."""
     from torch._inductor import lowering  # noqa: F401  # first: the two import each other
     from torch._inductor.codegen import cpp_gemm_template as template
 
@@ -163,7 +164,7 @@ def _products_of_no_rows() -> Iterator[None]:
 
 
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
-    """Compile into `out`, unpacked; the library comes first."""
+    """Compile and unpack into `out`. Returns the names of the files; the library is the first."""
     package = out / "package.pt2"
     with _products_of_no_rows():
         torch._inductor.aoti_compile_and_package(
@@ -175,7 +176,7 @@ def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> lis
 
 
 def unpack(package: Path, out: Path) -> list[str]:
-    """Keep what runs (the library, its metadata, GPU kernels), not the generated sources."""
+    """Unpack the library, its metadata and GPU kernels, but not the generated sources."""
     files: list[str] = []
     with zipfile.ZipFile(package) as archive:
         for entry in archive.namelist():

@@ -1,7 +1,7 @@
-"""The engines of AOTInductor: native code for one target, opened from its unpacked files.
+"""The engines that use AOTInductor: native code for one target, opened from its unpacked files.
 
-What builds is in build.py and standalone.py; this file imports no torch, so that a process that
-only runs a model need not.
+The compilation is in build.py and standalone.py. This file does not import torch, so that a
+process that only runs a model does not need it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     for_heavy_rows = True
 
     def build(self) -> AotiBuild:
-        """How it compiles."""
+        """The object that compiles for this engine."""
         from engines.aoti.build import AotiBuild
 
         return AotiBuild()
@@ -42,7 +42,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
+        """Options: `threads` (1: no thread but the caller's), and all settings of Inductor."""
         if shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
             raise EngineError(f"no C++ compiler is here: {compiler} is not on PATH; install g++")
         return self.build().compile(source, target, options, out)
@@ -50,7 +50,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
-        """Through the native runner; through torch's where an operation has no C shim."""
+        """Open with the native runner, or with torch's runner if an operation has no C shim."""
         if not needs_proxy_executor(file):
             _load_libtorch(device)
             return NativeExecutable(file, device, instances, threads)
@@ -63,8 +63,8 @@ class AotiEngine(Engine, engine="aoti", order=10):
 
 
 class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=False):
-    """A process that opens its artifacts needs no torch, as those of `lanes`, which is faster where
-    it is applicable, but for single rows of large networks."""
+    """Its artifacts run without torch, as those of `lanes` do. `lanes` is faster for the models
+    that it supports, except for single rows of large networks."""
 
     for_heavy_rows = False
 
@@ -80,7 +80,7 @@ class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=Fal
 
 
 class _TorchRunner(Executable):
-    """torch's own runner, for artifacts that need its proxy executor."""
+    """torch's runner, for artifacts that need torch's proxy executor."""
 
     def __init__(self, file: Path, device: torch.device) -> None:
         from torch._C import _aoti
@@ -100,19 +100,19 @@ class _TorchRunner(Executable):
 
 
 def _load_libtorch(device: torch.device) -> None:
-    """On a CPU torch's library without its Python, which takes most of the time of an import."""
+    """Load libtorch. For a CPU, skip torch's Python part, which takes most of an import's time."""
     found = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
     if found is not None and found.origin is not None:
         try:
             ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))
             return
-        except OSError:  # its own dependencies are found by the import
+        except OSError:  # `import torch` finds the dependencies that CDLL did not
             pass
     import torch as torch
 
 
 def needs_proxy_executor(library: Path) -> bool:
-    """Whether the library calls torch's proxy executor: for operations without a C shim."""
+    """True if the library calls torch's proxy executor, as operations without a C shim do."""
     try:
         with library.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
             return content.find(b"aoti_torch_proxy_executor_call_function") >= 0

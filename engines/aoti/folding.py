@@ -1,8 +1,8 @@
-"""Linear layers on rows of rows, as one matrix product.
+"""Linear layers on inputs of three or more dimensions, as one matrix product.
 
-Torch multiplies a layer of shape (n, particles, features) particle by particle where it lies in
-memory as columns do, because the weights ask for no gradient. Laid side by side the rows are one
-matrix, and the layer is one product with it.
+For an input of shape (n, particles, features) whose memory is laid out in columns, and for weights
+without gradient, torch computes one product for each particle. Reshaped to (n * particles,
+features), the input is one matrix, and the layer is one product.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def fold_linear(program: ExportedProgram) -> None:
-    """Give every linear layer a matrix, in place."""
+    """Reshape the input of every linear layer to a matrix; changes the program in place."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is not aten.linear.default:

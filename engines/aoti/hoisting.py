@@ -1,10 +1,10 @@
-"""Linear layers moved in front of the gathers and repeats that feed them.
+"""Moves linear layers in front of the gathers and repeats that produce their inputs.
 
-A graph network applies a layer to every edge: to `cat([x[i], x[j] - x[i]])`, say, of the k
+A graph network applies a layer to every edge, for example to `cat([x[i], x[j] - x[i]])` for the k
 neighbours of each point. The layer is linear, and gathering, repeating and concatenating only
-rearrange rows. So it may as well be applied to the points, k times fewer, and its answers gathered:
-the same numbers but for the order of rounding, for a part of the work. A layer is moved where that
-makes it smaller, and as far as that makes it smaller.
+rearrange rows. So the layer can be applied to the points, which are k times fewer, and its results
+are gathered. The numbers are the same except for rounding, with less work. A layer is moved as far
+forward as the number of multiplications decreases.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from engines.exported import as_node, bounds, insert, sizes
 
 aten = torch.ops.aten
 
-# Arguments of a convolution that are not given.
+# Default values of a convolution's arguments.
 _ABSENT: tuple[Any, ...] = (None, None, None, [1], [0], [1], 1)
 
-_WORTH = 0.8  # of the multiplications: less is not worth another order of rounding
+# Move a layer only if at most this part of its multiplications is left, since rounding changes.
+_WORTH = 0.8
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a linear layer does to its input: features along `dim`, a weight, maybe a bias."""
+    """A linear layer on the input `given`, whose features lie along `dim`."""
 
     given: Node
     dim: int
@@ -39,7 +40,7 @@ class _Layer:
 
 
 def hoist_linear(program: ExportedProgram) -> int:
-    """Move what is worth it, in place; how many layers that were."""
+    """Move layers in place where it saves enough work. Returns the number of moved layers."""
     graph = program.graph_module.graph
     moved = 0
     for node in list(graph.nodes):
@@ -58,9 +59,9 @@ def hoist_linear(program: ExportedProgram) -> int:
 
 
 def linear_for_convolutions(program: ExportedProgram) -> None:
-    """Make a convolution that looks at one place at a time a linear layer, in place.
+    """Replace each convolution with kernel size 1 by a linear layer, in place.
 
-    Its features come last, so that the places of all rows are one matrix.
+    The features become the last dimension, so that the positions of all rows form one matrix.
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
@@ -80,7 +81,7 @@ def linear_for_convolutions(program: ExportedProgram) -> None:
 
 
 def _layer(node: Node) -> _Layer | None:
-    """A linear layer, or a convolution that looks at one place at a time; None for all else."""
+    """The layer, if the node is a linear layer or a convolution with kernel size 1, else None."""
     given: Any
     weight: Any
     arguments: tuple[Any, ...] = node.args
@@ -110,7 +111,7 @@ def _replace(graph: Graph, node: Node, layer: _Layer) -> None:
 
 
 def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """`weight` applied along `dim` of `value`, as early as it pays."""
+    """Apply `weight` along `dim` of `value`, as far in front of `value` as it saves work."""
     step = _step(value, dim)
     if step is None or _cost(value, dim) >= _direct(value, dim):
         return _multiplied(graph, value, dim, weight)
@@ -127,7 +128,7 @@ def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
 
 
 def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """`weight` along `dim` of a value, here and now."""
+    """Apply `weight` along `dim` of `value` itself."""
     rank = len(sizes(value))
     if dim == rank - 1:
         return insert(graph, aten.linear.default, value, weight)
@@ -145,10 +146,11 @@ def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
 
 @dataclass(frozen=True)
 class _Step:
-    """How a value comes from others, where a linear layer along a dimension may go before it.
+    """An operation that a linear layer along a dimension may be moved in front of.
 
-    `parts` are the others, each with its own dimension of features; `splits`: these are parts of
-    the features, side by side. `rebuild(graph, parts, features)` does the step on other parts.
+    `parts`: its inputs, each with its dimension of features. `splits`: the inputs are concatenated
+    along the features. `rebuild(graph, parts, features)` repeats the operation on other inputs,
+    which have `features` features.
     """
 
     parts: tuple[tuple[Node, int], ...]
@@ -164,7 +166,8 @@ def _step(value: Node, dim: int) -> _Step | None:
 
 
 def _again(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Step:
-    """The same step on its first argument; `shape` is its second, with the features at `at`."""
+    """A step with one input, the first argument, whose features lie along `dim`. `shape`: the
+    second argument if it is a shape; `rebuild` puts the number of features at its index `at`."""
     target: Any = value.target
 
     def rebuild(graph: Graph, parts: list[Node], features: int) -> Node:
@@ -186,7 +189,7 @@ def _permute(value: Node, dim: int) -> _Step:
 
 
 def _view(value: Node, dim: int) -> _Step | None:
-    """A view that leaves the features a dimension of their own."""
+    """A view, if its input has one dimension that holds exactly the features, else None."""
     before, after = sizes(value.args[0]), sizes(value)
     found = [
         d
@@ -218,7 +221,7 @@ def _index_select(value: Node, dim: int) -> _Step | None:
 
 
 def _index(value: Node, dim: int) -> _Step | None:
-    """Rows picked by one tensor of indices along a dimension that is not the features'."""
+    """An index with one tensor, along a dimension that is not the features', else None."""
     indices: Any = value.args[1]
     given = [(d, index) for d, index in enumerate(indices) if index is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype is torch.bool:
@@ -231,7 +234,7 @@ def _index(value: Node, dim: int) -> _Step | None:
 
 
 def _sum(value: Node, dim: int) -> _Step | None:
-    """A sum or difference of values that all have these features."""
+    """A sum or difference of two values of the same rank and number of features, else None."""
     if len(value.args) != 2 or not all(isinstance(part, Node) for part in value.args):
         return None
     parts = [as_node(part) for part in value.args]
@@ -246,7 +249,7 @@ def _sum(value: Node, dim: int) -> _Step | None:
 
 
 def _cat(value: Node, dim: int) -> _Step | None:
-    """Features side by side: the sum of a layer for each."""
+    """A concatenation of features. The layer of the whole is the sum of a layer for each part."""
     parts: Any = value.args[0]
     along: Any = value.args[1] if len(value.args) > 1 else 0
     if int(along) % len(sizes(value)) != dim:
@@ -279,7 +282,7 @@ _STEPS: dict[Any, Callable[[Node, int], _Step | None]] = {
 
 
 def _cost(value: Node, dim: int) -> float:
-    """Multiplications of a layer with one output along `dim` of a value, done as early as pays."""
+    """The least number of multiplications for a layer with one output along `dim` of a value."""
     step = _step(value, dim)
     if step is None:
         return _direct(value, dim)
@@ -291,6 +294,6 @@ def _direct(value: Node, dim: int) -> float:
 
 
 def _extent(size: Any) -> float:
-    """A size at the largest row counts that the program is for, which show how they compare."""
+    """A size as a number: for a symbolic size its largest value, or the least if unbounded."""
     least, largest = bounds(size)
     return size if isinstance(size, int) else max(least if largest is None else largest, 1)

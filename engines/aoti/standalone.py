@@ -1,8 +1,8 @@
-"""How `aoti-standalone` builds: AOTInductor's native code for a process without torch.
+"""How `aoti-standalone` compiles: AOTInductor's native code for a process without torch.
 
-It runs on `libsoa_shim.so` (engines/native/shim), which has the part of torch's C interface that
-such code calls, and Sleef's functions. Matrix products are written out where Inductor can. Nothing
-is chosen by time, and nothing depends on the processor: v3 and v4 give the same bits.
+The code calls `libsoa_shim.so` (engines/native/shim), which has the necessary part of torch's C
+interface and Sleef's functions. Inductor generates the code of matrix products if it can. No choice
+depends on a time measurement or on the processor: v3 and v4 give the same bits.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from engines.native import SHIM
 from engines.target import Target
 
 VERSION = 1
-"""Of the shim that an artifact needs at least: `soa_shim_version` in shim/tensors.cpp."""
+"""The least shim version that an artifact needs; see `soa_shim_version` in shim/tensors.cpp."""
 
 _LEVELS = ("x86-64-v3", "x86-64-v4")
-# The C library's functions whose last bits depend on the processor: the shim's own, or none.
+# Functions of the C library whose last bits depend on the processor. The shim replaces them; a
+# function that the shim does not have is an error of the linker.
 _FUNCTIONS = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
     "erfc", "exp", "exp10", "exp2", "expm1", "hypot", "j0", "j1", "lgamma", "log", "log10",
     "log1p", "log2", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma", "y0", "y1",
 )  # fmt: skip
 _MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
-# By which torch calls an operator that has no function in C.
+# Functions by which torch calls an operator that has no C function.
 _DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninitialized_tensor")
 
 
@@ -56,7 +57,8 @@ class StandaloneBuild(AotiBuild):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """As for `aoti`; EngineError names what needs torch, with the model's line."""
+        """As for `aoti`. Raises NotApplicableError if the code needs torch; the message names the
+        operators and the lines of the model."""
         if target.device != "cpu" or target.arch not in _LEVELS:
             allowed = " and ".join(f"cpu/{level}" for level in _LEVELS)
             raise NotApplicableError(f"aoti-standalone builds for {allowed}; found {target}")
@@ -67,7 +69,7 @@ class StandaloneBuild(AotiBuild):
             with TemporaryDirectory() as scratch, _written_out(), _noting(dispatched):
                 settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
                 files = super().compile(source, target, {**settings, **options}, out)
-        except Exception as error:  # torch has no type for what the linker says
+        except Exception as error:  # torch has no exception type for errors of the linker
             missing = dict.fromkeys(_MISSING.findall(str(error)))
             if not missing:
                 raise
@@ -81,10 +83,10 @@ class StandaloneBuild(AotiBuild):
 
 
 def _libraries(scratch: Path) -> str:
-    """What the linker gets after `-l`: the shim, also for the C library's functions.
+    """The text after the linker's `-l`: the shim, which also replaces `_FUNCTIONS` and OpenMP.
 
-    What neither the shim nor the system has is an error of the linker. OpenMP is not the system's:
-    one thread needs none of it.
+    A function that neither the shim nor the system has is an error of the linker. The system's
+    OpenMP is not linked, because the code uses one thread.
     """
     (scratch / "libgomp.so").write_text("INPUT(-lsoa_shim)\n")
     folders = [f"-L{shlex.quote(str(folder))}" for folder in (scratch, SHIM.parent)]
@@ -94,7 +96,8 @@ def _libraries(scratch: Path) -> str:
 
 @contextmanager
 def _written_out() -> Iterator[None]:
-    """Products are Inductor's own where it has any, without a race against a library's."""
+    """Inside the block, Inductor takes its own code for matrix products if it has some, and does
+    not compare its speed with that of a library."""
     from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 
     def own(choices: list[Any]) -> list[Any]:
@@ -110,7 +113,8 @@ def _written_out() -> Iterator[None]:
 
 @contextmanager
 def _noting(dispatched: list[str]) -> Iterator[None]:
-    """Adds the operators that have no function in C, each with the line of the model."""
+    """Inside the block, adds each operator without a C function to `dispatched`, with its line in
+    the model."""
     from torch._inductor.ir import FallbackKernel
 
     exported: Any = FallbackKernel.export_extern_kernel_node
@@ -127,7 +131,7 @@ def _noting(dispatched: list[str]) -> Iterator[None]:
 
 
 def _said(name: str, program: ExportedProgram) -> str:
-    """A function, and the line of the model that asks for it where the program tells."""
+    """The name of a function, with the line of the model that needs it, if that can be found."""
     for node in program.graph.nodes:
         operator = re.match(r"\w+\.(\w+)", str(node.target))
         if node.op != "call_function" or operator is None:

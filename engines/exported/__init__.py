@@ -1,4 +1,4 @@
-"""The `exported` engine: the portable program as torch runs it, read without trust."""
+"""The `exported` engine: torch runs the portable program. The file is read as untrusted data."""
 
 import lazy_loader
 

@@ -1,14 +1,14 @@
-"""Reading `program.pt2` without running anything that it brings along.
+"""Reads `program.pt2` without running code that the file contains.
 
-`torch.export.load` unpickles without restriction in six places (weights and constants marked
-`use_pickle`, opaque and custom objects, sample inputs that `weights_only` refuses, files in the
-form before torch 2.8), opens native code that lies in the archive, evaluates the text of shape
-expressions (sympy's `sympify` is `eval`) and of guards, imports modules that a tree's description
-names, and writes names into the source of the module it makes. What we capture needs none of it, so
-all of it is refused or dropped, by whoever made the archive, on the very bytes that are loaded.
-
-That a program calls torch's operators only, torch checks itself. None of this is a sandbox for what
-those can do.
+`torch.export.load` can run such code in several ways:
+- It unpickles without restriction in six places: weights and constants marked `use_pickle`, opaque
+  and custom objects, sample inputs that `weights_only` refuses, files from before torch 2.8.
+- It opens native code in the archive, and imports modules named in the description of a tree.
+- It evaluates the text of guards and of shape expressions (sympy's `sympify` is `eval`).
+- It writes names into the source of the module that it makes.
+Our programs need none of this. So all of it is refused or dropped, in the bytes that are loaded,
+whoever made the archive. torch itself checks that a program calls only torch's operators. This file
+does not restrict what those operators can do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RECORDS = re.compile(
 )
 _NAME = re.compile(r"[\w.]*", re.ASCII)
 _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict")
-# What torch writes of a shape, as `sympy.srepr` gives it; beyond these, its own functions.
+# Names that torch writes in a shape expression (`sympy.srepr`), besides torch's own functions.
 _SYMPY = frozenset(
     [
         "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "Abs",
@@ -51,13 +51,13 @@ _SYNTAX = (
     ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.UnaryOp, ast.USub,
 )  # fmt: skip
 _POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
-# A size has 63 bits. sympy takes its time with larger numbers, and with products of many sums.
+# A size has 63 bits. sympy is slow with larger numbers and with products of many sums.
 _MOST_BITS = 1024
 _LONGEST = 4000
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
-    """The program in `file`, which is read once; EngineError if it holds more than a program."""
+    """The program in `file`, which is read once. EngineError if the file has other content, too."""
     from torch.export.pt2_archive._package import load_pt2
 
     try:
@@ -66,18 +66,18 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
         raise EngineError(f"{file.name} cannot be read: {error.strerror}") from error
     try:
         _check(content)
-        # Not torch.export.load: it goes on to try older forms, which are pickles.
+        # Not torch.export.load, which also tries older formats, and these are pickles.
         program = load_pt2(BytesIO(content)).exported_programs["model"]
-    except Exception as error:  # torch has no common base for what it finds wrong
+    except Exception as error:  # the errors of torch have no common base class
         raise EngineError(
             f"{file.name} is not a program torch can load: {first_line(error)}"
         ) from error
-    program._guards_code = []  # Python, which torch executes where guards are on; ours are off
+    program._guards_code = []  # Python code, which torch executes if guards are on; ours are off
     return program
 
 
 def _check(content: bytes) -> None:
-    reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that reads it afterwards
+    reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that `load_pt2` uses, too
     _require_records(reader.get_all_records())
     _require_no_pickle(reader)
     allowed = _SYMPY | _torch_functions()
@@ -107,12 +107,12 @@ def _require_no_pickle(reader: Any) -> None:
             _require_name(payload["path_name"])
     samples = reader.get_record(_SAMPLES)
     if samples:
-        # What this refuses, torch would then unpickle without restriction.
+        # This raises for samples that torch would otherwise unpickle without restriction.
         torch.load(BytesIO(samples), weights_only=True)
 
 
 def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in JSON data, with the key that it is under; and every key, as a name."""
+    """Pairs (key, text) of every text in JSON data; also ("name", key) for every key."""
     if isinstance(data, str):
         yield key, data
     elif isinstance(data, list):
@@ -120,7 +120,7 @@ def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(each, key)
     elif isinstance(data, dict):
         for name, each in data.items():
-            if key != "metadata":  # only for people
+            if key != "metadata":  # torch does not use these texts
                 yield "name", name
                 yield from _strings(each, name)
 
@@ -131,8 +131,8 @@ def _require_name(text: str) -> None:
 
 
 def _require_expression(text: str, allowed: frozenset[str]) -> None:
-    """Numbers, symbols and functions of sympy and torch, and nothing that reaches further, or that
-    takes long to reckon."""
+    """Raises EngineError unless `text` has only numbers, symbols and the `allowed` functions, and
+    is quick to evaluate."""
     if len(text) > _LONGEST:
         raise EngineError(f"{text[:40]!r}… is too long for a shape")
     try:
@@ -155,7 +155,7 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
 
 
 def _bits(node: ast.expr) -> float:
-    """How many bits the value of an expression has at most, if that of a symbol has 64."""
+    """An upper bound for the bits of an expression's value, if the value of a symbol has 64."""
     if isinstance(node, ast.Constant):
         return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
     if isinstance(node, ast.UnaryOp):
@@ -163,7 +163,7 @@ def _bits(node: ast.expr) -> float:
     if not isinstance(node, ast.Call):
         return 64
     parts = [_bits(each) for each in node.args]
-    # `Float(…, precision=53)`: so many bits. Other keywords are assumptions, true or false.
+    # `precision` in `Float(…, precision=53)` is a number of bits. Other keywords are booleans.
     parts += [2 ** min(_bits(each.value), 64) for each in node.keywords if each.arg == "precision"]
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in _POWERS:
@@ -172,14 +172,15 @@ def _bits(node: ast.expr) -> float:
 
 
 def _is_symbol(value: object) -> bool:
-    """`s77`, `u0`; also a float as text, as in `Float('0.5', precision=53)`."""
+    """True for names such as `s77` and `u0`, and for a number as text: `Float('0.5', …)`."""
     return isinstance(value, str) and bool(
         re.fullmatch(r"[a-zA-Z]{1,4}\d+|-?\d+\.?\d*(e[-+]?\d{1,3})?", value)
     )
 
 
 def _require_tree(text: str) -> None:
-    """How the arguments are nested; torch imports what an unknown kind of container names."""
+    """Raises EngineError unless the tree of the arguments has known containers only: torch would
+    import the module that an unknown container names."""
 
     def check(tree: Any) -> None:
         if isinstance(tree, dict):

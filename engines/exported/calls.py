@@ -1,4 +1,4 @@
-"""One call of an operator in a graph, as the analysis of rows sees it."""
+"""One call of an operator in a graph, for the analysis of rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engines.exported.places import Rows, Value, together
 
 Answer = Value | tuple[Value, ...]
 
-# Arguments that are sizes: the number of rows there is no use of it as a value.
+# Arguments that are sizes. The number of rows is allowed there, since it is not used as a value.
 _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_sizes"])
 _BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # by `start` and `end`
 
 
 class Call:
-    """Its arguments by their names in the schema, and what is known of those that are tensors.
-
-    `reads` takes pairs: the symbol of a number of rows, and that of the items which are theirs.
+    """A call: `given` has its arguments by their names in the schema, `values` the known facts of
+    each tensor. `reads` collects pairs of symbols: the number of rows, and the number of items that
+    these rows read.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Call:
 
     @property
     def name(self) -> str:
-        """`sum` of `aten.sum.dim_IntList`; empty for what is no operator of ATen."""
+        """The name, as `sum` for `aten.sum.dim_IntList`; empty if this is no operator of ATen."""
         target: Any = self.node.target
         ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
         return str(target._opname) if ours else ""
 
     @cached_property
     def shapes(self) -> list[tuple[Any, ...]]:
-        """Of each tensor that it gives."""
+        """The shape of each tensor that the call returns."""
         return shapes_of(self.node)
 
     @property
@@ -51,11 +51,11 @@ class Call:
         return self.shapes[0]
 
     def number(self, name: str) -> Any:
-        """A number that is given; where it is reckoned from numbers of rows, the expression."""
+        """The value of a number argument, or its expression if it is computed from sizes."""
         return number(self.given.get(name))
 
     def value(self, name: str = "self") -> Value:
-        """Of a tensor; of a number, and where nothing is given, that it depends on no row."""
+        """The facts of a tensor argument. A number or a missing argument depends on no row."""
         given = self.given.get(name)
         found = self.values.get(given) if isinstance(given, Node) else None
         return found if isinstance(found, Value) else Value()
@@ -70,18 +70,18 @@ class Call:
         return len(self.sizes(name))
 
     def dim(self, name: str = "dim", rank: int | None = None) -> int:
-        """A dimension, counted from the left."""
+        """The value of a dimension argument, counted from the left."""
         return int(self.given[name]) % (self.rank() if rank is None else rank)
 
     def dims(self, rank: int) -> list[int]:
-        """The dimensions that it works along; all where none is given."""
+        """The dimensions that the operator works along; all dimensions if none is given."""
         given = self.given.get("dim", self.given.get("dims"))
         listed = [given] if isinstance(given, int) else given
         return [dim % rank for dim in listed] if listed else list(range(rank))
 
     @cached_property
     def tensors(self) -> dict[Node, Value]:
-        """Every tensor that is given, in order."""
+        """Every tensor argument, in order."""
         nodes: list[Node] = []
         torch.fx.node.map_arg(list(self.given.values()), lambda node: nodes.append(node))
         found = ((node, self.values.get(node)) for node in nodes)
@@ -89,11 +89,11 @@ class Call:
 
     @cached_property
     def most(self) -> int:
-        """The number of dimensions of the tensor that has the most."""
+        """The largest number of dimensions of a tensor argument."""
         return max((len(sizes(node)) for node in self.tensors), default=0)
 
     def broadcast(self) -> Rows | None:
-        """The rows of all tensors, once these have the shape of the largest."""
+        """The rows of all tensor arguments after broadcasting. Raises Mixed if they differ."""
         return together(
             value.rows and value.rows.moved(self.most - len(sizes(node)))
             for node, value in self.tensors.items()
@@ -101,7 +101,7 @@ class Call:
 
     @cached_property
     def counted(self) -> list[Any]:
-        """Numbers of rows, and what is reckoned from them, where no size stands."""
+        """Numbers of rows, and expressions of them, in arguments that are no sizes."""
         nodes: list[Any] = []
         sizes = _SIZES | ({"start", "end"} if self.name in _BOUNDED else set())
         for name, given in self.given.items():
@@ -111,7 +111,7 @@ class Call:
 
 
 def shapes_of(node: Node) -> list[tuple[Any, ...]]:
-    """Of each tensor that a node gives; empty for what gives none."""
+    """The shape of each tensor that a node returns; empty if it returns no tensor."""
     value = node.meta.get("val")
     return [
         tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in each.shape)
@@ -121,7 +121,7 @@ def shapes_of(node: Node) -> list[tuple[Any, ...]]:
 
 
 def number(argument: Any) -> Any:
-    """An argument. If it is a number that is computed from sizes: its value or its expression."""
+    """The value of an argument, or its expression if it is a number computed from sizes."""
     value = argument.meta.get("val") if isinstance(argument, Node) else argument
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression = value.node.expr

@@ -1,4 +1,4 @@
-"""The `exported` engine: the ExportedProgram run as it is. Slow, portable, always there."""
+"""The `exported` engine runs the ExportedProgram itself. It is slow, portable and always there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from engines.target import Target
 def quiet_torch() -> Iterator[None]:
     """Ignore warnings and torch's log messages below ERROR inside the block. Not thread-safe.
 
-    While it exports, compiles and loads, torch warns about its own internals (pytree classes,
-    TorchScript's future, tracing of sizes). A user of this package can act on none of it.
+    torch warns about its own internals (pytree classes, TorchScript's future, tracing of sizes)
+    when it exports, compiles or loads. Users of this package cannot act on these warnings.
     """
     logger = logging.getLogger("torch")
     level = logger.level
@@ -38,8 +38,8 @@ def quiet_torch() -> Iterator[None]:
 
 class _Program(Executable):
     def __init__(self, module: torch.nn.Module) -> None:
-        # Past the hook that holds sizes against their range at export: the binding has checked n,
-        # and a padded length may be less than export was told (see stages/capture.py).
+        # `forward` skips the hook that compares sizes with their range at export. The binding has
+        # checked n, and a padded length may be below that range (see stages/capture.py).
         self._forward = module.forward
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -70,8 +70,8 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
                     from torch.export.passes import move_to_device_pass
 
                     program = move_to_device_pass(program, str(device))
-                # Guards off: torch adds `S != n`, which its own narrow does not need. The binding
-                # checks n against the compiled range, and validation runs n == S.
+                # No guards: torch adds a guard `S != n`, which its `narrow` does not need. The
+                # binding checks n against the compiled range, and validation runs with n == S.
                 module = program.module(check_guards=False)
                 _store_in_place(module)
             except Exception as error:
@@ -82,10 +82,11 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
 
 
 def _store_in_place(module: torch.fx.GraphModule) -> None:
-    """Make the program write the rows in use only.
+    """Make the program write only the rows in use.
 
-    In torch's functional form a store into a part of an output is a copy of the whole of it, which
-    is then copied back: padding is written too (and a byte there that is no bool becomes one).
+    In torch's functional form, a store into a part of an output copies the whole output, changes
+    the copy and copies it back. That also writes the padding, and changes bytes there that are no
+    valid bool.
     """
     aten = torch.ops.aten
     for store in module.graph.find_nodes(op="call_function", target=aten.copy_.default):

@@ -1,4 +1,4 @@
-"""Steps of an exported program's graph."""
+"""Functions for the nodes of an exported program's graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
-    """A new step, with the shape and dtype of its value, which torch's exporters ask for."""
+    """A new node, with the shape and dtype of its value, which torch's exporters need."""
     node = graph.call_function(function, args, kwargs)
     node.meta["val"] = function(*torch.fx.node.map_arg(args, lambda n: n.meta["val"]), **kwargs)
     return node
@@ -31,25 +31,25 @@ def as_node(argument: Any) -> Node:
 
 
 def sizes(node: Any) -> tuple[Any, ...]:
-    """A tensor's sizes: ints, and expressions that can be compared without adding a guard."""
+    """A tensor's sizes: ints, or expressions that can be compared without adding a guard."""
     return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape)
 
 
 def bounds(size: Any) -> tuple[int, int | None]:
-    """The least and the largest value of a size that the program is for; None: no bound."""
+    """The least and the largest value of a size that the program supports; None: no bound."""
     if isinstance(size, int):
         return size, size
-    from torch.utils._sympy.numbers import int_oo  # loads sympy, which opening needs not
+    from torch.utils._sympy.numbers import int_oo  # loads sympy, which `open` does not need
 
     found = size.node.shape_env.bound_sympy(size.node.expr)
     return int(found.lower), None if found.upper is int_oo else int(found.upper)
 
 
 def bytes_for_bools(program: ExportedProgram) -> None:
-    """Let a program read its columns of bool as bytes, of which all but 0 are true, in place.
+    """Make a program read its bool columns as bytes, with every byte except 0 true; in place.
 
-    Memory may hold other bytes than 0 and 1. torch's kernels take them for true; a compiler takes
-    what it is told is bool for 0 or 1, and then computes with 2 or 255.
+    The memory may contain bytes other than 0 and 1. torch's kernels treat them as true. A compiler
+    assumes that a bool is 0 or 1, and would compute with values such as 2 or 255.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
     given = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
@@ -63,7 +63,7 @@ def bytes_for_bools(program: ExportedProgram) -> None:
     for node in read:
         node.meta["val"] = node.meta["val"].to(torch.uint8)
         slices = list(node.users) if node.meta["val"].dim() == 2 else []
-        for piece in slices:  # of a matrix, whose padding is not read
+        for piece in slices:  # slices of a matrix: the padding is not read
             piece.meta["val"] = piece.meta["val"].to(torch.uint8)
         for piece in slices or [node]:
             with graph.inserting_after(piece):
@@ -81,7 +81,7 @@ def bytes_for_bools(program: ExportedProgram) -> None:
 
 
 def placed(name: str, traces: Iterable[str]) -> str:
-    """A name with the innermost line of each trace that is not torch's own."""
+    """A name with the innermost line of each stack trace that lies outside of torch."""
     found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
     places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
     return f"{name} ({', '.join(places)})" if places else name

@@ -1,8 +1,8 @@
-"""Whether the rows of a program see each other, read off its graph.
+"""Finds from a program's graph whether its rows depend on each other.
 
-The row dimension is followed through every operator: of each value it is known where its rows lie
-(places.py). An operator that works across rows, picks some of them, or takes their number for more
-than a size makes them dependent, and so does one that is not known (kinds.py).
+The analysis follows the row dimension through every operator and records where the rows of each
+value lie (places.py). The rows are dependent if an operator works across rows, picks some of them,
+or uses their number other than as a size, and also if an operator is unknown (kinds.py).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _DIMENSIONS = "there are several row dimensions, and nothing says which items be
 
 
 def why_dependent(program: ExportedProgram) -> str | None:
-    """Why a row's answer may depend on other rows or on their number; None: it does not.
+    """Why a row's result may depend on other rows or on their number; None if it does not.
 
-    `program` is in the calling convention, with any number of rows. Where there are items and
-    offsets (jagged inputs), a row's items count as its own, if they are read only from its begin
-    to its end. The sentence names the operator and the model's line.
+    `program` is in the calling convention and takes any number of rows. With jagged inputs (items
+    and offsets), a row may read only the items from its begin to its end. The returned text names
+    the operator and the model's line.
     """
     return _Walk(program).why_dependent()
 
 
 class _Walk:
-    """Through the graph, operator by operator, with what is known of each value."""
+    """Visits the nodes of the graph in order and records the facts of each value."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
@@ -42,7 +42,7 @@ class _Walk:
         self.counts: set[Any] = set()
         """The symbols of the numbers of rows."""
         self.reads: set[tuple[Any, Any]] = set()
-        """Rows, and the items that are theirs by offsets."""
+        """Pairs of symbols: a number of rows, and the number of items that these rows read."""
 
     def why_dependent(self) -> str | None:
         for node in self.program.graph.nodes:
@@ -69,7 +69,7 @@ class _Walk:
             self.values[node] = found if len(found) > 1 or _several(node) else found[0]
 
     def given(self, node: Node) -> Value:
-        """An argument in the calling convention, a weight, or a constant."""
+        """The facts of a placeholder: an argument, a weight or a constant."""
         spec = next(
             each
             for each in self.program.graph_signature.input_specs
@@ -91,7 +91,7 @@ class _Walk:
         return self.program.state_dict.get(name, self.program.constants.get(name))
 
     def require_shapes(self, node: Node, found: tuple[Value, ...]) -> None:
-        """That the rows that were found of a value are those that its shape has."""
+        """Raises Mixed unless the rows that were found fit the shape of each value."""
         for value, shape in zip(found, shapes_of(node), strict=True):
             if value.padded:
                 continue
@@ -103,7 +103,7 @@ class _Walk:
                 raise Mixed("gives a shape in which rows are not found")
 
     def require_answers(self, node: Node) -> None:
-        """That what is written is one answer for each row, of one row dimension."""
+        """Raises Mixed unless each output has one result for each row of one row dimension."""
         found: set[Any] = set()
         written: Any = node.args[0]
         for spec, each in zip(self.program.graph_signature.output_specs, written, strict=True):
@@ -130,7 +130,7 @@ def _is_whole(node: Node) -> bool:
 
 
 def _range_of(constant: Any) -> Numbers | None:
-    """From the least to the largest of a constant of integers."""
+    """The range of a constant's values if they are integers, else None."""
     if not isinstance(constant, torch.Tensor) or not constant.numel():
         return None
     if constant.is_floating_point() or constant.is_complex() or constant.dtype is torch.bool:

@@ -1,8 +1,8 @@
-"""What operators do to rows: one function for each kind, and a table of the operators at the end.
+"""How operators treat rows: one function for each kind, and a table of the operators at the end.
 
-A function says where the rows of an answer lie, or raises Mixed. One more operator is one name in
-the table, under the function of its kind. Names are those of ATen; most operators that work element
-by element are known by torch's own tag.
+A function returns where the rows of an answer (a returned tensor) lie, or raises Mixed. To add an
+operator, add its ATen name to the table, next to the function of its kind. Most operators that work
+element by element need no entry, because torch tags them as pointwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = Callable[[Call], Answer]
 
 
 def answers(call: Call) -> tuple[Value, ...]:
-    """What is known of each tensor that a call gives. Raises Mixed."""
+    """The facts of each tensor that a call returns. Raises Mixed if rows depend on each other."""
     kind = _kind_of(call)
     given = call.tensors.values()
     if call.counted and kind not in (_compared, _where):
@@ -73,7 +73,7 @@ def _pointwise(call: Call) -> Value:
 
 
 def _same(call: Call) -> Value:
-    """The same elements, perhaps of another dtype."""
+    """The same elements, perhaps with another dtype."""
     found = call.value()
     if found.numbered and call.node.meta["val"].is_floating_point():
         raise Mixed(NUMBER)
@@ -81,7 +81,7 @@ def _same(call: Call) -> Value:
 
 
 def _arithmetic(call: Call) -> Value:
-    """Sums and products, of which numbers that pick rows are made."""
+    """`add`, `sub` and `mul`. Their results may be numbers that pick rows."""
     first, second, found = _numbers(call, "self"), _numbers(call, "other"), None
     if first and second and call.number("alpha") in (None, 1):
         if call.name == "mul":
@@ -103,7 +103,8 @@ def _numbers(call: Call, name: str) -> Numbers | None:
 
 
 def _compared(call: Call) -> Value:
-    """`begin + c < end` holds for items of the row; `end > m` says that there are not so many."""
+    """A comparison. `begin + c < end` is true if item c belongs to the row; `end > m` is true if
+    `end` exceeds the number of items m."""
     first, second, rows = _numbers(call, "self"), _numbers(call, "other"), call.broadcast()
     based = bool(first and first.base)
     if call.counted:
@@ -122,7 +123,8 @@ def _both(call: Call) -> Value:
 
 
 def _where(call: Call) -> Value:
-    """`where(begin + c < end, begin + c, m)` picks an item of the row, or what lies behind all."""
+    """`where`. `where(begin + c < end, begin + c, m)` gives the index of an item of the row, or of
+    the element behind all m items."""
     rows = call.broadcast()
     picks = {_picks(call, side) for side in ("self", "other")} - {_INSIDE}
     own = picks.pop() if len(picks) == 1 else None
@@ -137,7 +139,8 @@ _INSIDE = "items of the row"
 
 
 def _picks(call: Call, side: str) -> Any:
-    """Of which number of items one side of a `where` is an index; None where it is none."""
+    """What one side of a `where` points to: `_INSIDE` for an item of the row; the symbol of a
+    number of items if it points behind that many items, or to an item of the row; else None."""
     given, value = call.given[side], call.value(side)
     if side == "self" and isinstance(given, Node) and given is call.value("condition").below:
         return _INSIDE
@@ -154,7 +157,7 @@ def _picks(call: Call, side: str) -> Any:
 
 
 def _along(call: Call) -> Answer:
-    """Along dimensions, which stay."""
+    """An operator along dimensions that the answer keeps."""
     rows, dims = call.broadcast(), call.dims(call.most)
     if rows is not None and rows.dim in dims:
         raise Mixed(ACROSS)
@@ -162,7 +165,7 @@ def _along(call: Call) -> Answer:
 
 
 def _reduced(call: Call) -> Answer:
-    """Along dimensions, which go."""
+    """A reduction: an operator along dimensions that the answer loses (without `keepdim`)."""
     rows, dims = call.broadcast(), call.dims(call.most)
     if rows is not None and rows.dim in dims:
         raise Mixed(ACROSS)
@@ -172,12 +175,13 @@ def _reduced(call: Call) -> Answer:
 
 
 def _largest(call: Call) -> Answer:
-    """`max` and `min`, of two tensors or along a dimension."""
+    """`max` and `min`, element by element of two tensors or along a dimension."""
     return _pointwise(call) if "other" in call.given else _reduced(call)
 
 
 def _with_places(call: Call, rows: Rows | None, dims: list[int]) -> Answer:
-    """The last answer of those that give places along a dimension is numbers below its size."""
+    """The answers of an operator along `dims`. If its last answer holds indices along one
+    dimension, these are numbers below the size of the dimension."""
     *others, last = (Value(rows),) * len(call.shapes)
     places = call.name.startswith("arg") or (call.name in _GIVE_PLACES and len(call.shapes) == 2)
     if places and len(dims) == 1:
@@ -187,7 +191,7 @@ def _with_places(call: Call, rows: Rows | None, dims: list[int]) -> Answer:
 
 
 def _behind(call: Call, dims: int) -> Value:
-    """The last dimensions together; those in front of them are a batch."""
+    """Combines elements along the last `dims` dimensions; the dimensions before are a batch."""
     rows = call.broadcast()
     if rows is not None and rows.dim >= call.most - dims:
         raise Mixed(ACROSS)
@@ -205,7 +209,7 @@ def _attention(call: Call) -> Value:
 
 
 def _searched(call: Call) -> Value:
-    """Where values lie among sorted ones, which are the same for all or each row's own."""
+    """Finds values among sorted ones, which must be the same for all rows or of the same row."""
     name = "boundaries" if "boundaries" in call.given else "sorted_sequence"
     limits = call.rows(name)
     if limits is not None and (limits.dim == call.rank(name) - 1 or limits != call.rows()):
@@ -217,7 +221,7 @@ def _searched(call: Call) -> Value:
 
 
 def _product(call: Call, left: str, right: str, added: str = "", turned: bool = False) -> Value:
-    """A product of matrices; `turned`: the last dimension of the second is summed over too."""
+    """A matrix product, plus `added`. `turned`: the sum is over the last dimension of both."""
     rank, vector = len(call.shape), call.rank(right) == 1
     found: list[Rows | None] = []
     if rows := call.rows(left):
@@ -255,7 +259,7 @@ def _einsum(call: Call) -> Value:
 
 
 def _of_one(call: Call) -> Rows | None:
-    """The rows of the input; all other tensors are weights."""
+    """The rows of the input. Raises Mixed if another tensor, which is a weight, has rows."""
     if any(call.rows(name) for name in call.given if name != "input"):
         raise Mixed("takes rows for weights")
     return call.rows("input")
@@ -268,7 +272,7 @@ def _convolved(call: Call) -> Value:
 
 
 def _grouped(call: Call) -> Value:
-    """Over channels and places of each row."""
+    """Combines channels and positions of each row. The rows must be dimension 0 of the input."""
     rows = _of_one(call)
     if rows is not None and rows.dim != 0:
         raise Mixed(ACROSS)
@@ -276,7 +280,7 @@ def _grouped(call: Call) -> Value:
 
 
 def _batch_norm(call: Call) -> Answer:
-    """With the statistics of the training: each channel has its own."""
+    """Batch normalisation with the statistics of the training, one for each channel."""
     rows = _of_one(call)
     if rows is not None and rows.dim == 1:
         raise Mixed("takes rows for channels")
@@ -284,7 +288,7 @@ def _batch_norm(call: Call) -> Answer:
 
 
 def _recurrent(call: Call) -> Answer:
-    """LSTM, GRU and RNN: steps are places of a row, and states are (layers, rows, width)."""
+    """LSTM, GRU and RNN: the steps belong to a row, the states have shape (layers, rows, width)."""
     rows, batch = call.rows("input"), 0 if call.given["batch_first"] else 1
     if rows is None or rows.dim != batch or call.rank("input") != 3:
         raise Mixed(ACROSS)
@@ -300,7 +304,7 @@ def _recurrent(call: Call) -> Answer:
 
 
 def _indexed(call: Call) -> Value:
-    """`x[…]`, and what is put there: `index_put`."""
+    """`index`, as in `x[…]`, and `index_put`, as in `x[…] = values`."""
     nodes = {dim: node for dim, node in enumerate(call.given["indices"]) if node is not None}
     if any(node.meta["val"].dtype in (torch.bool, torch.uint8) for node in nodes.values()):
         return _masked(call, *nodes.values())
@@ -319,7 +323,8 @@ def _indexed(call: Call) -> Value:
 
 
 def _stored(call: Call, there: Value, rank: int) -> Value:
-    """Into the places of a tensor, by rows that are its own."""
+    """`index_put`: raises Mixed unless each row stores only into its own places. `there` are the
+    facts of the chosen places, `rank` their number of dimensions."""
     rows = call.rows("values")
     if call.value("values").numbered:
         raise Mixed(NUMBER)
@@ -330,7 +335,7 @@ def _stored(call: Call, there: Value, rank: int) -> Value:
 
 
 def _masked(call: Call, mask: Node, *others: Node) -> Value:
-    """`x[mask] = number`; otherwise truths decide how many places there are."""
+    """`x[mask] = number`. Raises Mixed for other masks, whose number of true elements matters."""
     truth, value = call.values[mask], call.given.get("values")
     one = isinstance(value, Node) and value.meta["val"].numel() == 1 and not others
     if call.value().numbered:
@@ -354,7 +359,7 @@ def _embedding(call: Call) -> Value:
 
 
 def _gathered(call: Call) -> Value:
-    """Along a dimension; in the others each place has its own index."""
+    """`gather`: each element of the answer has its own index along one dimension."""
     value, index, dim = call.value(), call.value("index"), call.dim()
     if value.numbered or index.numbered:
         raise Mixed(NUMBER)
@@ -366,7 +371,7 @@ def _gathered(call: Call) -> Value:
 
 
 def _scattered(call: Call) -> Value:
-    """To places along a dimension, which is not the rows'."""
+    """`scatter` along a dimension, which must not be the dimension of the rows."""
     into, dim = call.rows(), call.dim()
     every = [value.rows for node, value in call.tensors.items() if sizes(node)]
     if (into is not None and into.dim == dim) or any(rows != into for rows in every):
@@ -387,7 +392,7 @@ def _index_added(call: Call) -> Value:
 # -- which operator is of which kind ---------------------------------------------------------------
 
 _KINDS: dict[Kind, str] = {
-    # Those that have no tag.
+    # Pointwise operators that torch does not tag.
     _pointwise: "masked_fill prelu log_sigmoid log_sigmoid_forward hardswish float_power square "
     "floor_divide true_divide divide multiply subtract rsub negative absolute fix arccos arccosh "
     "arcsin arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isclose "
@@ -460,7 +465,7 @@ _KEEP_NUMBERS = frozenset(
         shaping.sliced, shaping.selected, shaping.split,
     ]
 )  # fmt: skip
-_GIVE_PLACES = (  # along a dimension, in their last answer
+_GIVE_PLACES = (  # their last answer holds indices along a dimension
     "argmax", "argmin", "argsort", "sort", "topk", "max", "min", "median", "kthvalue", "mode",
     "cummax", "cummin",
 )  # fmt: skip

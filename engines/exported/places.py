@@ -1,4 +1,4 @@
-"""Where the rows lie in a tensor, and what is known of numbers that pick rows."""
+"""Where the rows lie in a tensor, and known facts of numbers that pick rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import Node
 
-# What an operator may do to rows, after its name.
+# What an operator does to rows. In a message, these words follow the operator's name.
 ACROSS = "works across the rows"
 COUNT = "takes the number of rows as a value"
 NUMBER = "takes the number of a row as a value"
@@ -18,15 +18,15 @@ WITH_OTHERS = "puts rows together with other rows"
 
 
 class Mixed(Exception):
-    """Rows may see each other; the text says what an operator does to them."""
+    """Rows may depend on each other. The text says what an operator does to them."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Dimension `dim` has `outer * n * inner` places: place (o * n + row) * inner + i, then `tail`
-    more that belong to no row. `n` is the symbol of the number of rows.
+    """Where the rows lie in a tensor. `n` is the symbol of the number of rows.
 
-    An element depends on its own row, and on nothing else that is given.
+    Dimension `dim` has size `outer * n * inner + tail`. Its index (o * n + row) * inner + i belongs
+    to a row, the last `tail` indices to no row. An element depends only on the input of its row.
     """
 
     n: Any
@@ -40,7 +40,7 @@ class Rows:
         return self.outer * self.inner * self.n + self.tail
 
     def fit(self, shape: Sequence[Any]) -> bool:
-        """Whether a tensor of this shape may have them so: no other dimension counts rows."""
+        """True if a tensor of this shape can have these rows, and no other size depends on n."""
         return all(
             size == self.extent if dim == self.dim else isinstance(size, int)
             for dim, size in enumerate(shape)
@@ -53,7 +53,7 @@ class Rows:
         return self.at(self.dim + by)
 
     def without(self, dims: Sequence[int]) -> Rows:
-        """Once these dimensions are gone."""
+        """The rows after these dimensions are removed. Raises Mixed if one of them has the rows."""
         if self.dim in dims:
             raise Mixed(SOME)
         return self.moved(-sum(dim < self.dim for dim in dims))
@@ -61,9 +61,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Integers that are `base + step * row + c`, with c from `least` to `most`.
+    """Integers of the form `base + step * row + c`, with c from `least` to `most`.
 
-    `base` is a column of the inputs, with a number for each row.
+    `base` is an input column with one integer for each row; None means 0.
     """
 
     least: int
@@ -78,25 +78,26 @@ class Numbers:
         return Numbers(least, most, self.step + other.step, self.base or other.base)
 
     def times(self, other: Numbers) -> Numbers | None:
-        """By one known number; None for all else."""
+        """The product, if `other` is a single known number, else None."""
         if other.least != other.most or other.step or self.base or other.base:
             return None
         ends = sorted((other.least * self.least, other.least * self.most))
         return Numbers(ends[0], ends[1], other.least * self.step)
 
     def stay_in_their_row(self, rows: Rows) -> bool:
-        """Whether these are places of `rows` that belong to the number's own row."""
+        """True if each number, used as an index of `rows`, points into its own row."""
         stretch = rows.outer == 1 and self.step == rows.inner and self.base is None
         return stretch and 0 <= self.least <= self.most < rows.inner
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a tensor. Without `rows` it depends on no row, nor on their number.
+    """Known facts of a tensor. Without `rows` it depends neither on rows nor on their number.
 
-    `padded`: a matrix that goes on behind its rows; only a slice of it is rows.
-    `below`: a truth that holds only where this index is an item of its row.
-    `own`: an index of an item of its row, or of what lies behind the items of this number.
+    `padded`: a matrix with padding after the rows in use; only a slice of it has rows.
+    `below`: for a bool tensor, a node of indices. True means: the index is an item of its row.
+    `own`: for a tensor of indices, the symbol of a number of items m. Each index is an item of its
+    row, or is at least m.
     """
 
     rows: Rows | None = None
@@ -107,16 +108,17 @@ class Value:
 
     @property
     def numbered(self) -> bool:
-        """Whether it tells which row it is."""
+        """True if the values depend on the number of the row."""
         return self.numbers is not None and self.numbers.step != 0
 
     def placed(self, rows: Rows | None) -> Value:
-        """The same elements, with the rows there."""
+        """The same elements with other `rows`."""
         return replace(self, rows=rows, below=None)
 
 
 def uniform(shape: Sequence[Any]) -> Rows | None:
-    """The rows of a tensor that has the same in each of them; None where its shape counts none."""
+    """The rows of a tensor with this shape, taken from its one symbolic size; None if it has none.
+    Raises Mixed if the sizes are no multiple of a single symbol."""
     counts = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
     if not counts:
         return None
@@ -127,7 +129,7 @@ def uniform(shape: Sequence[Any]) -> Rows | None:
 
 
 def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
-    """Where rows are once a tensor has another shape, its elements in the same order."""
+    """The rows after a reshape. Raises Mixed if the new shape splits rows in another way."""
     if tuple(before) == tuple(after):
         return rows
     counts = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
@@ -141,13 +143,14 @@ def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
 
 
 def _quotient(sizes: Sequence[int], others: Sequence[int]) -> int:
-    """The product of `sizes` by that of `others`; 0 where it is no whole number."""
+    """The product of `sizes` divided by the product of `others`; 0 if it is no integer."""
     product, by = math.prod(sizes), math.prod(others)
     return product // by if by and product % by == 0 else 0
 
 
 def together(found: Iterable[Rows | None]) -> Rows | None:
-    """The one place of all that have rows."""
+    """The common rows of all tensors that have rows; None if none has. Raises Mixed if they
+    differ."""
     places = {rows for rows in found if rows is not None}
     if len(places) > 1:
         raise Mixed(WITH_OTHERS)
@@ -157,10 +160,11 @@ def together(found: Iterable[Rows | None]) -> Rows | None:
 def picked(
     given: Value, rank: int, chosen: Mapping[int, Value], into: Rows | None, index_rank: int
 ) -> Value:
-    """What indices along dimensions pick of a tensor of this rank.
+    """The facts of `tensor[indices]`, for a tensor of this rank. Raises Mixed.
 
-    `into` are the rows of the indices together, of `index_rank` dimensions. These come in the place
-    of the dimensions, or in front where these are not side by side.
+    `chosen` maps a dimension to its index tensor. `into`: the rows of the index tensors after
+    broadcasting to `index_rank` dimensions. These dimensions replace the chosen dimensions if those
+    are adjacent, else they come first.
     """
     dims = sorted(chosen)
     place = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
@@ -180,7 +184,7 @@ def picked(
 
 
 def _require_own(rows: Rows, index: Value) -> None:
-    """Require that each row picks its own places, or its own items."""
+    """Raises Mixed unless each row picks only its own places or its own items."""
     own = False
     if index.rows is not None and not index.rows.tail:
         if index.rows.n == rows.n:

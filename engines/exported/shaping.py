@@ -1,4 +1,4 @@
-"""What operators that make or move elements do to rows: new tensors, other shapes, parts, joins."""
+"""How operators that make or move elements treat rows: new tensors, shapes, parts and joins."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from engines.exported.places import (
     viewed,
 )
 
-_END = (None, 2**63 - 1)  # of a slice that goes to the end
+_END = (None, 2**63 - 1)  # the `end` of a slice that goes to the end of a tensor
 
 
 # -- new tensors -----------------------------------------------------------------------------------
 
 
 def filled(call: Call) -> Value:
-    """The same for every row, whatever is in it."""
+    """A new tensor with the same content for every row."""
     like = call.rows()
     return Value(like if like is not None and like.fit(call.shape) else uniform(call.shape))
 
 
 def counting(call: Call) -> Value:
-    """`arange`: the numbers of the rows, or of the places in each."""
+    """`arange`: a constant range, or the indices 0, 1, … of all places of all rows."""
     start, end, step = call.number("start") or 0, call.number("end"), call.number("step") or 1
     rows = uniform(call.shape)
     if rows is None:
@@ -54,7 +54,7 @@ def reshaped(call: Call) -> Value:
 
 
 def squeezed(call: Call) -> Value:
-    """Rows may be one, and then their dimension would go."""
+    """`squeeze`. With a single row it would remove the row dimension: raises Mixed."""
     rows = call.rows()
     if rows is not None and rows.outer * rows.inner == 1 and rows.dim in call.dims(call.rank()):
         raise Mixed(COUNT)
@@ -77,7 +77,7 @@ def transposed(call: Call) -> Value:
 
 
 def expanded(call: Call) -> Value:
-    """What is the same for all rows may be repeated for each."""
+    """`expand`: a tensor without rows may be repeated for each row."""
     value = call.value()
     rows = value.rows and value.rows.moved(len(call.shape) - call.rank())
     return value.placed(rows or uniform(call.shape))
@@ -95,7 +95,7 @@ def repeated(call: Call) -> Value:
 
 
 def interleaved(call: Call) -> Value:
-    """Repeat each element this many times in a row."""
+    """`repeat_interleave`: the copies of an element follow each other."""
     rows, repeats = call.rows(), call.number("repeats")
     if rows is None:
         return Value()
@@ -124,7 +124,7 @@ def sliced(call: Call) -> Value:
 
 
 def selected(call: Call) -> Answer:
-    """`select`, and `unbind`, which selects each."""
+    """`select`, and `unbind`, which returns a tensor for each index."""
     value = call.value()
     found = value.placed(value.rows and value.rows.without([call.dim()]))
     return (found,) * len(call.shapes)
@@ -143,7 +143,7 @@ def diagonal(call: Call) -> Value:
 
 
 def unfolded(call: Call) -> Value:
-    """Windows along a dimension, which get a dimension of their own at the end."""
+    """`unfold`: windows along a dimension, which become a new last dimension."""
     rows = call.rows()
     if rows is not None and rows.dim == call.dim("dimension"):
         raise Mixed(ACROSS)
@@ -154,7 +154,7 @@ def unfolded(call: Call) -> Value:
 
 
 def joined(call: Call) -> Value:
-    """`cat`: side by side; along the rows, only what belongs to none behind them."""
+    """`cat`. Along the rows, only the first part may have rows; the others become the `tail`."""
     parts = [call.values[node] for node in call.given["tensors"]]
     values = [part for part in parts if isinstance(part, Value)]
     rows = together(value.rows for value in values)
@@ -173,7 +173,7 @@ def stacked(call: Call) -> Value:
 
 
 def put_in(call: Call) -> Value:
-    """A slice, or one place, of a tensor replaced."""
+    """`slice_scatter`, `select_scatter`: replace a slice, or one index, of a tensor."""
     into, source, dim = call.value(), call.value("src"), call.dim()
     if into.padded:
         end = call.number("end")
@@ -190,7 +190,7 @@ def put_in(call: Call) -> Value:
 
 
 def edged(call: Call) -> Value:
-    """`pad`, from the last dimension on."""
+    """`pad`, whose list of widths begins with the last dimension."""
     rows, pad = call.rows(), call.given["pad"]
     if rows is not None:
         at = 2 * (call.rank() - 1 - rows.dim)

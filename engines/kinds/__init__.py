@@ -1,4 +1,4 @@
-"""Kinds of targets: each says which architectures there are, and which of them this host runs."""
+"""Kinds of targets. Each kind knows its architectures and which of them this host runs."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""CPUs, by the micro-architecture levels of the x86-64 psABI, and by versions of ARM's.
+"""CPUs: the micro-architecture levels of the x86-64 psABI, and versions of the ARM architecture.
 
-Native code built with `-march=native` dies of SIGILL on an older node, so each artifact is built
-for a level by name.
+Code built with `-march=native` ends with SIGILL on an older node. So each artifact is built for a
+named level.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from engines.target import Kind, Target
 from soa.options import known_options
 
-# The flags /proc/cpuinfo shows for each level (each includes the one before), by processor family.
+# By processor family: the flags in /proc/cpuinfo that each level needs besides those of the levels
+# before it.
 _X86: dict[str, frozenset[str]] = {
     "x86-64-v2": frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}),
     "x86-64-v3": frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
@@ -26,8 +27,7 @@ _ARM: dict[str, frozenset[str]] = {
 }
 _FAMILIES = {"x86_64": _X86, "aarch64": _ARM}
 
-# Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
-# below AVX2.
+# Bits of a vector that Inductor may use. 1 turns its vectorisation off, which needs at least AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 
 
@@ -51,7 +51,7 @@ class Cpu(
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """CPU feature flags of this host as Linux names them; empty where they cannot be read."""
+    """CPU feature flags of this host, by Linux's names; empty if they cannot be read."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -62,13 +62,14 @@ def cpu_flags() -> frozenset[str]:
 
 @known_options()
 def host_cpu_levels() -> tuple[str, ...]:
-    """The CPU architectures this host runs, best first."""
+    """The CPU architectures that this host runs, best first."""
     own = _FAMILIES.get(platform.machine(), {})
     return tuple(reversed([level for level in own if not missing_flags(level)]))
 
 
 def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, ...]:
-    """CPU flags that `arch` needs and this host lacks; those of another family have other names."""
+    """CPU flags that `arch` needs and this host (or `flags`) lacks. Flags of different processor
+    families have different names."""
     flags = cpu_flags() if flags is None else flags
     for family in _FAMILIES.values():
         needed: set[str] = set()
@@ -80,10 +81,10 @@ def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, 
 
 
 def cpu_code(target: Target) -> dict[str, Any]:
-    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
+    """Inductor's settings for the code that runs on a CPU; its default is code for this host.
 
-    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
-    any host with such a GPU runs it.
+    An artifact for a GPU has such code, too: it launches the kernels. It is built for the lowest
+    level, so that any host with such a GPU runs it.
     """
     arch = target.arch
     if target.device != "cpu":

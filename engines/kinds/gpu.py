@@ -1,7 +1,7 @@
-"""GPUs of both vendors, which torch drives through `torch.cuda`.
+"""GPUs of both vendors, which torch uses through `torch.cuda`.
 
-Where no torch is built for GPUs, NVIDIA's driver is asked. AMD's gives no name of an architecture:
-its number is the same for gfx908 and gfx90a.
+If torch is not built for GPUs, NVIDIA's driver gives the architecture. AMD's driver cannot: its
+number is the same for gfx908 and gfx90a.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a product is cut into blocks whose sums fit the registers."""
+"""Cuts a matrix product into blocks whose sums fit into registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _NONE = Variable("", 1)
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that each row computes. `rest`: where it begins, as a formula of the outer loops."""
+    """An operand that each row computes. Its element lies at `rest` (an index of the outer loops)
+    + `by_m` * m + `by_j` * j, plus the steps of the sum."""
 
     tensor: Tensor
     rest: Index
@@ -28,7 +29,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights in the order in which they are read; `rest` is where, by the outer loops."""
+    """Weights in the order in which they are read, from `rest` on, an index of the outer loops."""
 
     data: torch.Tensor
     rest: Index
@@ -36,8 +37,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocked:
-    """`m` runs over what only the left operand depends on, `j` over the right one's; `most_m`
-    times `most_j` sums are in registers. `steps` is the C++ type of the loops of a sum."""
+    """A product in blocks. Only the left operand depends on the loop `m`, only the right operand on
+    `j`. A block has at most `most_m` * `most_j` sums in registers. `steps`: a C++ value whose type
+    lists the loops of a sum."""
 
     outer: tuple[Variable, ...]
     m: Variable
@@ -51,7 +53,7 @@ class Blocked:
 
     @classmethod
     def of(cls, kernel: Kernel, registers: int, vectors: int) -> Blocked | None:
-        """None where an address does not grow evenly with each loop."""
+        """The blocks of a kernel; None if an address is not linear in each loop variable."""
         product = kernel.inner
         assert isinstance(product, Product)
         left, right = product.operands(kernel.inner_at)
@@ -96,12 +98,13 @@ def _largest(variables: Iterable[Variable]) -> Variable:
 
 
 def _only(address: Index, variables: Sequence[Variable]) -> Index:
-    """The part of an address that some loops and nothing else make."""
+    """The terms of an address in the given variables, and its constant."""
     return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
 
 
 def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
-    """The block of the fewest cycles: two fma and two loads each, four cycles of latency."""
+    """The block size with the fewest estimated cycles: two fma and two loads for each cycle, with
+    four cycles of latency."""
 
     def cycles(most: tuple[int, int]) -> tuple[float, int]:
         total = 0.0
@@ -121,7 +124,7 @@ def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
 
 
 def _pieces(size: int, most: int) -> list[tuple[int, int]]:
-    """Sizes of blocks, and how many there are of each."""
+    """The sizes of the blocks of a loop, each with the number of blocks of that size."""
     return [(each, times) for each, times in ((most, size // most), (size % most, 1)) if each]
 
 
@@ -129,7 +132,8 @@ def _packed(
     data: torch.Tensor, address: Index, outer: Sequence[Variable], j: Variable,
     steps: Sequence[Variable], most: int,
 ) -> Weights:  # fmt: skip
-    """For each run of the outer loops: blocks of `j`, in each the steps, `most` side by side."""
+    """Weights by the outer loops, then by blocks of at most `most` values of `j`, then by the steps
+    of the sum. The values of a block for one step are adjacent."""
     own = [v for v in outer if address.factor(v)]
     place = torch.tensor(address.constant)
     for v in (*own, j, *steps):

@@ -1,4 +1,4 @@
-"""From a captured program to a library: the program for one row, its plan, C++, a compiler."""
+"""Builds a library from a captured program: the program for one row, its plan, C++, a compiler."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from engines.lanes.program import row_program
 from engines.lanes.source import HEADERS, Width, written
 from engines.target import Target
 
-# Lanes of float32 and vector registers.
+# By architecture: the lanes of a float32 vector, and the number of vector registers.
 _SHAPES = {
     "x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32),
     "aarch64": (4, 32), "armv8.2-a": (4, 32),
 }  # fmt: skip
-_L1 = 24 << 10  # of 32 kB: what a row block computes in between should stay there
-_LARGEST = 256 << 20  # what a thread may need
+_L1 = 24 << 10  # bytes for the intermediate values of a row block, out of 32 kB of L1 cache
+_LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate values
 
 
 def build(program: Path, target: Target, out: Path) -> list[str]:
-    """As an engine's `compile`: network.so, network.cpp, target.txt."""
+    """See `Engine.compile`. Writes network.so, network.cpp and target.txt."""
     plan = planned(row_program(program))
     widths = choose_widths(plan, target)
     needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
@@ -43,8 +43,8 @@ def build(program: Path, target: Target, out: Path) -> list[str]:
 
 
 def choose_widths(plan: Plan, target: Target) -> list[Width]:
-    """Several vectors a row block, as far as it stays in the first cache; one; and, for the fewest
-    rows, vectors of four lanes."""
+    """The widths of row blocks, largest first: several vectors, if the intermediate values fit into
+    L1; one vector; and one vector of four lanes, for calls with few rows."""
     if target.arch not in _SHAPES:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]

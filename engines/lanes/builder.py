@@ -1,4 +1,4 @@
-"""What operators are made of: tensors from numbers and weights, casts, maps, views, memory."""
+"""Building blocks of operators: tensors from numbers and weights, casts, maps, views, memory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from engines.lanes.tensors import (
 from engines.lanes.values import RANGES, Literal, Value, Values
 
 HALF = ("float16", "bfloat16")
-_FULL_WIDTH = ("bool", "int32", "int64")  # arithmetic in rows.h is of 32 and 64 bits
+_FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h is of 32 and 64 bits
 
 
 T = TypeVar("T", bound=Tensor)
 
 
 class NotKnown(Exception):
-    """An operator, or a use of one, that there is no code for. Its text goes into an error."""
+    """There is no code for an operator, or for such arguments. The text is used in an error."""
 
 
 class Builder:
-    """Adds tensors to a program. `line` is the model's line that they come from."""
+    """Adds tensors to a program. `line`: the line of the model from which they come."""
 
     def __init__(self) -> None:
         self.values = Values()
         self.program = Program(self.values)
         self.line = ""
         self.counts: dict[Any, int] = {}
-        """The symbols of how many items each jagged collection has, and its number."""
+        """For each jagged collection: the symbol of its number of items, and its index."""
 
     def count_of(self, size: Any) -> Value | None:
-        """How many items a collection has, by torch's symbol for it; a number as it is."""
+        """The number of items of a collection, given by torch's symbol, or a known number. None if
+        no collection has this symbol."""
         if isinstance(size, int):
             return self.values.literal(size, "int64")
         number = self.counts.get(size.node.expr)
@@ -57,7 +58,7 @@ class Builder:
         return tensor
 
     def tensor(self, given: Any, dtype: str | None = None) -> Tensor:
-        """A tensor of weights, a number, or a tensor as it is; cast where a dtype is asked for."""
+        """`given` as a Tensor: weights, a number, a Value or a Tensor. Cast to `dtype` if given."""
         if isinstance(given, Tensor):
             made: Tensor = given
         elif isinstance(given, torch.Tensor):
@@ -80,7 +81,7 @@ class Builder:
         return self.add(made)
 
     def cast_value(self, value: Value, dtype: str) -> Value:
-        """As torch converts: towards zero to an integer, to the nearest floating-point number."""
+        """Converts as torch does: to integers towards zero, else to the nearest number."""
         if value.dtype == dtype:
             return value
         if isinstance(value, Literal):
@@ -97,7 +98,7 @@ class Builder:
         cost: int = 1,
         of: str | None = None,
     ) -> Tensor:
-        """`function` of rows.h, of arguments that are cast to `of` (else the result's dtype)."""
+        """Apply `function` of functions.h to arguments that are cast to `of` (default: `dtype`)."""
         given = [self.expand(self.tensor(a, of or dtype), shape) for a in arguments]
 
         def call(*values: Value) -> Value:
@@ -106,7 +107,7 @@ class Builder:
         return self.add(Map(self.values, dtype, call, given, cost))
 
     def rounded(self, value: Value) -> Value:
-        """To the precision of its own dtype, where rows.h reckons in a wider one."""
+        """The value rounded to its dtype, if functions.h computes in a wider type."""
         narrow = value.dtype in HALF or (value.dtype in RANGES and value.dtype not in _FULL_WIDTH)
         if not narrow:
             return value
@@ -116,7 +117,7 @@ class Builder:
         return self.add(View(base, tuple(shape), where))
 
     def expand(self, given: Tensor, shape: Shape) -> Tensor:
-        """By torch's rules of broadcasting."""
+        """A view with the given shape, by torch's rules of broadcasting."""
         if given.shape == tuple(shape):
             return given
         lacking = len(shape) - len(given.shape)
@@ -129,14 +130,14 @@ class Builder:
         return self.view(given, shape, where)
 
     def copy(self, given: Tensor) -> Tensor:
-        """In memory of its own."""
+        """A copy in separate memory."""
         made = self.add(Map(self.values, given.dtype, lambda x: x, [given], 0))
         made.bounds = given.bounds
         made.must_be_stored = True
         return made
 
     def in_memory(self, given: Tensor) -> Tensor:
-        """The tensor such that an element's address grows evenly with each index."""
+        """The tensor or a copy, stored so that an element's address is linear in each index."""
         base: Tensor = given
         index = given.variables()
         while isinstance(base, View):
@@ -149,10 +150,10 @@ class Builder:
 
 
 def is_even(index: Indices) -> bool:
-    """Whether there are only variables in it."""
+    """True if all atoms of the indices are variables."""
     return all(isinstance(atom, Variable) for each in index for atom, _ in each.terms)
 
 
 def dtype_of(number: Any) -> str:
-    """What torch takes a number for, where it stands alone."""
+    """The dtype that torch gives to a Python number."""
     return {bool: "bool", int: "int64"}.get(type(number), "float32")

@@ -1,4 +1,4 @@
-"""The C++ compilers that can build for a target, also of another processor family."""
+"""Finds and runs C++ compilers for a target, also for another processor family."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from engines.errors import EngineError
 from engines.target import Target
 
-# Exact arithmetic as it is written; a line of flags in the environment is not looked at.
+# Floating-point arithmetic as written in the source. Flags in the environment are ignored.
 _FLAGS = (
     "-O3", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-nodefaultlibs",
@@ -25,14 +25,14 @@ _TIMEOUT_S = 1800.0
 
 
 def family(target: Target) -> str:
-    """Of processors that run a target's code, as `uname -m` calls it; a GPU's runs beside any."""
+    """The processor family that runs a target's code, as in `uname -m`. For a GPU: this host's."""
     if target.device != "cpu":
         return platform.machine()
     return "x86_64" if target.arch.startswith("x86-64") else "aarch64"
 
 
 def compilers(machine: str) -> Iterator[tuple[str, ...]]:
-    """Those that are here and build for a processor family: for this host's, $CXX comes first."""
+    """The installed compilers for a processor family, best first. For this host's: $CXX first."""
     here = machine == platform.machine()
     names = [os.environ.get("CXX"), "g++", "clang++"] if here else [f"{machine}-linux-gnu-g++"]
     for name in names:
@@ -57,13 +57,13 @@ def compiler(machine: str) -> tuple[str, ...]:
 
 
 def compile_library(source: Path, include: Path, target: Target, out: Path) -> None:
-    """Compile `source` to the shared library `out`; raises EngineError with what was said."""
+    """Compile `source` to the shared library `out`. EngineError has the compiler's message."""
     command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
     run_compiler([*command, "-o", str(out), source.name, "-lc"], source.parent, out)
 
 
 def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
-    """Run a compiler in a folder; EngineError where it made no `out`. Returns what it said."""
+    """Run a compiler in a folder; returns its stderr. EngineError if it failed or made no `out`."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -86,6 +86,6 @@ def _machine(target: Target) -> list[str]:
 
 
 def _said(lines: Sequence[str]) -> str:
-    """The line that says what is wrong."""
+    """The first line with an error, or else the first line."""
     wrong = [line for line in lines if "error" in line.lower() or "killed" in line.lower()]
     return (wrong or list(lines) or ["it said nothing"])[0].strip()

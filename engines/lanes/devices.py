@@ -1,9 +1,9 @@
-"""From a captured program to a kernel for GPUs, without a device or a toolkit.
+"""Builds a GPU kernel from a captured program, without a device or a toolkit.
 
-A thread is a row; where a row computes too much in between for that, a block of threads is.
+One thread computes one row. If a row has too many intermediate values, a block of threads does.
 
-NVRTC, a wheel, compiles for NVIDIA's, and Debian's clang for AMD's. Beside the machine code lies
-`network.kernel`: plain lines of what the runner has to know (engines/native/kernel_program.h).
+NVRTC, which is a Python wheel, compiles for NVIDIA's GPUs, and Debian's clang for AMD's. The text
+file `network.kernel` has the facts that the runner needs (engines/native/kernel_program.h).
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ from engines.lanes.tensors import Product, Reduction
 from engines.target import Target
 
 THREADS = 128  # of a block
-_UNROLLED = 6000  # steps of a row's program that are written one after the other
-_MOST_STORED = 400  # numbers that registers could hold, less what lives at other times
-_MOST_SPILLED = 512  # bytes a thread, of code that should run in registers
-_LITTLE = 8 << 10  # bytes of a row; beyond, a block of threads shares it
-_MOST_SHARED = 48 << 10  # bytes a block, which every GPU has
-_MOST_LOCAL = 64 << 10  # bytes a thread: 2,048 threads of 132 processors then take 17 GB
+_UNROLLED = 6000  # the most steps of a row's program for which all loops are unrolled
+_MOST_STORED = 400  # the most intermediate values to try in registers; not all exist at once
+_MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
+_LITTLE = 8 << 10  # bytes of a row; for more, a block of threads computes it in shared memory
+_MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
+_MOST_LOCAL = 64 << 10  # bytes for a thread: 2,048 threads of 132 processors then take 17 GB
 _MOST_GIVEN = 4000  # bytes of a kernel's arguments
-_OLDEST_CLANG = 18  # before, it rounds square roots otherwise
+_OLDEST_CLANG = 18  # older versions round square roots differently
 _WARP, _REGISTERS, _UNIT = 32, 16384, 256
-"""NVIDIA's: threads of a warp; registers of a quarter of a multiprocessor, given in such units."""
+"""NVIDIA: threads of a warp; registers of a quarter of a multiprocessor; their allocation unit."""
 _THREADS_AT_ONCE = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
-"""Of an NVIDIA multiprocessor; 2,048 where none is named."""
+"""The most threads of an NVIDIA multiprocessor, by architecture; 2,048 for all others."""
 _SHARED_AT_ONCE = {75: 64, 80: 164, 86: 100, 87: 164, 89: 100, 120: 100, 121: 100}
-"""Its shared memory in kB; 228 where none is named. A block takes one of them beside its own."""
+"""Its shared memory in kB, by architecture; 228 for all others. Each block takes 1 kB more than it
+asks for."""
 _WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101": 20}
-"""Of an AMD SIMD, by the longest beginning of a name; 16 where none fits."""
+"""The most waves of an AMD SIMD, by the longest prefix of the architecture; 16 for all others."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler says of a kernel, per thread; `spilled` is a part of `local`, in bytes.
+    """What the compiler reports of a kernel, for each thread.
 
-    `store` is where a row's numbers lie; `shared_bytes` are of a block of threads. `occupancy` is
-    the share of the threads a processor can hold for which it has registers and shared memory.
+    `spilled_bytes` are a part of `local_bytes`; `shared_bytes` are for a block of threads. `store`:
+    where a row's intermediate values lie. `occupancy`: the number of threads for which a processor
+    has registers and shared memory, divided by the most threads that it can hold.
     """
 
     registers: int
@@ -63,7 +65,7 @@ class Report:
 
 
 def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
-    """As an engine's `compile`: network.kernel, the code, network.cu, target.txt, facts.json."""
+    """See `Engine.compile`. Writes network.kernel, the code, network.cu, target.txt, facts.json."""
     plan = planned(row_program(program))
     columns = columns_of(plan.program)
     if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_GIVEN:
@@ -87,7 +89,7 @@ def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
 
 
 def _smallest(plan: Plan, target: Target, out: Path) -> Report:
-    """The first way to keep what a row computes in between for which there is room."""
+    """Compile with the first of `_stores` that has enough room for a row's intermediate values."""
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
     for store in _stores(plan):
         (out / "network.cu").write_text(written_kernel(plan, THREADS, store).text)
@@ -98,7 +100,7 @@ def _smallest(plan: Plan, target: Target, out: Path) -> Report:
 
 
 def _stores(plan: Plan) -> list[Store]:
-    """The ways to try, in their order."""
+    """The places for intermediate values to try, in order."""
     size, work = 4 * plan.size, sum(map(_steps, plan.steps))
     found: list[Store] = []
     if work <= _UNROLLED and plan.size <= _MOST_STORED:
@@ -127,7 +129,7 @@ def _steps(step: Step) -> int:
 
 
 def nvrtc() -> ctypes.CDLL:
-    """The library of the wheel, or the toolkit's; EngineError says how to get it."""
+    """NVRTC from the wheel or from the toolkit; EngineError says how to install it."""
     packages = Path(sysconfig.get_paths()["purelib"])
     names = [str(path) for path in sorted(packages.glob("nvidia/*/lib/libnvrtc.so.*"))]
     for name in (*names[::-1], "libnvrtc.so.13", "libnvrtc.so.12"):
@@ -178,7 +180,8 @@ def _nvidia(out: Path, target: Target, store: Store) -> Report:
 
 
 def _occupancy(arch: int, registers: int, shared: int) -> float:
-    """Of a multiprocessor, by NVIDIA's rules: whole warps in four parts, whole blocks."""
+    """The occupancy of a multiprocessor by NVIDIA's rules: registers are given to whole warps, in
+    four partitions, and shared memory to whole blocks."""
     of_a_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)
     by_registers = 4 * _WARP * (_REGISTERS // of_a_warp)
     by_memory = THREADS * ((_SHARED_AT_ONCE.get(arch, 228) << 10) // (shared + 1024))
@@ -206,7 +209,7 @@ def _part(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 
 def clang() -> str:
-    """A clang++ with lld beside it that is new enough; EngineError says how to get it."""
+    """A clang++ that is new enough and has lld; EngineError says how to install it."""
     for name in (*(f"clang++-{version}" for version in range(25, 17, -1)), "clang++"):
         path = shutil.which(name)
         if path is None:

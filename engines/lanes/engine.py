@@ -1,6 +1,6 @@
-"""The engine `lanes`: native code in which SIMD lanes, or threads of a GPU, are rows.
+"""The engine `lanes`: native code in which each SIMD lane, or each thread of a GPU, is a row.
 
-It runs without any library, but for a GPU's driver.
+The code needs no library, except for a GPU's driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build a library or a kernel; its source and the target for the runner lie beside it."""
+        """Build a library or a kernel. Also writes its source, and the target for the runner."""
         if target.device != "cpu":
             from engines.lanes.devices import build_kernel
 

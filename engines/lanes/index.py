@@ -1,7 +1,7 @@
-"""Indices: which element of a tensor is read, as a formula of loop variables with constant factors.
+"""Indices of tensor elements, as sums of loop variables with constant factors.
 
-A view of a tensor is a change of its indices, worked out when the program is compiled. `view` and
-`reshape` divide and take remainders; both vanish where the factors fit, as nearly always.
+A view of a tensor changes its indices; this is computed when the program is compiled. `view` and
+`reshape` introduce quotients and remainders. Nearly always these can be simplified to plain sums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True)
 class Variable:
-    """A loop's variable, from 0 up to `extent`."""
+    """A loop variable, from 0 to `extent` - 1."""
 
     name: str
     extent: int
@@ -41,7 +41,7 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Remainder:
-    """`of % by`, not negative."""
+    """`of % by`, which is never negative."""
 
     of: Index
     by: int
@@ -53,7 +53,7 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a constant table, the same for all rows."""
+    """The entry number `at` of a constant table. The table is the same for all rows."""
 
     table: tuple[int, ...]
     at: Index
@@ -65,7 +65,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class OfRow:
-    """A number that each row has of its own: `value` is an expression, of dtype int64."""
+    """A number that differs between rows: `value` is an expression of dtype int64, and it lies
+    between `low` and `high`."""
 
     value: Any
     low: int
@@ -81,7 +82,7 @@ Atom: TypeAlias = "Variable | Quotient | Remainder | Entry | OfRow"
 
 @dataclass(frozen=True)
 class Index:
-    """`constant` + the sum of atoms times factors."""
+    """`constant` plus the sum of atom * factor over `terms`."""
 
     terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
@@ -118,25 +119,26 @@ class Index:
         return rest if rest.bounds[1] < by else Index(((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """What `by` divides, divided by it; and the rest, which is nowhere negative."""
+        """(q, r) with self = q * by + r, where r is never negative. q has the terms whose factors
+        are multiples of `by`."""
         whole = Index(tuple((a, f // by) for a, f in self.terms if f % by == 0))
         rest = Index(tuple((a, f) for a, f in self.terms if f % by), self.constant)
         more = rest.bounds[0] // by
         return whole + more, rest + -more * by
 
     def _reduced(self, by: int) -> tuple[Index, int]:
-        """The same quotient with a smaller divisor, where all factors share one with it."""
+        """The same quotient, with a smaller divisor if it and all factors have a common divisor."""
         common = math.gcd(by, *(f for _, f in self.terms))
         terms = tuple((a, f // common) for a, f in self.terms)
         return Index(terms, self.constant // common), by // common
 
     @property
     def of_row(self) -> bool:
-        """Whether it differs from row to row."""
+        """True if the index differs between rows."""
         return any(isinstance(atom, OfRow) for atom in self.atoms())
 
     def atoms(self) -> Iterable[Atom]:
-        """Every atom in it, those inside others too."""
+        """All atoms, also those inside other atoms."""
         for atom, _ in self.terms:
             yield atom
             inner = getattr(atom, "of", None) or getattr(atom, "at", None)
@@ -144,7 +146,7 @@ class Index:
                 yield from inner.atoms()
 
     def factor(self, variable: Variable) -> int | None:
-        """By how much it grows with a variable; None where that is not constant."""
+        """The factor of a variable; None if the index is not linear in it."""
         found = 0
         for atom, factor in self.terms:
             if atom == variable:
@@ -154,7 +156,7 @@ class Index:
         return found
 
     def replaced(self, values: Mapping[Atom, Index]) -> Index:
-        """With other indices in place of variables; simplified."""
+        """The index with `values` in place of their keys, simplified."""
         total = Index((), self.constant)
         for atom, factor in self.terms:
             total = total + _replaced(atom, values) * factor
@@ -181,7 +183,7 @@ def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
     kept = [(a, f) for a, f in factors.items() if f]
-    kept.sort(key=lambda term: getattr(term[0], "name", "~"))  # equal sums are equal
+    kept.sort(key=lambda term: getattr(term[0], "name", "~"))  # so that equal sums compare equal
     return Index(tuple(kept), constant)
 
 
@@ -190,12 +192,12 @@ def constant(value: int) -> Index:
 
 
 def variable(name: str, extent: int) -> Index:
-    """A loop's variable; one that has a single value is that value."""
+    """A loop variable as an index; with extent 1 it is the constant 0."""
     return Index(((Variable(name, extent), 1),)) if extent != 1 else Index()
 
 
 def entry(table: tuple[int, ...], at: Index) -> Index:
-    """The entry of a table; a formula instead, where the table counts in equal steps."""
+    """The entry of a table. If the table's values have equal steps, a sum without the table."""
     if len(table) == 1 or not at.terms:
         return constant(table[at.constant])
     step = table[1] - table[0]
@@ -205,12 +207,12 @@ def entry(table: tuple[int, ...], at: Index) -> Index:
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a dense tensor."""
+    """The strides of a dense tensor, in elements."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def flat(index: Indices, shape: Sequence[int]) -> Index:
-    """The place of an element in a dense tensor of this shape."""
+    """The position of an element in a dense tensor of this shape."""
     return dot(index, strides(shape))
 
 
@@ -222,9 +224,9 @@ def dot(index: Indices, steps: Sequence[int]) -> Index:
 
 
 def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Indices:
-    """Where the element at `index` of a reshaped tensor was in the one before.
+    """The index in shape `before` of the element that has `index` after a reshape to `shape`.
 
-    The first size of both may be one that is known at run time only.
+    The first size of both shapes may be known only at run time, because it is not used.
     """
     place = flat(index, shape)
     found: list[Index] = []

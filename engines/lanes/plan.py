@@ -1,7 +1,7 @@
-"""What lies in memory, in which loops it is written, and where in the arena it is.
+"""Plans which tensors are stored in memory, which loops write them, and their place in the arena.
 
-A value that is read once is never stored: it is computed where it is needed. A product or a
-reduction hands each of its sums to what follows it, while it is in a register.
+A value that is read only once is not stored but computed where it is needed. Operators that follow
+a product or a reduction use each sum while it is in a register.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engines.lanes.tensors import (
 )
 from engines.lanes.values import LONG, Read, Value, walk
 
-# What takes fewer instructions is computed again for each reader.
+# A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
 _LOOPS = (Product, Reduction, Sorted, Scan, Scattered)
 
@@ -44,15 +44,15 @@ class PartOf:
 
 
 Reader: TypeAlias = "Tensor | PartOf"
-"""What reads a tensor in loops of its own."""
+"""A reader of a tensor that has its own loops."""
 
 
 @dataclass
 class Kernel:
     """Loops that write the elements of `source` at `index` into `into`, at `place`.
 
-    `inner` is the product or reduction that is worked out inside, whose sums are read from
-    registers; None: an expression alone.
+    `inner`: the product or reduction that is computed inside the loops, whose sums are read from
+    registers; None if there is only an expression.
     """
 
     into: Tensor
@@ -71,13 +71,13 @@ class Kernel:
 
     @property
     def value(self) -> Value:
-        """What is written."""
+        """The expression that is written."""
         whole = self.source is self.into
         return self.source.element(self.index) if whole else self.source.at(self.index)
 
     @property
     def loops(self) -> tuple[Variable, ...]:
-        """The outermost first, such that memory is written in its order."""
+        """The loops, outermost first, ordered so that addresses are written in ascending order."""
         found = {a for each in self.index for a in each.atoms() if isinstance(a, Variable)}
         address = self.into.address(self.place)
         return tuple(sorted(found, key=lambda v: (-(address.factor(v) or 0), v.name)))
@@ -91,7 +91,7 @@ class Kernel:
         self._put({variable: outer * by + inner})
 
     def at(self, variable: Variable, value: int) -> Kernel:
-        """The same for one value of a variable."""
+        """The same kernel for one value of a variable."""
         made = replace(self)
         made._put({variable: Index((), value)})
         return made
@@ -108,7 +108,8 @@ Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
 
 @dataclass
 class Plan:
-    """Steps in their order, and where each stored tensor lies in the arena, in rows of 4 bytes."""
+    """The steps in order, and the place of each stored tensor in the arena. Places and `size` count
+    slots. A slot has 4 bytes for each row of a block."""
 
     program: Program
     steps: list[Step] = field(default_factory=list)
@@ -131,9 +132,9 @@ def planned(program: Program) -> Plan:
 
 
 class _Readers:
-    """Which loops read each tensor, through whatever is not stored.
+    """The loops that read each tensor, directly or through tensors that are not stored.
 
-    `unfinished`: those that a sum of a product or a reduction is a part of.
+    `unfinished`: tensors that are computed from a sum of a product or reduction in its loops.
     """
 
     def __init__(self, program: Program, unfinished: frozenset[Tensor] = frozenset()) -> None:
@@ -163,11 +164,11 @@ class _Readers:
         return len(self.of[tensor]) > 1 or tensor in self.often
 
     def in_loops(self, tensor: Tensor) -> bool:
-        """Whether a product, a reduction or the like reads it."""
+        """True if a product, reduction, sort, scan or scatter reads the tensor."""
         return any(isinstance(reader, _LOOPS) for reader in self.of[tensor])
 
     def kept(self, tensor: Tensor) -> bool:
-        """Whether it is stored, of those that need not have loops of their own."""
+        """True if the tensor, which could be computed in the loops of its readers, is stored."""
         if not isinstance(tensor, Map | Gathered):
             return False
         dear = tensor.cost > _CHEAP or tensor in self.unfinished
@@ -176,7 +177,7 @@ class _Readers:
 
 
 def _next_to_sums(program: Program) -> frozenset[Tensor]:
-    """What reads a product or a reduction, through views alone."""
+    """The tensors that read a product or a reduction, directly or through views."""
     found: set[Tensor] = set()
     for tensor in program:
         for source in tensor.sources:
@@ -197,7 +198,8 @@ def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
 
 
 def _store(program: Program, readers: _Readers) -> None:
-    """Mark what is stored; of products and reductions those that do not end in other loops."""
+    """Mark the tensors that are stored. A product or reduction is stored unless it can be computed
+    in the loops of its reader."""
     last: dict[Reader, Tensor] = {}
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
@@ -216,7 +218,7 @@ def _store(program: Program, readers: _Readers) -> None:
 
 
 def is_place(tensor: Tensor) -> bool:
-    """Whether it says where sorted elements were: they are written together."""
+    """True if the tensor holds the indices of a sort. The sort writes them with its values."""
     return any(isinstance(source, Sorted) and source.places is tensor for source in tensor.sources)
 
 
@@ -234,7 +236,7 @@ def _steps(tensor: Tensor) -> Iterator[Step]:
 
 
 def _unrolled(steps: Iterable[Step]) -> Iterator[Step]:
-    """With a kernel for each value of a variable that has to be a constant."""
+    """The steps, with one kernel for each value of a variable that has to be a constant."""
     waiting = list(steps)[::-1]
     while waiting:
         step = waiting.pop()
@@ -248,7 +250,8 @@ def _unrolled(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def _fused(steps: Iterable[Step], program: Program) -> list[Step]:
-    """With each unstored product or reduction inside the loops that read it, or in its own."""
+    """The steps, with each product or reduction that is not stored in the loops of its reader. If
+    that is not possible, it is stored and gets its own loops."""
     found: list[Step] = []
     for step in steps:
         for inner in _inside(step) if isinstance(step, Kernel) else ():
@@ -265,14 +268,14 @@ def _fused(steps: Iterable[Step], program: Program) -> list[Step]:
 
 
 def _inside(kernel: Kernel) -> list[Product | Reduction]:
-    """What is worked out inside a kernel and not stored."""
+    """The products and reductions that a kernel reads and that are not stored."""
     tensors = (v.tensor for v in walk(kernel.value) if isinstance(v, Read))
     found = dict.fromkeys(t for t in tensors if isinstance(t, Product | Reduction) and not t.stored)
     return list(found)
 
 
 def _fuse(kernel: Kernel, inner: Product | Reduction) -> bool:
-    """Whether each of its elements is needed once, in these loops."""
+    """Compute `inner` inside the kernel, if its loops need each element once. True if done."""
     places = {v.index for v in walk(kernel.value) if isinstance(v, Read) and v.tensor is inner}
     if len(places) != 1 or kernel.inner is not None or kernel.source.count != inner.count:
         return False
@@ -282,7 +285,7 @@ def _fuse(kernel: Kernel, inner: Product | Reduction) -> bool:
 
 
 def _make_even(kernel: Kernel) -> None:
-    """Split loops until addresses grow evenly with each, as far as that goes."""
+    """Split loops until addresses are linear in each loop variable, as far as possible."""
     assert isinstance(kernel.inner, Product)
     for _ in range(16):
         cut = next(_cuts(addresses(kernel.inner, kernel.inner_at)), None)
@@ -292,13 +295,13 @@ def _make_even(kernel: Kernel) -> None:
 
 
 def addresses(product: Product, index: Indices) -> list[Index]:
-    """Where the operands' elements are in their memory."""
+    """The addresses of the operands' elements in their memory."""
     reads = [v for v in product.operands(index) if isinstance(v, Read)]
     return [read.tensor.address(read.index) for read in reads]
 
 
 def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
-    """Which variables to split, and after how many steps, such that quotients come out even."""
+    """Variables to split, each with the size of the inner loop, so that quotients become sums."""
     for atom in (atom for each in indices for atom in each.atoms()):
         if not isinstance(atom, Quotient | Remainder):
             continue
@@ -309,8 +312,8 @@ def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
 
 
 def _arena(steps: Sequence[Step]) -> tuple[dict[Tensor, int], int]:
-    """Where each stored tensor lies, in rows of 4 bytes, and the size of all: those that are
-    needed at different times may share memory."""
+    """The place of each stored tensor in the arena, and the arena's size, in slots (see `Plan`).
+    Tensors that are needed at different times may share memory."""
     life: dict[Tensor, list[int]] = {}
     for number, step in enumerate(steps):
         for tensor in touched(step):
@@ -329,7 +332,8 @@ def _arena(steps: Sequence[Step]) -> tuple[dict[Tensor, int], int]:
 
 
 def room(tensor: Tensor) -> int:
-    """How many rows of 4 bytes a tensor takes; what takes 8 begins at an even place."""
+    """The number of slots of a tensor (see `Plan`). It is even, so that 8-byte elements begin at
+    even places."""
     count = tensor.count * (2 if tensor.dtype in LONG else 1)
     return count + count % 2
 

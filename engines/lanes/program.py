@@ -1,7 +1,8 @@
-"""The program for one row: a captured program, traced again at one row, as tensors.
+"""Makes the program for one row: traces the captured program again, with one row.
 
-The batch dimension is gone then, every shape is a constant, and what depends on weights alone is
-worked out here. Operators that no file of operators/ lowers are taken apart by torch, or named.
+Then there is no batch dimension, every shape is a constant, and values that depend only on weights
+are computed here. Operators that operators/ does not lower are decomposed by torch. If torch cannot
+do so, an error names the operator.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from engines.lanes.tensors import Argument, Program, Tensor
 from engines.lanes.values import Value
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-# Example numbers of items: primes that are no size of a model by chance.
+# Example numbers of items: primes that are unlikely to be a size in a model.
 _ITEMS = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 _ARITHMETIC: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
 def row_program(file: Path) -> Program:
-    """Of a program.pt2 whose rows do not see each other; NotApplicableError where it has none."""
+    """The program for one row of a program.pt2. NotApplicableError if rows may depend on each other
+    or if there is no code for an operator."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
         if why := why_dependent(captured):
@@ -49,7 +51,7 @@ def row_program(file: Path) -> Program:
             row = at_one_row(captured, arguments)
         except NotApplicableError:
             raise
-        except Exception as error:  # torch names no type for what it cannot trace
+        except Exception as error:  # torch has no exception type for failures of tracing
             raise NotApplicableError(
                 f"it cannot be traced at one row: {first_line(error)}"
             ) from error
@@ -58,9 +60,9 @@ def row_program(file: Path) -> Program:
 
 @dataclass(frozen=True)
 class Given:
-    """An argument of the captured program: `kind` is the letter of `Program.kinds`.
+    """An argument of the captured program. `kind`: the letter in `Program.kinds`.
 
-    `items` is the symbol of how many items it has; None for what is of the rows, or shared.
+    `items`: the symbol of its number of items; None if it belongs to the rows or is shared.
     """
 
     value: torch.Tensor
@@ -94,8 +96,8 @@ def _given(node: Node, rows: set[Any]) -> Given:
 
 
 def _length(node: Node) -> Any:
-    """torch's symbol of how many rows or items an argument has; a matrix is longer than that, but
-    is narrowed, and is as long as what is put into it."""
+    """torch's symbol for the number of rows or items of an argument. A matrix may be longer: the
+    number is found from the slices that are read from it or written into it."""
     shape = node.meta["val"].shape
     if len(shape) == 2 and shape[1] != 0:
         cuts = [user.meta["val"] for user in node.users if "slice.Tensor" in str(user.target)]
@@ -115,8 +117,8 @@ def _symbol(size: Any) -> Any:
 
 @dataclass(frozen=True)
 class OneRow:
-    """The operations of one row: `graph` takes the arguments, and gives what each of `written`, by
-    their places, is then to hold."""
+    """The operations of one row. `graph` takes the arguments and returns the new contents of the
+    arguments whose indices are in `written`."""
 
     graph: GraphModule
     written: list[int]
@@ -137,7 +139,7 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
             next(own) if spec.kind.name == "USER_INPUT" else tensors[spec.target]
             for spec in found.input_specs
         ]
-        with traceback.preserve_node_meta():  # the model's lines
+        with traceback.preserve_node_meta():  # keeps the lines of the model
             made = _Reshaping(captured.graph_module).run(*every)
         return [value for value, name in zip(made, written, strict=True) if name is not None]
 
@@ -146,7 +148,7 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
     items = dict.fromkeys(given.items for given in arguments if given.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
     examples = [_example(each, sizes, mode) for each in arguments]
-    # An LSTM of oneDNN's could not be taken apart.
+    # Without oneDNN, whose LSTM could not be decomposed.
     with mode, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
         graph = make_fx(run, _decompositions(), pre_dispatch=True)(*examples)
         if any(_writes(node) for node in graph.graph.nodes):
@@ -158,12 +160,12 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
 
 
 def _writes(node: Node) -> bool:
-    """Whether a step changes a tensor that others may look at."""
+    """True if a node changes a tensor in place."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 class _Reshaping(torch.fx.Interpreter):
-    """Steps of one row may differ from those of many: `view` would refuse some that it takes."""
+    """Replaces `view` by `reshape`: at one row, strides may differ and `view` could fail."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.view.default:
@@ -172,7 +174,8 @@ class _Reshaping(torch.fx.Interpreter):
 
 
 def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> torch.Tensor:
-    """Without memory; a symbol for each number of items, and for the length of each matrix."""
+    """A fake tensor for an argument, with a symbol for each number of items and for the length of
+    each matrix of items."""
     length, kind = 1, DimDynamic.STATIC
     if given.items is not None:
         length, kind = sizes[given.items], DimDynamic.DUCK
@@ -188,7 +191,7 @@ def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> to
 
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """Everything that torch takes apart, but for what is lowered here."""
+    """torch's decompositions, except those of operators that are lowered here."""
     from torch._decomp import decomposition_table
 
     composed = {overload: overload.decompose for overload in _composed()}
@@ -197,7 +200,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _composed() -> Iterator[OpOverload]:
-    """The operators that are calls of others in C++."""
+    """The operators that torch implements in C++ by calls of other operators."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         space, _, operator = name.partition("::")
         packet, _, overload = operator.partition(".")
@@ -206,13 +209,13 @@ def _composed() -> Iterator[OpOverload]:
 
 
 def _name(target: Any) -> str:
-    """Of an operator, without namespace and overload: `aten.add.Tensor` is `add`."""
+    """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
     parts = str(target).split(".")
     return parts[1] if parts[0] in ("aten", "prims") and len(parts) > 1 else str(target)
 
 
 class _Walk:
-    """One step of the graph after the other."""
+    """Visits the nodes of the graph in order and builds `program` from them."""
 
     def __init__(self, row: OneRow, arguments: Sequence[Given]) -> None:
         self.row = row
@@ -250,7 +253,7 @@ class _Walk:
         return self.build.add(made)
 
     def call(self, node: Node) -> Any:
-        """What a step gives: tensors of the program, or torch's where no row has a part in it."""
+        """A node's result: tensors of the program, or torch tensors if it depends on no row."""
         arguments = _known(node.args, self.found)
         named = _known(node.kwargs, self.found)
         if node.target is operator.getitem:
@@ -274,7 +277,7 @@ class _Walk:
             raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}") from None
 
     def size(self, node: Node, arguments: Sequence[Any]) -> Any:
-        """A number of items, or what is reckoned from one."""
+        """A number of items, or a value computed from such numbers."""
         known = self.build.count_of(node.meta["val"])
         if known is not None:
             return known
@@ -288,7 +291,7 @@ class _Walk:
         return values.call(function, *given, dtype="int64")
 
     def outputs(self, node: Node) -> None:
-        """What the program writes into its arguments."""
+        """Records the tensors that the program writes into its arguments."""
         places = self.row.graph.graph.find_nodes(op="placeholder")
         for place, made in zip(self.row.written, node.args[0], strict=True):  # type: ignore[arg-type]
             argument = self.found[places[place]]
@@ -311,7 +314,7 @@ def _of_rows(arguments: Sequence[Any]) -> bool:
 
 
 def model_line(node: Node) -> str:
-    """`model.py:17`, the innermost line that is not torch's; empty where the program has none."""
+    """The innermost line that is not in torch, such as `model.py:17`; empty if there is none."""
     found = _PLACE.findall(node.meta.get("stack_trace") or "")
     own = [place for place in found if "/torch/" not in place[0]]
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""

@@ -1,4 +1,4 @@
-"""The whole file of a network: row blocks in several widths and what calls them, or a kernel."""
+"""Writes a network's source file: row blocks in several widths and their calls, or a kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ABI = 1
 
 @dataclass(frozen=True)
 class Width:
-    """A variant of the code: `lanes` rows a vector, `vectors` a row block, so many registers."""
+    """A variant of the code: `lanes` rows in a vector, `vectors` vectors in a row block, and the
+    number of vector registers of the processor."""
 
     name: str
     lanes: int
@@ -29,14 +30,14 @@ class Width:
 
 @dataclass(frozen=True)
 class Source:
-    """`text` reads weights.bin when it is compiled."""
+    """A source file. When it is compiled, `text` includes the file weights.bin."""
 
     text: str
     weights: bytes
 
 
 def written(plan: Plan, widths: Sequence[Width]) -> Source:
-    """The C++ of a plan for some widths, the widest first."""
+    """The C++ code of a plan for the given widths; the widest must come first."""
     constants = Constants()
     blocks = [
         (width, Writer(plan, constants, width.registers, width.vectors).body()) for width in widths
@@ -48,14 +49,14 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
 
 
 Store: TypeAlias = Literal["registers", "local", "shared"]
-"""Where a kernel keeps what a row computes in between."""
+"""Where a kernel keeps the intermediate values of a row."""
 
 
 def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
-    """The kernel of a plan: CUDA C++, HIP C++ and, for tests, C++ at once.
+    """The kernel of a plan. The text is valid CUDA C++, HIP C++ and (for tests) plain C++.
 
-    A thread is a row; with `shared` a block of threads is. With `registers` every loop is taken
-    apart, so that a compiler can keep all that is stored there.
+    One thread computes one row; with `shared`, a block of threads does. With `registers`, every
+    loop is unrolled, so that a compiler can keep all stored values in registers.
     """
     constants = Constants()
     own, shared = store == "registers", store == "shared"
@@ -63,7 +64,7 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     body = re.sub("^( *)for ", r"\1LOOP for ", body, flags=re.MULTILINE)
     data = bytes(constants.data) or b"\0"
     words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
-    # Constant memory is fast where all threads read the same.
+    # Constant memory is fast if all threads read the same address.
     constant = len(data) <= _CONSTANT_MEMORY and not shared
     memory = "IN_CONSTANT_MEMORY" if constant else "IN_MEMORY"
     entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
@@ -84,7 +85,7 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
 
 
 _REGISTERS = 48  # of a thread, for the sums of a product
-_CONSTANT_MEMORY = 60 << 10  # of the 64 kB that a kernel may have
+_CONSTANT_MEMORY = 60 << 10  # the most bytes to use, of the 64 kB that a kernel may have
 _ARENAS = {
     "registers": "",
     "local": "  alignas(16) char arena[{}];\n",
@@ -136,7 +137,7 @@ def _block(width: Width, body: str) -> str:
 
 
 def _entry(plan: Plan, widths: Sequence[Width]) -> str:
-    """What entry.h reads: sizes, and which block runs which rows."""
+    """The definitions that entry.h needs: sizes, and the blocks for whole and for last rows."""
     program, columns = plan.program, columns_of(plan.program)
     rows = max(width.lanes * width.vectors for width in widths)
     copies = sum(column.bytes * rows + 64 for column in columns)
@@ -166,7 +167,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
 
 
 def letters(program: Program) -> str:
-    """The dtype of each argument, as the runner reads it."""
+    """The dtype of each argument, as one letter each, for the runner."""
     return "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
 
 
@@ -176,7 +177,7 @@ def _array(kind: str, name: str, entries: Sequence[int], memory: str = "static")
 
 @dataclass(frozen=True)
 class Column:
-    """`bytes` of an element; 0 where all rows share it."""
+    """A column. `bytes`: the size of an element; 0 if it has no element for each row."""
 
     bytes: int
     output: bool

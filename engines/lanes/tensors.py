@@ -1,12 +1,11 @@
-"""Tensors: the program for one row, as what each element of each tensor is.
+"""The tensors of the program for one row, described by their elements.
 
-A tensor says what its element at an index is: a read of memory, or an expression of other tensors'
-elements. Nothing lies in memory until plan.py says so: a view is another index, and a pointwise
-operation is computed where its result is needed. Those that are worked out by loops of their own
-(`Reduction`, `Product`, `Sorted`, `Scan`, `Scattered`) and those made of parts (`Assembly`) always
-have a loop, and mostly memory.
+A tensor gives its element at an index as a value: a read of memory, or an expression of elements of
+other tensors. plan.py decides which tensors are stored. A view only changes the index, and a
+pointwise operation is computed where its result is needed. `Reduction`, `Product`, `Sorted`, `Scan`
+and `Scattered`, which have their own loops, and `Assembly`, which has parts, are mostly stored.
 
-Shapes are those at one row. The first size may be UNKNOWN: of items that rows take a part of.
+Shapes are those at one row. The first size may be UNKNOWN: the number of items of a collection.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ UNKNOWN = -1
 
 
 class Tensor:
-    """`sources` are the tensors whose elements make its own."""
+    """The base class. `sources`: the tensors from whose elements its elements are computed."""
 
     cost = 0
-    """About how many instructions an element takes, where it is computed again for each reader."""
+    """The approximate number of instructions that compute an element from stored tensors."""
     bounds: tuple[int, int] | None = None
 
     def __init__(self, values: Values, shape: Shape, dtype: str, *sources: Tensor) -> None:
         self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
         self.bounds = RANGES.get(dtype)
-        self.line = ""  # of the model, for whoever reads the generated code
+        self.line = ""  # the line of the model, for a comment in the generated code
         self.stored = False
         self.must_be_stored = False
         self.innermost: int | None = None  # the dimension along which memory is contiguous
@@ -67,11 +66,11 @@ class Tensor:
         return tuple(found)
 
     def address(self, index: Indices) -> Index:
-        """Where an element is in the tensor's memory."""
+        """The position of an element in the tensor's memory, in elements."""
         return dot(index, self.strides)
 
     def at(self, index: Indices) -> Value:
-        """The element at an index: a read where the tensor lies in memory."""
+        """The value of the element at an index. It is a read if the tensor is stored."""
         if self.stored:
             return self.values.read(self, index)
         if index not in self._elements:
@@ -79,23 +78,23 @@ class Tensor:
         return self._elements[index]
 
     def element(self, index: Indices) -> Value:
-        """What the element is made of."""
+        """The expression that computes the element at an index."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """What elements are made of has changed: a tensor is stored now."""
+        """Forget the expressions of elements, because another tensor is stored now."""
         self._elements.clear()
 
     def variables(self, name: str = "i") -> Indices:
-        """A loop's variable for each size."""
+        """A loop variable for each dimension."""
         return tuple(variable(f"{name}{d}", size) for d, size in enumerate(self.shape))
 
 
 class Argument(Tensor):
-    """Columns of the caller's memory. `first` is the place of the first one among all columns.
+    """Columns of the caller's memory. `first`: the index of the first one among all columns.
 
-    `kind` is the letter of `Program.kinds`; `items` says of which collection's items they are,
-    counted among those that are jagged; None where they are of the rows.
+    `kind`: the letter in `Program.kinds`. `items`: the index of the jagged collection whose items
+    the columns hold; None if they hold rows.
     """
 
     cost = 1
@@ -111,7 +110,7 @@ class Argument(Tensor):
 
 
 class Constant(Tensor):
-    """Weights, and whatever is computed of them alone."""
+    """Weights, and values computed only from weights."""
 
     def __init__(self, values: Values, data: torch.Tensor) -> None:
         dtype = str(data.dtype).removeprefix("torch.")
@@ -133,7 +132,7 @@ class Constant(Tensor):
 
 
 class Uniform(Tensor):
-    """One value everywhere: a number, or how many rows a collection has."""
+    """A tensor with the same value in all elements: a number, or a collection's number of items."""
 
     def __init__(self, values: Values, shape: Shape, value: Value) -> None:
         super().__init__(values, shape, value.dtype)
@@ -144,7 +143,7 @@ class Uniform(Tensor):
 
 
 class Map(Tensor):
-    """A function of elements of tensors of the same shape."""
+    """A function, applied element by element to tensors of the same shape."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class Map(Tensor):
 
 
 class View(Tensor):
-    """Another tensor's elements at other indices."""
+    """The elements of another tensor, at indices given by the function `where`."""
 
     def __init__(self, base: Tensor, shape: Shape, where: Callable[[Indices], Indices]) -> None:
         super().__init__(base.values, shape, base.dtype, base)
@@ -172,7 +171,7 @@ class View(Tensor):
 
     @property
     def repeats(self) -> bool:
-        """Whether an element is read more than once."""
+        """True if an element of the base may be read more than once."""
         return UNKNOWN not in self.shape and self.count > max(self.base.count, 1)
 
     def element(self, index: Indices) -> Value:
@@ -180,13 +179,14 @@ class View(Tensor):
 
 
 Pick: TypeAlias = "Tensor | Callable[[Indices], Index]"
-"""An index along one dimension: each row's own, or a formula."""
+"""An index along one dimension: a tensor if it differs between rows, else a function."""
 
 
 class Gathered(Tensor):
-    """`base` at indices of which one or more are elements of integer tensors of this shape.
+    """The elements of `base` at `picks`, one for each dimension of `base`. At least one of them is
+    an integer tensor of this shape.
 
-    Indices outside the base give NaN, or 0 where there is none, and read nothing.
+    For an index outside the base, the element is NaN (0 for integers), and nothing outside is read.
     """
 
     def __init__(self, base: Tensor, shape: Shape, picks: Sequence[Pick]) -> None:
@@ -213,7 +213,7 @@ class Gathered(Tensor):
         return element
 
     def _inside(self, value: Value, size: int) -> tuple[Value, list[Value]]:
-        """An index that is none outside, and what says whether it was."""
+        """The index clamped to the size, and, if needed, a bool value: true if it was inside."""
         values = self.values
         low, high = value.bounds or RANGES["int64"]
         if low >= 0 and high < size:
@@ -224,7 +224,7 @@ class Gathered(Tensor):
 
 
 def as_index(value: Value) -> Index:
-    """A row's own number as an index; a constant one is a constant."""
+    """A value as an index: a constant, an entry of a constant table, or a number of each row."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
     of_row = isinstance(value, Read) and any(each.of_row for each in value.index)
@@ -235,7 +235,8 @@ def as_index(value: Value) -> Index:
 
 
 class Reduction(Tensor):
-    """`kind` over some dimensions of a tensor: sum, max, min, prod, any, all, argmax, argmin."""
+    """A reduction over some dimensions of a tensor. `kind`: sum, max, min, prod, any, all, argmax
+    or argmin."""
 
     def __init__(
         self, kind: str, source: Tensor, dims: Sequence[int], dtype: str, keep: bool
@@ -251,11 +252,11 @@ class Reduction(Tensor):
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
-        """The variables that it runs over."""
+        """The variables of the reduced dimensions."""
         return tuple(variable(f"k{d}", self.source.shape[d]) for d in self.dims)
 
     def term(self, index: Indices, steps: Indices) -> Value:
-        """What is taken in at a step."""
+        """The element of the source that is reduced at a step."""
         inner, outer = iter(steps), iter(index)
         whole = []
         for d in range(len(self.source.shape)):
@@ -269,9 +270,10 @@ class Reduction(Tensor):
 
 
 class Product(Tensor):
-    """A sum over products of two tensors' elements: matrix products and convolutions.
+    """A sum of products of two tensors' elements: matrix products and convolutions.
 
-    `left_at` and `right_at` say which elements meet, by the index of the result and the steps.
+    `left_at` and `right_at` give the indices of the two elements that are multiplied, from the
+    index of the result and the steps.
     """
 
     def __init__(
@@ -291,11 +293,11 @@ class Product(Tensor):
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
-        """The variables that it sums over."""
+        """The variables of the sum."""
         return tuple(variable(f"k{d}", size) for d, size in enumerate(self.sizes))
 
     def operands(self, index: Indices) -> tuple[Value, Value]:
-        """What is multiplied at a step."""
+        """The two elements that are multiplied at a step."""
         steps = self.steps()
         left, right = self.left_at(index, steps), self.right_at(index, steps)
         return self.left.at(left), self.right.at(right)
@@ -303,14 +305,14 @@ class Product(Tensor):
 
 @dataclass(frozen=True)
 class Part:
-    """Elements of an assembly: `source`, written where `place` says."""
+    """A part of an assembly: the elements of `source`, written at the indices given by `place`."""
 
     source: Tensor
     place: Callable[[Indices], Indices]
 
 
 class Assembly(Tensor):
-    """Made of parts, later ones over earlier ones."""
+    """A tensor made of parts. A later part overwrites earlier ones."""
 
     def __init__(self, values: Values, shape: Shape, dtype: str, parts: Sequence[Part]) -> None:
         super().__init__(values, shape, dtype, *(part.source for part in parts))
@@ -318,7 +320,7 @@ class Assembly(Tensor):
 
 
 class Unrolled(Exception):
-    """An element can be told only where this variable is a constant."""
+    """An element can be computed only if this variable is a constant: the loop must be unrolled."""
 
     def __init__(self, variable: Variable) -> None:
         super().__init__(variable.name)
@@ -326,7 +328,8 @@ class Unrolled(Exception):
 
 
 class Beside(Tensor):
-    """Tensors side by side along a dimension, never stored: items of which there are many."""
+    """A concatenation along a dimension other than the first. It is never stored, because its first
+    dimension is a collection's items."""
 
     def __init__(self, values: Values, shape: Shape, sources: Sequence[Tensor], dim: int) -> None:
         super().__init__(values, shape, sources[0].dtype, *sources)
@@ -346,9 +349,10 @@ class Beside(Tensor):
 
 
 class Joined(Tensor):
-    """Tensors one after the other, of which the first has `items` elements, a number of a call.
+    """A concatenation along the first dimension. The first tensor has `items` elements, a number
+    that each call gives.
 
-    It is never stored: each row reads the few items that it has.
+    It is never stored: each row reads only its own few items.
     """
 
     def __init__(
@@ -387,7 +391,7 @@ class Joined(Tensor):
 class Sorted(Tensor):
     """The first `shape[dim]` elements along a dimension in descending or ascending order.
 
-    NaN is the largest; of equal elements the first one comes first. `places` is where they were.
+    NaN is the largest; equal elements keep their order. `places`: the original indices.
     """
 
     def __init__(self, source: Tensor, dim: int, count: int, descending: bool) -> None:
@@ -399,7 +403,7 @@ class Sorted(Tensor):
 
 
 class Scan(Tensor):
-    """Sums or products of all elements up to each one, along a dimension."""
+    """Cumulative sums or products along a dimension."""
 
     def __init__(self, kind: str, source: Tensor, dim: int) -> None:
         super().__init__(source.values, source.shape, source.dtype, source)
@@ -407,9 +411,10 @@ class Scan(Tensor):
 
 
 class Scattered(Tensor):
-    """`base`, with elements of `source` put in or added where each row's own indices say.
+    """`base`, with the elements of `source` put or added at indices that may differ between rows.
 
-    `picks`, of the shape of `source`, are as in `Gathered`; what they put outside is left out.
+    `picks` are as in `Gathered`, with the shape of `source`. Elements with an index outside of the
+    base are ignored.
     """
 
     def __init__(self, base: Tensor, source: Tensor, picks: Sequence[Pick], how: str) -> None:
@@ -420,10 +425,11 @@ class Scattered(Tensor):
 
 @dataclass
 class Program:
-    """The program for one row: every tensor in the order of the graph, and what is written where.
+    """The program for one row: all tensors in the order of the graph, and the pairs (argument,
+    tensor written to it).
 
-    `kinds` has a letter for each argument: n for what carries the number of rows, i for that of a
-    jagged collection's items, m for a matrix, c for a column, - for what all rows share.
+    `kinds` has a letter for each argument: n carries the number of rows, i the number of items of a
+    jagged collection; m is a matrix, c a column, - is shared by all rows.
     """
 
     values: Values
@@ -436,6 +442,6 @@ class Program:
         return iter(self.tensors)
 
     def forget(self) -> None:
-        """What elements are made of has changed: another tensor is stored."""
+        """Forget the expressions of all elements, because another tensor is stored now."""
         for tensor in self.tensors:
             tensor.forget()

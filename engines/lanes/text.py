@@ -1,7 +1,7 @@
-"""The C++ of a plan: a function that works out one row block, and the constants that it reads.
+"""The C++ code of a plan: a function that computes one row block, and the constants that it reads.
 
-Variables are called as in the plan: i0, i1 … run over a result, k0, k1 … over a sum. `r` counts the
-vectors of a row block, for each of which everything is done.
+Loop variables have the names of the plan: i0, i1 … run over a result, k0, k1 … over a sum. `r` runs
+over the vectors of a row block.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _OPERATORS = {
     "bitwise_and": "{} & {}", "bitwise_or": "{} | {}", "bitwise_xor": "{} ^ {}",
     "bitwise_not": "~{}", "same": "{}",
 }  # fmt: skip
-_LONGEST = 60  # characters of an expression that needs no name
-_MANY = 12  # an epilogue of so many operations is a loop over the sums
-_FEW = 4  # a term of so many operations is written once for each part of a sum
+_LONGEST = 60  # an expression with more characters gets a name
+_MANY = 12  # if more operations follow a sum, their code is a loop over the sums of a block
+_FEW = 4  # a term with at most this many operations is repeated for each part of a sum
 _SCANS = {"sum": "added", "prod": "multiplied"}
 _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "Any",
                "argmax": "ArgMax", "argmin": "ArgMin"}  # fmt: skip
@@ -51,14 +51,14 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": 
 
 @dataclass
 class Constants:
-    """What all rows share: weights, one after the other, and tables of indices."""
+    """Constants shared by all rows: weights, one after the other, and tables of indices."""
 
     data: bytearray = field(default_factory=bytearray)
     places: dict[bytes, int] = field(default_factory=dict)
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def add(self, values: torch.Tensor) -> int:
-        """The place of its first element, counted in its own size."""
+        """Add a tensor; returns the position of its first element, in units of its item size."""
         raw = values.contiguous().numpy().tobytes()
         if raw not in self.places:
             self.data += bytes(-len(self.data) % 64)
@@ -71,14 +71,14 @@ class Constants:
 
 
 def carrier(dtype: str) -> str:
-    """The vectors in which numbers of a dtype are computed."""
+    """The C++ vector type in which numbers of a dtype are computed."""
     if dtype in RANGES:
         return "Q" if dtype in LONG else "I"
     return "D" if dtype in LONG else "F"
 
 
 def held(data: torch.Tensor) -> torch.Tensor:
-    """Constants as code reads them: of 4 or 8 bytes; what is true is -1."""
+    """Constants as the code reads them: with 4 or 8 bytes; true is -1."""
     dtype = str(data.dtype).removeprefix("torch.")
     if dtype == "bool":
         return -data.to(torch.int32)
@@ -89,9 +89,9 @@ def held(data: torch.Tensor) -> torch.Tensor:
 class Writer:
     """Writes the steps of a plan for a number of registers.
 
-    What is stored lies in an arena; with `own_arrays` in arrays that a compiler may keep in
-    registers. With `shared` the threads of a GPU's block work on one row together: each takes
-    elements of a step, and all wait for each other behind it.
+    Stored tensors lie in an arena, or with `own_arrays` in arrays that a compiler may keep in
+    registers. With `shared`, the threads of a GPU's block compute one row together: they divide the
+    elements of a step, and wait for each other after it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Writer:
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
     def body(self) -> str:
-        """Of the function `block`."""
+        """The body of the function `block`."""
         lines = []
         for tensor, name in self.names.items():
             kind, place = carrier(tensor.dtype), self.plan.places[tensor]
@@ -142,7 +142,7 @@ class Writer:
         return self.each(step.loops, body)
 
     def each(self, loops: Sequence[Variable], body: Sequence[str]) -> list[str]:
-        """What is done for each step of some loops, none of which needs another."""
+        """Loops around `body`, whose iterations are independent of each other."""
         if not self.shared:
             return nest(loops, over_vectors(body))
         places, below = [], 1
@@ -155,7 +155,7 @@ class Writer:
     # --- values ---
 
     def assign(self, kernel: Kernel, names: Names) -> list[str]:
-        """Lines that write an element."""
+        """The lines that write an element."""
         value = names.text(kernel.value)
         return [*names.lines, self.write(kernel.into, kernel.place, value)]
 
@@ -203,7 +203,7 @@ class Writer:
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
     def sum_of_products(self, kernel: Kernel) -> list[str]:
-        """A loop without blocks: where addresses do not grow evenly, or threads take a sum each."""
+        """A product without blocks: addresses are not linear, or each thread computes a sum."""
         inner = kernel.inner
         assert isinstance(inner, Product)
         names = Names(self)
@@ -294,7 +294,7 @@ class Writer:
 
 
 class Names:
-    """Text of values, with a name for what is used twice or would be long."""
+    """The C++ text of values. A value that is used twice, or whose text is long, gets a name."""
 
     def __init__(self, text: Writer, known: Mapping[Tensor, str] | None = None) -> None:
         self.writer, self.known = text, known or {}
@@ -309,7 +309,7 @@ class Names:
         return self._text(value)
 
     def name(self, value: Value) -> str:
-        """As `text`, but never an expression."""
+        """As `text`, but always a name."""
         found = self.text(value)
         return found if found.isidentifier() else self._named(value, found)
 
@@ -341,7 +341,7 @@ class Names:
             return f"all(items[{self._number(value)}])"
         function, given = value.function, [self._text(each) for each in value.arguments]
         if function.startswith("to_") and value.arguments[0].dtype == "bool":
-            given = [f"({given[0]} & 1)"]  # what is true is -1
+            given = [f"({given[0]} & 1)"]  # true is -1
         if value.dtype == "bool" and function in _OF_BOOL:
             function = _OF_BOOL[function]
         if function in _OPERATORS:
@@ -374,7 +374,7 @@ class Names:
         return self.writer.element(tensor, index)
 
     def _picked(self, tensor: Tensor, index: Indices) -> str:
-        """Each row's own element."""
+        """The text of an element whose index differs between rows."""
         constants = self.writer.constants
         if isinstance(tensor, Argument):
             column, place = self.writer.column(tensor, index), self._place(index[-1], "Q")
@@ -388,7 +388,7 @@ class Names:
         return f"pick_row({self.writer.names[tensor]}, {address}, r)"
 
     def _place(self, index: Index, kind: str) -> str:
-        """An index that has parts of each row's own, as a vector."""
+        """The text of an index that differs between rows, as a vector."""
         constants, scalar = self.writer.constants, _SCALARS[kind]
         own = [(atom, factor) for atom, factor in index.terms if isinstance(atom, OfRow)]
         rest = Index(tuple(t for t in index.terms if not isinstance(t[0], OfRow)), index.constant)
@@ -419,7 +419,7 @@ def literal(value: Literal) -> str:
 
 
 def floating(number: float, kind: str) -> str:
-    """Every bit of a number: C++ reads hexadecimal ones back as they were."""
+    """A number as C++ text without loss: hexadecimal literals are exact."""
     if math.isnan(number):
         return "kNaN" if kind == "F" else "(double)kNaN"
     if math.isinf(number):
@@ -437,7 +437,7 @@ def floating(number: float, kind: str) -> str:
 
 
 def formula(index: Index, constants: Constants) -> str:
-    """An index, the same for all rows, in C++."""
+    """The C++ text of an index that is the same for all rows."""
     words = []
     for atom, factor in index.terms:
         text = _atom(atom, constants)
@@ -458,7 +458,7 @@ def _atom(atom: object, constants: Constants) -> str:
 
 
 def enclosed(text: str) -> str:
-    """In brackets, where it is more than a name or a call."""
+    """The text in brackets, unless it is a name or a call."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")
@@ -468,7 +468,7 @@ def enclosed(text: str) -> str:
 
 
 def scaled(place: str) -> str:
-    """An element's place in an array of vectors."""
+    """The position of an element in an array of vectors, of which an element has RV."""
     if place == "0":
         return "0"
     return f"({place}) * RV" if not place.isalnum() else f"{place} * RV"
@@ -488,7 +488,7 @@ def _counted(loops: Sequence[Variable]) -> Index:
 
 
 def nest(loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
-    """Loops around lines."""
+    """The lines inside loops, the first loop outermost."""
     heads = [f"for (int {v.name} = 0; {v.name} < {v.extent}; ++{v.name})" for v in loops]
     if not heads:
         return list(body)
@@ -498,7 +498,7 @@ def nest(loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
 
 
 def scoped(body: Sequence[str]) -> list[str]:
-    """Whose names are its own."""
+    """The lines in a scope."""
     return ["{", *indented(body), "}"] if len(body) > 1 else list(body)
 
 

@@ -1,6 +1,6 @@
-"""Values: what is computed for one element of one row, as an expression of reads and calls.
+"""Values: expressions of reads and calls that compute one element of one row.
 
-Equal expressions are one object, so that what is computed twice is seen by identity.
+Equal expressions are the same object, so that repeated ones are found by identity.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Number = int | float | bool
 Bounds = tuple[int, int]
 
-# The least and the largest of each integer type.
+# The least and the largest value of each integer type.
 RANGES: dict[str, Bounds] = {
     "bool": (0, 1),
     **{f"int{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
@@ -26,12 +26,12 @@ RANGES: dict[str, Bounds] = {
 
 
 LONG = ("float64", "int64", "uint32")
-"""What takes 8 bytes a row where it is computed; all else takes 4."""
+"""The dtypes that take 8 bytes for each row during computation; all others take 4."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """`bounds` are those of an integer; None for a floating-point number."""
+    """The base class. `bounds`: the least and largest value of an integer; None for a float."""
 
     dtype: str
     bounds: Bounds | None
@@ -44,7 +44,7 @@ class Literal(Value):
 
 @dataclass(frozen=True, eq=False)
 class Read(Value):
-    """An element of a tensor that lies in memory."""
+    """An element of a tensor in memory, or of a product or reduction in a register."""
 
     tensor: Tensor
     index: Indices
@@ -52,14 +52,14 @@ class Read(Value):
 
 @dataclass(frozen=True, eq=False)
 class Call(Value):
-    """A function of rows.h, or an operator, on values that have its types already."""
+    """A function of headers/functions.h, or an operator. Its arguments already have its types."""
 
     function: str
     arguments: tuple[Value, ...]
 
 
 class Values:
-    """Makes values; equal ones once."""
+    """Makes values. Equal values are the same object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Value] = {}
@@ -82,7 +82,7 @@ class Values:
     def call(
         self, function: str, *arguments: Value, dtype: str, bounds: Bounds | None = None
     ) -> Value:
-        """`bounds` where they are known to be closer than the dtype's."""
+        """A call. `bounds`: given if they are known to be narrower than those of the dtype."""
         if dtype in RANGES:
             bounds = bounds or _bounds(function, arguments)
             low, high = RANGES[dtype]
@@ -93,7 +93,7 @@ class Values:
 
 
 def _bounds(function: str, arguments: Sequence[Value]) -> Bounds | None:
-    """Between which numbers a function's result lies, by those of its arguments."""
+    """The bounds of a function's result, from the bounds of its arguments; None if not known."""
     known = [each.bounds for each in arguments if each.bounds is not None]
     if len(known) != 2 or function not in _BOUNDS:
         return None
@@ -115,7 +115,7 @@ _BOUNDS: dict[str, Callable[[Bounds, Bounds], Bounds]] = {
 
 
 def walk(value: Value, seen: set[Value] | None = None) -> Iterator[Value]:
-    """A value and all in it, each once, arguments first."""
+    """A value and all values in it, each once; arguments come before their call."""
     seen = set() if seen is None else seen
     if value in seen:
         return
@@ -126,7 +126,7 @@ def walk(value: Value, seen: set[Value] | None = None) -> Iterator[Value]:
 
 
 def parts(value: Value) -> tuple[Value, ...]:
-    """What a value is made of: a call's arguments, and what an index takes from the row."""
+    """The direct parts of a value: a call's arguments, or the values of rows in a read's index."""
     if isinstance(value, Call):
         return value.arguments
     if isinstance(value, Read):

@@ -1,4 +1,4 @@
-"""The native runner: artifacts called from C++, without the GIL."""
+"""The native runner: C++ code that calls artifacts without the GIL."""
 
 import lazy_loader
 

@@ -1,5 +1,5 @@
-// What the runner asks of an artifact: to tie arguments to it, and to run them. What is refused is thrown as
-// Failure, which stays inside the runner.
+// The interface between the runner and an artifact: arguments are tied to it and run. Errors are thrown as Failure,
+// which does not leave the runner.
 #ifndef SOA_ARTIFACT_H
 #define SOA_ARTIFACT_H
 
@@ -20,7 +20,7 @@ struct Failure {
   std::string text;
 };
 
-// What is refused; of what a function returns, where no more is known of it.
+// A refusal, given directly or by the code that a function returns, if nothing more is known.
 struct Refused : soa::Refusal {
   Refused(const soa::Refusal &refusal) : soa::Refusal(refusal) {}
   Refused(int returned_code)
@@ -36,10 +36,10 @@ struct Refused : soa::Refusal {
   throw Failure{what, text};
 }
 
-// The code that soa_refusal gives.
+// The code that soa_refusal returns.
 inline thread_local const char *last_refusal = "";
 
-// What a function of the C interface does with what was refused.
+// Reports a refusal from a function of the C interface: stores the code, writes the message, gives the returned code.
 inline int told(const soa::Refusal &refusal, const std::string &text, char *message, size_t size) {
   last_refusal = refusal.code;
   if (message != nullptr && size > 0) std::snprintf(message, size, "%s", text.c_str());
@@ -61,7 +61,7 @@ inline size_t dtype_index(const char *name) {
   return i;
 }
 
-// An argument as it was given.
+// The memory of an argument.
 struct Memory {
   char *data;
   size_t type, ndim;
@@ -98,14 +98,14 @@ inline Memory checked(const soa_tensor &given, size_t index) {
   return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};
 }
 
-// How a call's rows are cut and shared; see soa_call_tile.
+// How the rows of a call are cut into tiles; see soa_call_tile.
 struct Tiling {
-  std::string kinds;  // of the arguments; empty: nobody has said
-  int64_t rows = 0;   // 0: all at once
+  std::string kinds;  // a letter for each argument; empty: not given
+  int64_t rows = 0;   // rows of a tile; 0: all rows at once
   int threads = 1;
 };
 
-// Arguments tied to an artifact. One thread at a time uses it.
+// Arguments tied to an artifact. Only one thread at a time may use them.
 class Bound {
  public:
   Bound() = default;
@@ -113,15 +113,15 @@ class Bound {
   Bound &operator=(const Bound &) = delete;
   virtual ~Bound() = default;
 
-  // Other memory for some arguments; all or, where it throws, none.
+  // Replaces the memory of some arguments. If it throws, all arguments are as before.
   virtual void replace(const std::vector<size_t> &indices, const std::vector<Memory> &memory) = 0;
 
-  // threads: how many a library of the artifact's may use, 0 as it is set.
+  // threads: how many threads the libraries of the artifact may use; 0: as they are set.
   virtual void run(const Tiling &tiling, int threads, void *stream) = 0;
 };
 
-// Opened code. It stays loaded when this is gone: it may be on some thread's stack, and AOTInductor's libraries
-// register state that does not survive unloading.
+// Opened code. It stays loaded after this object is destroyed, because it may be on the stack of a thread, and because
+// AOTInductor's libraries register state that does not survive unloading.
 class Artifact {
  public:
   Artifact(const Artifact &) = delete;
@@ -130,10 +130,10 @@ class Artifact {
 
   virtual std::unique_ptr<Bound> bind(const std::vector<Memory> &memory) = 0;
 
-  // How many threads of OpenMP a run would use in this thread, where it is told to use `threads`.
+  // How many OpenMP threads a run in this thread would use, if its setting is `threads`.
   virtual int openmp_threads(int) const { return 1; }
 
-  size_t inputs = 0;  // how many arguments it takes
+  size_t inputs = 0;  // the number of arguments
   const bool on_gpu;
 
  protected:

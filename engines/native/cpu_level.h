@@ -1,5 +1,5 @@
-// CPU levels of the x86-64 psABI and of ARM, as engines/kinds/cpu.py knows them: what each needs, what this
-// processor has. Features carry the names that /proc/cpuinfo shows.
+// CPU levels of the x86-64 psABI and of ARM, as in engines/kinds/cpu.py: the features that each level needs, and those
+// that this processor has. Features have the names of /proc/cpuinfo.
 #ifndef SOA_CPU_LEVEL_H
 #define SOA_CPU_LEVEL_H
 
@@ -14,7 +14,7 @@
 
 namespace soa_cpu {
 
-// Registers of CPUID, by leaf, and the vector states that the operating system saves (XCR0).
+// Registers of CPUID, named by leaf; `saved` (XCR0): the vector states that the operating system saves.
 struct Registers {
   uint32_t leaf1_ecx = 0, leaf7_ebx = 0, extended1_ecx = 0, saved = 0;
 };
@@ -31,14 +31,14 @@ inline Registers here() {
 }
 #endif
 
-// What `arch` needs and a processor with these registers lacks, separated by ", "; empty if nothing.
-// Of an arch that is no level of this processor's family: "another processor family".
+// The features that `arch` needs and a processor with these registers lacks, separated by ", "; may be empty.
+// "another processor family" if `arch` is no x86-64 level.
 inline std::string missing(const std::string &arch, const Registers &has) {
   struct Feature {
     char level;
     const char *name;
     uint32_t value, bit;
-    uint32_t saved;  // register state that the system must save for it
+    uint32_t saved;  // the register state that the operating system must save for this feature
   };
   constexpr uint32_t ymm = 0x6, zmm = 0xe6;
   const Feature features[] = {
@@ -68,12 +68,12 @@ inline std::string missing(const std::string &arch, const Registers &has) {
   return lacking;
 }
 
-// The same of an ARM processor, by what the kernel says of it (AT_HWCAP).
+// The same for an ARM processor, from the kernel's flags (AT_HWCAP).
 inline std::string missing_arm(const std::string &arch, unsigned long has) {
   struct Feature {
     const char *name;
     int bit;
-    bool later;  // since armv8.1-a, which armv8.2-a includes
+    bool later;  // needed by armv8.2-a only
   };
   const Feature features[] = {{"fp", 0, false},        {"asimd", 1, false}, {"asimdrdm", 12, true},
                               {"atomics", 8, true}, {"crc32", 7, true}};
@@ -86,7 +86,7 @@ inline std::string missing_arm(const std::string &arch, unsigned long has) {
   return lacking;
 }
 
-// What this host lacks to run native code built for `arch`; empty if nothing.
+// The features that this host lacks to run native code built for `arch`; may be empty.
 inline std::string missing_here(const std::string &arch) {
 #if defined(__x86_64__)
   return missing(arch, here());

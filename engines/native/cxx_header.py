@@ -1,8 +1,8 @@
-"""A signature as a C++ header: each collection a struct of typed column pointers.
+"""Writes a signature as a C++ header: each collection is a struct of typed column pointers.
 
-They are const where the model only reads. A column of another type or name does not compile;
-another version, or other columns, are refused when the header's own `load` opens a bundle. See
-include/soa_model.hpp.
+The pointers are const if the model only reads the collection. Code with a wrong name or type of a
+column does not compile. The header's `load` refuses a bundle of another version or with other
+columns. See include/soa_model.hpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from soa.layout import Column, Layout
 from soa.signature import Signature
 
 _TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
-    ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: their bits
+    ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: the bits are given
 )  # fmt: skip
 _TAKEN = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
@@ -85,9 +85,8 @@ struct {name} {{
 
 
 def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
-    """The text; the namespace is the model's name with `_` for what C++ does not take.
-
-    Names that C++ or the header has taken already get a `_` behind them.
+    """The text of the header. Its namespace is the model's name, with `_` for characters that C++
+    does not allow. Names that C++ or the header uses already get a `_` at the end.
     """
     lines = describe(signature).splitlines(keepends=True)
     return _HEADER.format(

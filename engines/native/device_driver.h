@@ -1,5 +1,5 @@
-// A GPU's driver, of both vendors by one table of names, found where the loader looks. No header of theirs is read, and
-// nothing is linked. Handles are pointers, and device addresses are as wide.
+// The driver of a GPU, for both vendors by one table of function names. Its library is opened at run time: no header of a
+// vendor is included, and nothing is linked. Handles are pointers, and device addresses have the size of pointers.
 #ifndef SOA_DEVICE_DRIVER_H
 #define SOA_DEVICE_DRIVER_H
 
@@ -18,7 +18,7 @@ enum DriverFunction {
 
 class Driver {
  public:
-  // vendor: "cuda" or "rocm". Opened once, and never closed.
+  // vendor: "cuda" or "rocm". The driver is opened once and never closed.
   static const Driver &of(const std::string &vendor) {
     static const Driver cuda(0), rocm(1);
     const Driver &found = vendor == "rocm" ? rocm : cuda;
@@ -26,7 +26,7 @@ class Driver {
     return found;
   }
 
-  // Calls a function, whose arguments have to be of the very types that it takes; `doing` is for people.
+  // Calls a function. The arguments must have exactly the types of its parameters. `doing`: for the error message.
   template <typename... Given>
   void call(DriverFunction which, const char *doing, Given... given) const {
     const int code = attempt(which, given...);
@@ -50,7 +50,7 @@ class Driver {
     return handle;
   }
 
-  // Architecture of a device, as 90 for sm_90 or 94 for gfx942.
+  // The architecture of a device, such as 90 for sm_90 or 94 for gfx942.
   int architecture(int device) const {
     int major = 0, minor = 0;
     call(kAttribute, "asking for the device's architecture", &major, vendor_ == 0 ? 75 : 23, device);
@@ -78,7 +78,7 @@ class Driver {
     if (code != 0) error_ = std::string(library) + " does not start: " + said(code);
   }
 
-  // Both vendors give these the same numbers.
+  // The text of an error code. These codes are the same for both vendors.
   static std::string said(int code) {
     struct Known {
       int code;
@@ -131,10 +131,10 @@ class Driver {
   std::string error_;
 };
 
-// A device of a driver, and its context: the primary one, which torch, CuPy and alpaka use too.
+// A device of a driver and its primary context, which torch, CuPy and alpaka use, too.
 class Device {
  public:
-  // device: "cuda", "cuda:1", also of AMD's.
+  // device: "cuda" or "cuda:1", also for AMD's devices.
   Device(const Driver &driver, const std::string &device) : driver(driver) {
     const std::size_t colon = device.find(':');
     number = colon == std::string::npos ? 0 : std::atoi(device.c_str() + colon + 1);
@@ -145,11 +145,11 @@ class Device {
   }
   Device(const Device &) = delete;
   Device &operator=(const Device &) = delete;
-  ~Device() { driver.attempt(kRelease, handle_); }  // fails where the process ends, and then there is nothing to give back
+  ~Device() { driver.attempt(kRelease, handle_); }  // may fail at the end of the process, which does no harm
 
   int architecture() const { return driver.architecture(handle_); }
 
-  // Makes it the calling thread's, until this is gone.
+  // Makes the device's context current in the calling thread, as long as this object exists.
   class Current {
    public:
     explicit Current(const Device &device) : driver_(device.driver) {
@@ -165,7 +165,7 @@ class Device {
   };
 
   void require_stream(void *stream) const {
-    std::uintptr_t owner = 0;  // a context, or on AMD's a number
+    std::uintptr_t owner = 0;  // a context; for AMD the number of a device
     const std::uintptr_t wanted = driver.rocm() ? static_cast<std::uintptr_t>(number) : reinterpret_cast<std::uintptr_t>(context_);
     const int code = driver.attempt(kStreamOwner, stream, &owner);
     if (code != 0 || owner != wanted) {
@@ -175,7 +175,7 @@ class Device {
 
   void require_memory(const void *address, std::size_t argument) const {
     int owner = -1;
-    const int code = driver.attempt(kPointer, &owner, 9, address);  // whose it is
+    const int code = driver.attempt(kPointer, &owner, 9, address);  // 9: the number of the device
     if (code != 0) {
       fail(soa::refusals::bind_device, "argument %zu: address %p is no memory that the driver knows: the artifact runs on device %d",
            argument, address, number);

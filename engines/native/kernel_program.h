@@ -1,4 +1,4 @@
-// Artifacts of the engine `lanes` for GPUs: a kernel in which a thread, or a block of threads, is a row.
+// Artifacts of the engine `lanes` for GPUs: a kernel in which a thread, or a block of threads, computes one row.
 #ifndef SOA_KERNEL_PROGRAM_H
 #define SOA_KERNEL_PROGRAM_H
 
@@ -14,7 +14,7 @@
 
 namespace soa_runner {
 
-// network.kernel: lines of a word and its value; engines/lanes/devices.py writes it.
+// The file network.kernel, written by engines/lanes/devices.py: each line has a word and its value.
 struct KernelFacts {
   explicit KernelFacts(const std::string &path) {
     std::ifstream file(path);
@@ -34,7 +34,7 @@ struct KernelFacts {
       if (word == "dtypes") dtypes = value;
       if (word == "image") images.push_back(value);
     }
-    if (rows == 0) rows = threads;  // of before: a thread is a row
+    if (rows == 0) rows = threads;  // an older file, for which a thread computes one row
     const bool known = target.compare(0, 8, "cuda/sm_") == 0 || target.compare(0, 8, "rocm/gfx") == 0;
     const auto plain = [](const std::string &name) { return name.find('/') == std::string::npos; };
     if (!known || threads < 1 || threads > 1024 || rows < 1 || columns < 1 || columns > 4096 || items < 0 || items > 4096 || images.empty() ||
@@ -43,7 +43,7 @@ struct KernelFacts {
     }
   }
 
-  // As `Device::architecture` counts.
+  // The architecture as a number, as in `Device::architecture`.
   int architecture() const {
     const std::string digits = target.substr(8);
     if (target[0] == 'c') return std::atoi(digits.c_str());
@@ -53,8 +53,8 @@ struct KernelFacts {
 
   std::string target, kinds, dtypes;
   unsigned threads = 0;
-  int64_t rows = 0, columns = 0, items = 0;  // rows: of a block
-  std::vector<std::string> images;  // machine code; then, where there is one, what the driver compiles for later devices
+  int64_t rows = 0, columns = 0, items = 0;  // rows: computed by a block of threads
+  std::vector<std::string> images;  // machine code; then, optionally, PTX, which the driver compiles for later devices
 };
 
 class KernelProgram : public Artifact {
@@ -101,7 +101,7 @@ class KernelProgram : public Artifact {
   void *module_ = nullptr;
 };
 
-// One launch on the caller's stream; nothing is waited for, allocated or copied.
+// One launch on the caller's stream. It does not wait, allocate or copy.
 class KernelArguments : public ColumnArguments {
  public:
   KernelArguments(const KernelProgram &program, const std::vector<Memory> &memory)
@@ -137,7 +137,7 @@ class KernelArguments : public ColumnArguments {
 
   const KernelProgram &program_;
   std::vector<void *> given_;
-  void *known_ = nullptr;  // the stream that was looked at last
+  void *known_ = nullptr;  // the stream that was checked last
 };
 
 inline std::unique_ptr<Bound> KernelProgram::bind(const std::vector<Memory> &memory) {

@@ -1,8 +1,8 @@
-// The Python face of soa_runner: Model, Call, run_many. A call releases the GIL and allocates no
-// Python object. Memory is given as addresses; the Python side keeps its owners alive.
+// The Python module for soa_runner: Model, Call, run_many. A run releases the GIL and allocates no
+// Python object. Memory is given as addresses; the Python code keeps its owners alive.
 
 #define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030b0000  // one binary for Python 3.11 and all that come after
+#define Py_LIMITED_API 0x030b0000  // one binary for Python 3.11 and all later versions
 #include <Python.h>
 
 #include <vector>
@@ -33,7 +33,7 @@ struct Call {
 
 PyTypeObject *call_type = nullptr;
 
-// (address, dtype, sizes) -> soa_tensor; the dtype string stays owned by the tuple.
+// Reads a tuple (address, dtype, sizes). The tuple keeps owning the dtype string.
 bool read_tensor(PyObject *item, soa_tensor *tensor) {
   unsigned long long address = 0;
   PyObject *sizes = nullptr;
@@ -148,7 +148,7 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Py_RETURN_NONE;
 }
 
-// [(index, (address, dtype, sizes)), ...]: all of them or none.
+// Takes [(index, (address, dtype, sizes)), ...]. If it fails, no argument is changed.
 PyObject *call_update(PyObject *self, PyObject *given) {
   PyObject *items = PySequence_Tuple(given);
   if (items == nullptr) return nullptr;
@@ -250,7 +250,7 @@ PyObject *set_error(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
-// The architectures of NVIDIA's devices, by their numbers. AMD's driver gives gfx908 and gfx90a one number.
+// The architectures of NVIDIA's devices, in their order. AMD's driver has the same number for gfx908 and gfx90a.
 PyObject *gpus(PyObject *, PyObject *) {
   std::vector<int> found;
   std::string refused;
@@ -303,7 +303,7 @@ PyMODINIT_FUNC PyInit__native() {
   if (module == nullptr) return nullptr;
   PyObject *model_type = PyType_FromSpec(&model_spec);
   call_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&call_spec));
-  runner_error = Py_NewRef(PyExc_RuntimeError);  // until set_error names a better one
+  runner_error = Py_NewRef(PyExc_RuntimeError);  // until set_error is called
   if (model_type == nullptr || call_type == nullptr ||
       PyModule_AddObjectRef(module, "Model", model_type) < 0 ||
       PyModule_AddObjectRef(module, "Call", reinterpret_cast<PyObject *>(call_type)) < 0) {

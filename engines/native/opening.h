@@ -1,4 +1,4 @@
-// Opening a library: what is asked of the file, and of this host, before its code is loaded.
+// Opens a library. Before its code is loaded, the file and this host are checked.
 #ifndef SOA_OPENING_H
 #define SOA_OPENING_H
 
@@ -17,7 +17,7 @@
 
 namespace soa_runner {
 
-// A function of a library, of whatever type it is assigned to.
+// The address of a function, which converts to any type of function.
 struct Symbol {
   void *address;
 
@@ -35,8 +35,8 @@ inline Symbol find(void *library, const std::string &name) {
   return {address};
 }
 
-// Whether every byte that the ELF headers name is in the file. The dynamic loader does not look: it
-// maps a truncated library, and touching what is missing kills the process.
+// Fails unless every byte that the ELF headers name is in the file. The dynamic loader does not check this:
+// it maps a truncated library, and an access to a missing page kills the process.
 inline void require_whole_library(const char *path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) fail(SOA_OPEN_FAILED, "%s: cannot be read: %s", path, std::strerror(errno));
@@ -58,8 +58,8 @@ inline void require_whole_library(const char *path) {
   if (!whole) fail(SOA_OPEN_FAILED, "%s: not a whole 64-bit ELF library", path);
 }
 
-// The library that stands in for torch: beside this code, else wherever the loader looks. It stays loaded,
-// and the artifact finds it by its name.
+// Loads the library that replaces torch, from the folder of this code or else from the loader's search path.
+// It stays loaded, and the artifact finds it by its name.
 inline void load_shim(int version) {
   Dl_info here;
   const std::string name = "libsoa_shim.so";
@@ -80,12 +80,12 @@ inline void load_shim(int version) {
   }
 }
 
-// That this host runs what folder/target.txt says the library was built for. Asked before it is
-// loaded: code of a higher CPU level would end the process by SIGILL. Returns whether the library runs
-// without torch; then the shim has been loaded.
+// Fails unless this host runs the target that folder/target.txt names. This is checked before the library is
+// loaded, because code for a higher CPU level would end the process with SIGILL. Returns true if the library
+// runs without torch; then the shim has been loaded.
 inline bool require_target(const std::string &folder, const char *device) {
   std::ifstream file(folder + "/target.txt");
-  if (!file) return false;  // an artifact that does not say
+  if (!file) return false;  // an artifact that does not name its target
   std::string line, target;
   if (!std::getline(file, line) || line != "soa-target 1" || !std::getline(file, target) ||
       target.find('/') == std::string::npos) {
@@ -105,12 +105,12 @@ inline bool require_target(const std::string &folder, const char *device) {
   return true;
 }
 
-// The library of an artifact, loaded for good. folder: null, or the artifact's.
+// Loads the library of an artifact; it is never unloaded. folder: that of the artifact, or null.
 inline void *open_library(const char *library, const char *device, const char *folder) {
   require_whole_library(library);
   int mode = RTLD_NOW | RTLD_LOCAL;
   const bool without_torch = folder != nullptr && require_target(folder, device);
-  // Where torch's functions are there for the whole process, the shim's have to be found first.
+  // If torch's functions are global symbols of the process, the library must find those of the shim first.
   if (without_torch && dlsym(RTLD_DEFAULT, "aoti_torch_get_data_ptr") != nullptr) mode |= RTLD_DEEPBIND;
   void *handle = dlopen(library, mode);
   if (handle == nullptr) fail(SOA_OPEN_FAILED, "%s", dlerror());

@@ -1,4 +1,4 @@
-// Artifacts of the engine `lanes`: one function on columns, which needs no library.
+// Artifacts of the engine `lanes` for CPUs: one function on columns, which needs no library.
 #ifndef SOA_ROW_PROGRAM_H
 #define SOA_ROW_PROGRAM_H
 
@@ -16,14 +16,14 @@
 
 namespace soa_runner {
 
-// What the library says of itself; engines/lanes/source.py writes it.
+// The facts in a library; engines/lanes/source.py writes them.
 struct RowFacts {
   int64_t version, columns, scratch, rows, arguments;
   const char *kinds;  // a letter for each argument: n carries the rows, i items, c column, m matrix, - the same for all
-  const char *dtypes;  // a letter for each argument: the place of its dtype in kDtypes, from 'a' on
+  const char *dtypes;  // a letter for each argument: the index of its dtype in kDtypes, counted from 'a'
 };
 
-// Memory of a thread for what is computed in between, as much as any artifact has asked for.
+// Memory of a thread for intermediate values. Its size is the largest that an artifact has asked for.
 class Scratch {
  public:
   static char *of_this_thread(int64_t bytes) {
@@ -50,7 +50,7 @@ class RowProgram : public Artifact {
 
   static constexpr int64_t kVersion = 1;
 
-  // Null where the library is none.
+  // The program in a library; null if it is no library of `lanes`.
   static std::unique_ptr<RowProgram> of(void *handle, const char *device) {
     const auto *facts = static_cast<const RowFacts *>(dlsym(handle, "soa_lanes_facts"));
     if (facts == nullptr) return nullptr;
@@ -73,7 +73,7 @@ class RowProgram : public Artifact {
   }
 };
 
-// The columns of all arguments, as the function takes them.
+// The columns of all arguments, in the form that the function takes.
 class ColumnArguments : public Bound {
  public:
   ColumnArguments(const RowFacts &facts, const std::vector<Memory> &memory)
@@ -104,7 +104,7 @@ class ColumnArguments : public Bound {
 
   bool carries(size_t i) const { return std::strchr("ni", facts().kinds[i]) != nullptr; }
 
-  // How many columns an argument has.
+  // The number of columns of an argument.
   size_t width(size_t i, const Memory &memory) const {
     if (carries(i)) return 0;
     return facts().kinds[i] == 'm' ? static_cast<size_t>(memory.sizes[0]) : 1;
@@ -134,10 +134,10 @@ class ColumnArguments : public Bound {
   }
 
   const RowFacts &facts_;
-  std::vector<size_t> first_;  // column of each argument
+  std::vector<size_t> first_;  // the index of the first column of each argument
   std::vector<void *> columns_;
   int64_t rows_ = 0;
-  std::vector<int64_t> items_;  // how many each jagged collection has
+  std::vector<int64_t> items_;  // the number of items of each jagged collection
 };
 
 class RowArguments : public ColumnArguments {
@@ -150,7 +150,7 @@ class RowArguments : public ColumnArguments {
     if (tiling.threads < 2 || blocks < 2 * tiling.threads) {
       return program_.run(columns_.data(), items_.data(), 0, rows_, Scratch::of_this_thread(facts().scratch));
     }
-    // A few pieces a thread, of whole blocks: which rows are together changes no bit.
+    // A few pieces of whole blocks for each thread. The cuts between pieces change no bit of the results.
     const int64_t piece = std::max<int64_t>(1, blocks / (4 * tiling.threads)) * facts().rows;
     in_pieces(rows_, piece, tiling.threads, [&](int64_t begin, int64_t end) {
       program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));

@@ -1,6 +1,6 @@
-"""The native runner from Python: one call without the GIL, nothing allocated per event.
+"""The native runner for Python: a call runs without the GIL and allocates no memory.
 
-See soa_runner.h for what it promises; this file ties memory to it and keeps it alive.
+soa_runner.h describes its guarantees. This file ties memory to calls and keeps the memory alive.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 _native.set_error(RunError)
 
 SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
-"""What runs in place of torch, for artifacts built so; on x86-64 alone."""
+"""The library that replaces torch for artifacts of `aoti-standalone`. It exists only on x86-64."""
 
 
 class NativeExecutable(Executable):
-    """An opened library, its weights held once for any number of threads.
+    """An opened library. Its weights are held once for any number of threads.
 
-    `instances` is how many threads run at the same moment (more wait): by default one a core. With
-    0, one runs at a time and a run may be recorded into a CUDA graph.
-    `threads` is how many OpenMP threads one run may use; with 1, every thread gets the same bits,
-    whatever torch is set to there.
+    `instances`: how many threads can run at the same time (others wait); the default is one for
+    each core. With 0, only one runs at a time, and a run may be recorded into a CUDA graph.
+    `threads`: how many OpenMP threads one run may use. With 1, every calling thread gets the same
+    bits, whatever its torch settings are.
     """
 
     def __init__(
@@ -60,27 +60,27 @@ class NativeExecutable(Executable):
         self.prepare([span_of(a) for a in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
-        """Tie arguments to the artifact, to run again and again."""
+        """Tie arguments to the artifact, for many runs."""
         call = self._model.prepare([a[:3] for a in arguments])
         if self._tiles is not None:
             call.tile(*self._tiles)
         return PreparedCall(call, arguments)
 
     def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
-        """The same opened library, whose calls run on `rows` rows at a time, on `threads` threads.
+        """The same opened library, whose calls process `rows` rows at a time, on `threads` threads.
 
-        That is where a call has twice as many; see soa_call_tile in soa_runner.h, also for `kinds`.
-        With 0 rows: on all at once.
+        This holds for calls with at least twice as many rows. With `rows` = 0 a call processes all
+        rows at once. See soa_call_tile in soa_runner.h, also for `kinds`.
         """
         made = copy.copy(self)
         made._tiles = (kinds, rows, threads)
-        made._whole = self  # with whom a cache's files stay in use
+        made._whole = self  # as long as it exists, its files in a cache count as used
         return made
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
 
-        On a GPU that holds the weights a second time.
+        Its weights take GPU memory a second time.
         """
         with self._lock:
             if self._recordable is None:
@@ -88,7 +88,7 @@ class NativeExecutable(Executable):
             return self._recordable
 
     def close(self) -> None:
-        """Let running calls end; refuse later ones with RunError."""
+        """Wait for running calls to end; later calls raise RunError."""
         with self._lock:
             if self._recordable is not None:
                 self._recordable.close()
@@ -96,9 +96,9 @@ class NativeExecutable(Executable):
 
 
 class PreparedCall:
-    """Arguments tied to an artifact. `run(stream)` is the native call itself.
+    """Arguments tied to an artifact, whose memory is kept alive. `run(stream)` is the native call.
 
-    It keeps the memory alive. Two threads may not run one prepared call at once: RunError.
+    RunError if two threads run the same prepared call at the same time.
     """
 
     def __init__(self, call: _native.Call, arguments: Sequence[Span]) -> None:
@@ -111,15 +111,16 @@ class PreparedCall:
         return self
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Other memory of the same kind, by argument: another n, or address. All or none."""
+        """Replace the memory of some arguments, given by their index. Only n and the address may
+        differ. If this fails, all arguments are as before."""
         self.call.update([(i, span[:3]) for i, span in changes.items()])
         for i, span in changes.items():
             self._arguments[i] = span
 
 
 def gpus() -> list[int]:
-    """The architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90; RunError without a
-    driver. No torch is asked."""
+    """The architecture of each NVIDIA GPU that the driver sees, such as 90 for sm_90. This needs no
+    torch. RunError if there is no driver."""
     return _native.gpus()
 
 

@@ -28,7 +28,7 @@ struct soa_model_state;
 
 namespace {
 
-// Every open model, for the child of a fork. Never destroyed: models may outlive static destruction.
+// All open models, which the child of a fork must know. Never destroyed, because models may outlive static destruction.
 struct Opened {
   std::mutex mutex;
   std::vector<soa_model_state *> models;
@@ -39,17 +39,17 @@ struct Opened {
   }
 };
 
-// Whether this thread is the one that a fork left in its child.
+// True in the thread that survived a fork in the child.
 thread_local bool came_through_fork = false;
 
 }  // namespace
 
-// What calls share.
+// The state that all calls of a model share.
 struct soa_model_state {
   std::unique_ptr<Artifact> artifact;
   const int threads;
-  std::shared_mutex guard;           // shared while running, exclusive to close
-  std::atomic<int> refusal{SOA_OK};  // SOA_CLOSED, SOA_FORKED: what every call gets
+  std::shared_mutex guard;           // held shared by runs, exclusively to close
+  std::atomic<int> refusal{SOA_OK};  // SOA_CLOSED or SOA_FORKED: the error of every call
 
   soa_model_state(std::unique_ptr<Artifact> opened_artifact, int openmp_threads)
       : artifact(std::move(opened_artifact)), threads(openmp_threads) {
@@ -64,7 +64,7 @@ struct soa_model_state {
       std::lock_guard<std::mutex> lock(mutex);
       models.erase(std::find(models.begin(), models.end(), this));
     }
-    // A thread that is not here was in the middle of it: never freed.
+    // Never freed, because a thread that exists only in the parent was using it.
     if (refusal == SOA_FORKED) static_cast<void>(artifact.release());
   }
 
@@ -76,7 +76,7 @@ struct soa_model_state {
     }
   }
 
-  // OpenMP's threads do not come through a fork, and a run of several would wait for them.
+  // A fork does not copy OpenMP's threads, and a run with several threads would wait for them.
   void require_threads() const {
     if (threads == 1 || !came_through_fork) return;
     const int wanted = artifact->openmp_threads(threads);
@@ -110,7 +110,7 @@ void after_fork() { Opened::instance().mutex.unlock(); }
 void in_child() {
   Opened &opened = Opened::instance();
   for (soa_model_state *model : opened.models) {
-    // A guard that cannot be had is held by a thread that is not here.
+    // If the guard is locked, a thread holds it that exists only in the parent.
     const bool idle = model->guard.try_lock();
     if (idle) model->guard.unlock();
     if (!idle || model->artifact->on_gpu) model->refusal = SOA_FORKED;
@@ -122,7 +122,7 @@ void in_child() {
 
 [[maybe_unused]] const int forks_are_seen = pthread_atfork(before_fork, after_fork, in_child);
 
-// Do the work of an interface function: what it throws becomes a code and a message.
+// Does the work of an interface function. An exception becomes a code and a message.
 template <typename Work>
 int guarded(int otherwise, char *message, size_t size, const Work &work) {
   try {
@@ -135,7 +135,7 @@ int guarded(int otherwise, char *message, size_t size, const Work &work) {
   }
 }
 
-// The one use of a call at a time, a run or a change.
+// The use of a call by one thread, for a run or a change. A second use at the same time fails.
 class Use {
  public:
   explicit Use(soa_call &call) : call_(call) {
@@ -155,7 +155,7 @@ void run_call(soa_call *call, void *stream) {
   soa_model_state &model = *call->model;
   const Use use(*call);
   model.require_threads();
-  // Before the lock: it prefers those who run, and a close would wait as long as they go on.
+  // Checked before the lock, too: the lock prefers runs, so that a close would wait as long as new runs begin.
   model.require_usable();
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();
@@ -276,7 +276,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
     if ((calls == nullptr && count > 0) || threads < 1) {
       fail(SOA_BAD_ARGUMENT, "calls and at least 1 thread are needed");
     }
-    // Small groups keep the counter cheap for tiny events and the threads evenly loaded.
+    // Groups of calls make the counter cheap for tiny events; small groups keep the threads evenly loaded.
     const size_t workers = std::min<size_t>(static_cast<size_t>(threads), count);
     const size_t group = std::max<size_t>(1, std::min<size_t>(16, workers > 0 ? count / (8 * workers) : 0));
     const auto work = [&] {

@@ -1,4 +1,4 @@
-// The worker threads behind soa_run_many, tiles and row blocks.
+// The worker threads for soa_run_many, tiles and row blocks.
 #ifndef SOA_THREADS_H
 #define SOA_THREADS_H
 
@@ -18,7 +18,7 @@
 
 namespace soa_runner {
 
-// Made when first asked for, kept for the process.
+// The pool of the process. It is made at first use and never destroyed.
 class WorkerPool {
  public:
   static WorkerPool &instance() {
@@ -29,16 +29,16 @@ class WorkerPool {
     return pool_.compare_exchange_strong(pool, made.get()) ? *made.release() : *pool;
   }
 
-  // In the child of a fork, which has no workers: the next instance is another one.
+  // For the child of a fork, which has no workers: the next call of instance() makes a new pool.
   static void forget() { pool_ = nullptr; }
 
-  // Run `work` on up to `helpers` workers and on this thread; returns when all that began are done: each
-  // call of `work` must go on until nothing is left to do. Work that is part of such work gets no
-  // workers of its own.
+  // Runs `work` on up to `helpers` workers and on this thread, and returns when all calls that began have
+  // ended. Each call of `work` must go on until nothing is left to do. If `work` calls run() again, that
+  // inner work gets no workers.
   void run(int helpers, const std::function<void()> &work) {
     if (helpers < 1 || at_work_) return work();
-    // One job at a time: another caller does its work alone. It may hold the lock of a model for which the
-    // first one's workers wait, so it must not wait for them.
+    // The pool has one job at a time; a second caller does its work alone. It must not wait for the workers,
+    // because it may hold the lock of a model for which they wait.
     std::unique_lock<std::mutex> turn(turns_, std::try_to_lock);
     if (!turn.owns_lock()) return work();
     {
@@ -56,7 +56,7 @@ class WorkerPool {
     work();
     at_work_ = false;
     std::unique_lock<std::mutex> lock(mutex_);
-    wanted_ = 0;  // a worker that wakes up only now finds nothing left to do
+    wanted_ = 0;  // a worker that wakes up later does not begin
     done_.wait(lock, [this] { return running_ == 0; });
     work_ = nullptr;
   }
@@ -65,9 +65,9 @@ class WorkerPool {
   static inline std::atomic<WorkerPool *> pool_{nullptr};
   static inline thread_local bool at_work_ = false;
 
-  // A thread that wakes up may be put on the processor of the one that woke it, though another is idle: in
-  // a virtual machine an idle processor counts as taken away. The two would then take turns on one. So the
-  // helpers may run where the caller may, except on the processor where it is now.
+  // Linux may start a thread on the processor of the thread that woke it, although another one is idle (in a
+  // virtual machine it may regard an idle processor as not available). Then both threads would share one
+  // processor. So the helpers may run on all processors of the caller except its current one.
   void send_elsewhere() {
     cpu_set_t others;
     const int here = sched_getcpu();
@@ -102,8 +102,8 @@ class WorkerPool {
   uint64_t job_ = 0;
 };
 
-// Call `work(begin, end)` for pieces of `size` rows of n, on up to `threads` threads, the caller's among them.
-// The first thing that is thrown is thrown here, when all have ended.
+// Calls `work(begin, end)` for pieces of `size` rows of n, on up to `threads` threads including the caller's.
+// When all have ended, the first exception is thrown again.
 template <typename Work>
 void in_pieces(int64_t n, int64_t size, int threads, const Work &work) {
   std::atomic<int64_t> next{0};

@@ -1,5 +1,5 @@
-// Artifacts of AOTInductor: the symbols that they must have, the weights that lie beside them, and torch's tensors
-// over the caller's memory.
+// Artifacts of AOTInductor: the symbols that they must have, their weights in a separate file, and torch tensors over the
+// caller's memory.
 #ifndef SOA_TORCH_CODE_H
 #define SOA_TORCH_CODE_H
 
@@ -20,7 +20,7 @@
 
 namespace soa_runner {
 
-// torch's stable C shim and AOTInductor's container interface, by their documented signatures.
+// Functions of torch's stable C shim and of AOTInductor's container interface, with their documented signatures.
 using Tensor = struct AtenTensorOpaque *;
 using Container = struct AOTInductorModelContainerOpaque *;
 struct ConstantEntry {
@@ -34,10 +34,10 @@ using SetConstants = int32_t (*)(Container, const ConstantEntry *, size_t, bool,
 using Count = int32_t (*)(Container, size_t *);
 using Constant = int32_t (*)();
 
-// A library of AOTInductor's with its container.
+// A library made by AOTInductor, with its container.
 class TorchCode : public Artifact {
  public:
-  // folder: null, or the artifact's; with 0 instances, `run` touches no event and no queue of them.
+  // folder: that of the artifact, or null. With 0 instances, `run` uses no events and no queue of instances.
   TorchCode(void *handle, const char *library, const char *device, const char *folder, int32_t instances)
       : Artifact(std::strncmp(device, "cuda", 4) == 0), single(instances == 0) {
     const CreateContainer create = find(handle, "AOTInductorModelContainerCreateWithDevice");
@@ -85,7 +85,7 @@ class TorchCode : public Artifact {
     return threads == 0 && get_threads != nullptr ? get_threads() : threads;
   }
 
-  // A tensor over memory that stays its owner's; null if torch makes none.
+  // A tensor over memory, which it does not own; null if torch cannot make one.
   Tensor tensor(void *data, size_t dtype, size_t ndim, const int64_t *sizes, const int64_t *strides) const {
     Tensor made = nullptr;
     const int32_t code = create_tensor_(data, static_cast<int64_t>(ndim), sizes, strides, 0, dtypes_[dtype],
@@ -94,7 +94,7 @@ class TorchCode : public Artifact {
   }
 
   const bool single;
-  std::mutex turn;  // of one that runs one at a time
+  std::mutex turn;  // held by a run if `single`
   Container container = nullptr;
   int32_t (*run)(Container, Tensor *, size_t, Tensor *, size_t, void *, void *) = nullptr;
   int32_t (*delete_tensor)(Tensor) = nullptr;
@@ -103,14 +103,14 @@ class TorchCode : public Artifact {
   int (*get_torch_threads)() = nullptr;
   int (*get_threads)() = nullptr;
   void (*set_threads)(int) = nullptr;
-  int (*set_mkl_threads)(int) = nullptr;  // of this thread alone; returns what it was, 0: not set
+  int (*set_mkl_threads)(int) = nullptr;  // only for this thread; returns the former number, 0: it was not set
 
  private:
-  // Map folder/weights.bin, read-only, and hand its tensors to the container, which borrows them.
+  // Maps folder/weights.bin read-only and gives its tensors to the container, which does not own them.
   void take_weights(void *handle, const std::string &library, const std::string &folder) {
     std::ifstream index(folder + "/weights.txt");
     if (!index) {
-      // By its name, since a library without weights runs until it reads one.
+      // Recognised by its name, because a library without weights fails only when it reads one.
       const std::string bare = ".bare.so";
       if (library.size() <= bare.size() ||
           library.compare(library.size() - bare.size(), bare.size(), bare) != 0) {
@@ -158,7 +158,7 @@ class TorchCode : public Artifact {
     mapping_ = mapping;
   }
 
-  // NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...; null where that does not lie in the mapping.
+  // The tensor of a line "NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES..."; null if it is not inside the mapping.
   Tensor weight(const std::string &line, std::string *name) const {
     std::istringstream fields(line);
     std::string dtype;
@@ -210,15 +210,15 @@ inline Tensor make_tensor(const TorchCode &artifact, const Memory &memory, size_
   return made;
 }
 
-// torch's kernels take the thread counts of the calling thread, OpenMP's and MKL's own, and their
-// last bits depend on them. This sets both for one run and puts them back.
+// torch's kernels use the thread counts that OpenMP and MKL have for the calling thread, and the last bits of
+// their results depend on them. This sets both for one run and restores them.
 class ThreadCount {
  public:
   ThreadCount(const TorchCode &artifact, int threads) : artifact_(artifact), threads_(threads) {
     if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
     static thread_local bool settled = false;
     if (!settled && artifact_.get_torch_threads != nullptr) {
-      artifact_.get_torch_threads();  // torch sets a new thread's count when first asked: let it, now
+      artifact_.get_torch_threads();  // torch sets the count of a new thread at the first query: do this now
       settled = true;
     }
     before_ = artifact_.get_threads();
@@ -237,7 +237,7 @@ class ThreadCount {
   int before_ = 0, mkl_before_ = 0;
 };
 
-// Fill `handles` by `make(i)`; all of them or, where one fails, none.
+// Sets all `handles` to make(i). If one throws, the handles made so far are deleted.
 template <typename Make>
 void make_handles(const TorchCode &artifact, std::vector<Tensor> &handles, const Make &make) {
   size_t made = 0;
@@ -262,7 +262,7 @@ class TorchArguments : public Bound {
   }
 
   void replace(const std::vector<size_t> &indices, const std::vector<Memory> &memory) override {
-    // All are made before any is put in place: a run never sees half of a change.
+    // All tensors are made before any is replaced, so that a run never sees half of a change.
     std::vector<Tensor> made(indices.size());
     make_handles(artifact_, made, [&](size_t k) { return make_tensor(artifact_, memory[k], indices[k]); });
     for (size_t k = 0; k < indices.size(); ++k) {
@@ -285,7 +285,7 @@ class TorchArguments : public Bound {
     return first == std::string::npos ? 0 : memory_[first].sizes[0];
   }
 
-  // A run takes its handles over; a second handle of the same tensor costs a reference count.
+  // A run takes ownership of its handles. A second handle of the same tensor only counts a reference.
   Tensor second_handle(size_t i) const {
     Tensor made = nullptr;
     if (artifact_.new_handle(arguments_[i], &made) != 0) {
@@ -294,7 +294,7 @@ class TorchArguments : public Bound {
     return made;
   }
 
-  // One run of the artifact on handles that it takes over.
+  // Runs the artifact once on handles, of which it takes ownership.
   void run_once(std::vector<Tensor> &handles, int threads, void *stream) {
     const ThreadCount count(artifact_, threads);
     std::unique_lock<std::mutex> turn(artifact_.turn, std::defer_lock);
@@ -304,7 +304,7 @@ class TorchArguments : public Bound {
     }
   }
 
-  // All rows, a tile at a time, on up to tiling.threads threads. The cuts depend on n alone.
+  // Runs all rows, one tile at a time, on up to tiling.threads threads. The tiles do not depend on the threads.
   void run_tiles(const Tiling &tiling, int64_t n, void *stream) {
     in_pieces(n, tiling.rows, tiling.threads, [&](int64_t begin, int64_t end) {
       std::vector<Tensor> handles(arguments_.size());
@@ -322,8 +322,8 @@ class TorchArguments : public Bound {
 
   TorchCode &artifact_;
   std::vector<Memory> memory_;     // of each argument
-  std::vector<Tensor> arguments_;  // ours, over the caller's memory
-  std::vector<Tensor> stolen_;     // scratch: the handles a run takes over
+  std::vector<Tensor> arguments_;  // our handles, over the caller's memory
+  std::vector<Tensor> stolen_;     // scratch: the handles that a run takes over
 };
 
 inline std::unique_ptr<Bound> TorchCode::bind(const std::vector<Memory> &memory) {

@@ -1,4 +1,4 @@
-"""ONNX Runtime in a process of its own, for what it may end its process at."""
+"""Runs ONNX Runtime in a child process, for models that may make it crash."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LIMIT_S = 600.0
 
 
 def answers_apart(path: Path, feed: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a network for arrays by the names of its inputs. Raises EngineError, also
-    where the process ends."""
+    """The outputs of a network; `feed` maps the names of its inputs to arrays. Raises EngineError,
+    also if the child process crashes."""
     with TemporaryDirectory(prefix="soa-onnx-") as folder:
         given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
         np.savez(given, *(feed.values()))
@@ -36,7 +36,7 @@ def answers_apart(path: Path, feed: Mapping[str, Any]) -> list[Any]:
 
 
 def answer(path: str, names: list[str], given: str, found: str) -> None:
-    """What that process does: from one file of arrays to another one."""
+    """Run in the child: reads the inputs from the file `given`, writes the outputs to `found`."""
     session = open_session(Path(path), torch.device("cpu"), 1)
     np.savez(found, *session.run(None, dict(zip(names, _read(Path(given)), strict=True))))
 

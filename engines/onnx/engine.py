@@ -1,9 +1,9 @@
-"""The `onnxruntime` engine: an ONNX graph, bound at the caller's own memory.
+"""The `onnxruntime` engine: an ONNX graph that reads and writes the caller's memory.
 
-Inputs are bound by address as they are: the (F, S) matrix is narrowed inside the graph. Each output
-column is a graph output of its own, bound at its own address. ONNX has no store, so a column that
-ends in a step which only moves values (a Split, a Cast) was written elsewhere before: `facts.json`
-counts those bytes, from the graph as ONNX Runtime optimises it.
+Inputs are bound by address without a copy: the graph itself narrows the (F, S) matrix. Each output
+column is a separate graph output, bound at the column's address. ONNX has no operator that stores.
+So if the last node of a column only moves values (a Split, a Cast), the column is a copy of other
+memory. `facts.json` counts these bytes in the graph after ONNX Runtime's optimisation.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from soa.memory import Span, span_of
 
 _MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
 
-# TensorProto.DataType of onnx.proto, which a worker without the onnx package has no names for.
+# TensorProto.DataType of onnx.proto, because a worker need not have the onnx package.
 _ELEMENT_TYPES = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
     "bool": 9, "float16": 10, "float64": 11, "uint32": 12, "bfloat16": 16,
 }  # fmt: skip
-# Where an output without rows is bound.
+# The memory at which outputs with 0 rows are bound.
 _NOWHERE = torch.zeros(16)
 
 
@@ -48,7 +48,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Options: `opset`, by default the one that torch exports to."""
+        """Options: `opset`; the default is torch's choice."""
         unknown = sorted(set(options) - {"opset"})
         if unknown:
             raise EngineError(f"onnxruntime has no option {unknown[0]!r}: it has opset")
@@ -75,7 +75,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
 
 
 class OnnxExecutable(Executable):
-    """An opened session; any number of threads may run prepared calls of it at once."""
+    """An opened session. Any number of threads may run its prepared calls at the same time."""
 
     def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
         self.session = session
@@ -83,7 +83,7 @@ class OnnxExecutable(Executable):
         self.refusal = "the session is closed"
         self._threads = threads
         self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
-        # The dtype that it takes where that is not the column's: bytes for bools.
+        # The dtype of an input, if it is not the dtype of the column: bytes for bools.
         self.inputs = {
             given.name: "uint8" if given.type == "tensor(uint8)" else None
             for given in session.get_inputs()
@@ -95,7 +95,7 @@ class OnnxExecutable(Executable):
         self.prepare([span_of(a) for a in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
-        """Tie arguments to the session, to run again and again."""
+        """Tie arguments to the session, for many runs."""
         session = self.session
         if session is None:
             raise RunError(self.refusal)
@@ -110,21 +110,21 @@ class OnnxExecutable(Executable):
                 "this session was opened before a fork, with several threads, on a GPU or with a "
                 "thread inside: open it again in this process"
             )
-            # Never freed: its end would wait for threads that are not here.
+            # Never freed, because its destructor would wait for threads that do not exist here.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
             self.session = None
         for call in calls:
             call.lock = threading.Lock()
 
     def close(self) -> None:
-        """Let running calls end; refuse later ones with RunError."""
+        """Wait for running calls to end; later calls raise RunError."""
         self.session = None
         for call in list(self._calls):
             call.release()
 
 
 class OnnxCall(Prepared):
-    """Arguments bound by address. It keeps the memory alive: the binding does not."""
+    """Arguments bound by address. This object keeps the memory alive; the binding does not."""
 
     def __init__(self, model: OnnxExecutable, binding: Any, arguments: Sequence[Span]) -> None:
         self._model = model
@@ -138,7 +138,8 @@ class OnnxCall(Prepared):
         self._bind(range(len(arguments)))
 
     def run(self, stream: int = 0, /) -> None:
-        """Run once. On a GPU both sides are synchronised: ONNX Runtime has a stream of its own."""
+        """Run once. ONNX Runtime uses its own GPU stream. So on a GPU this call waits for `stream`
+        first, and then for the end of the run."""
         session = self._enter()
         try:
             if self._device[0] != "cpu":
@@ -146,13 +147,13 @@ class OnnxCall(Prepared):
                 given = torch.cuda.ExternalStream(stream, device) if stream else None
                 (given or torch.cuda.default_stream(device)).synchronize()
             session.run_with_iobinding(self._binding)
-        except Exception as error:  # its exceptions have no public common base
+        except Exception as error:  # ONNX Runtime's exceptions have no public common base
             raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
         finally:
             self.lock.release()
 
     def _enter(self) -> Any:
-        """Take the lock and return the session. RunError where another thread has the lock."""
+        """Take the lock and return the session. RunError if another thread has the lock."""
         if not self.lock.acquire(blocking=False):
             raise RunError("another thread is running this binding")
         session = self._model.session
@@ -162,7 +163,7 @@ class OnnxCall(Prepared):
         return session
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Other memory of the same kind, by argument: another n, or memory."""
+        """Replace the memory of some arguments, given by their index: n and address may differ."""
         self._enter()
         try:
             for i, argument in changes.items():
@@ -172,12 +173,13 @@ class OnnxCall(Prepared):
             self.lock.release()
 
     def release(self) -> None:
-        """Give the session up, once a running call has ended."""
+        """Release the session, after a running call has ended."""
         with self.lock:
             self._binding = None
 
     def _bind(self, changed: Collection[int]) -> None:
-        """Bind the changed inputs, and the outputs that lie in or are as long as one."""
+        """Bind the changed inputs. Also bind the outputs that lie in a changed argument or take
+        their number of rows from one."""
         for i in changed:
             given, name = self._arguments[i], input_name(i)
             if name in self._model.inputs:
@@ -193,7 +195,7 @@ class OnnxCall(Prepared):
             address = given.address
             if len(given.shape) > 1:
                 address += output.component * given.shape[1] * itemsize(given.dtype)
-            if n == 0:  # memory without rows may have no address, which is refused
+            if n == 0:  # the address may be null, which ONNX Runtime refuses
                 address = _NOWHERE.data_ptr()
             kind = _ELEMENT_TYPES[given.dtype]
             self._binding.bind_output(output.name, *self._device, kind, shape, address)
@@ -202,14 +204,15 @@ class OnnxCall(Prepared):
 def open_session(
     file: Path, device: torch.device, threads: int, optimised: Path | None = None
 ) -> Any:
-    """An inference session on `device` alone; `optimised` is where to write the graph that runs."""
+    """An inference session on `device`, without a fallback to another device. If `optimised` is
+    given, the optimised graph is written to that file."""
     with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 4  # what is wrong also comes as an exception
+    options.log_severity_level = 4  # fatal only: other errors also raise exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
@@ -219,9 +222,9 @@ def open_session(
     provider, settings = _provider(device, onnxruntime.get_available_providers())
     try:
         session = onnxruntime.InferenceSession(str(file), options, [(provider, settings)])
-    except Exception as error:  # its exceptions have no public common base
+    except Exception as error:  # ONNX Runtime's exceptions have no public common base
         raise EngineError(f"{file.name} cannot be opened as ONNX: {first_line(error)}") from error
-    if provider not in session.get_providers():  # it falls back to the CPU without an error
+    if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
         raise EngineError(
             f"ONNX Runtime did not start its {provider}, as where a GPU library is missing"
         )
@@ -230,7 +233,7 @@ def open_session(
 
 
 def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The execution provider for a device. Only the CPU's has ever been run."""
+    """The execution provider for a device and its settings. Only the CPU's has ever been run."""
     if device.type == "cpu":
         return "CPUExecutionProvider", {}
     wanted = ["CUDAExecutionProvider"]
@@ -239,7 +242,7 @@ def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict
     for name in wanted:
         if name in available:
             settings = {"device_id": device.index or 0}
-            if name == "CUDAExecutionProvider":  # it would take TF32 by itself
+            if name == "CUDAExecutionProvider":  # its default is to use TF32
                 settings["use_tf32"] = int(torch.backends.cuda.matmul.allow_tf32)
             return name, settings
     raise EngineError(

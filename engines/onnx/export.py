@@ -1,4 +1,4 @@
-"""From an exported program to a checked ONNX file, and what is known about the file."""
+"""Converts an exported program to a checked ONNX file, and collects facts about the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engines.exported import bytes_for_bools, load_program, quiet_torch
 from engines.onnx.program import OUTPUTS, Output, copied_bytes, input_name, returning_columns
 from soa.errors import needs_extra
 
-# Steps that compute nothing: an output that ends in one is a copy of a value made elsewhere.
+# Operators that compute nothing. An output that is made by one of them is a copy of other memory.
 _MOVES = frozenset(
     [
         "Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
@@ -26,15 +26,15 @@ _MOVES = frozenset(
 )  # fmt: skip
 
 _WITH_THE_GRAPH = 1 << 16
-"""Bytes of a tensor that stays in the graph's own file. The checker reads no values beside it, and
-needs those that say shapes, such as the sizes of a Split: 8 bytes for each output column."""
+"""Tensors up to this many bytes stay in the graph's file. The checker does not read the file of
+weights, but needs tensors of shapes, such as the sizes of a Split: 8 bytes for an output column."""
 
 
 def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
-    """Write `file`, its weights beside it as `<file>.data`; returns its opset and IR version.
+    """Write `file`, and its weights to `<file>.data`; returns its opset and IR version.
 
-    `opset` is torch's own choice where None. Raises EngineError naming the operation that ONNX,
-    or that opset, does not have.
+    If `opset` is None, torch chooses it. Raises EngineError; the message names the operation that
+    ONNX, or the opset, does not have.
     """
     with needs_extra("onnx", EngineError):
         import onnx
@@ -76,10 +76,10 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
 
 
 def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
-    """Bytes that a call copies on its way in and out, from the graph as it runs.
+    """The bytes of inputs and outputs that a call copies, found in the optimised graph.
 
-    Inputs are bound by address: only a step that brings one to another memory would copy it. An
-    output is counted where its last step only moves values.
+    Inputs are bound by address, so only a Memcpy node copies one. The bytes of an output count as
+    copied if its last node only moves values.
     """
     import onnx
 
@@ -87,7 +87,7 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
     inputs = {given.name for given in graph.input}
     readers = {n.op_type for n in graph.node if inputs & set(n.input)} - {"Shape"}
     made_by = {name: node.op_type for node in graph.node for name in node.output}
-    # An input that is passed on is copied too.
+    # No node makes an output that is an input: it is copied, too.
     last = {output.name: made_by.get(output.name, "Identity") for output in outputs}
     moved = {name: step for name, step in last.items() if step in _MOVES}
     dtype_of = onnx.helper.tensor_dtype_to_np_dtype
@@ -103,7 +103,7 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
 def _axes_from_the_front(graph: Any) -> None:
     """Write the axes of reductions as 0, 1, … instead of -1, -2, …
 
-    On a tensor without elements, as at n = 0, ONNX Runtime 1.31 does not find axes below 0 and
+    On a tensor without elements, for example at n = 0, ONNX Runtime 1.31 ignores negative axes and
     reduces nothing.
     """
     import onnx_ir
@@ -136,7 +136,7 @@ def _why_not_converted(graph: Any, made: int, opset: int) -> str:
 
 
 def _why_not(error: BaseException) -> EngineError:
-    """One line: the operation that ONNX has no words for, or what the exporter said."""
+    """An error of one line: the operation that ONNX does not have, or the exporter's message."""
     last: BaseException = error
     while True:
         found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))

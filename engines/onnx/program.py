@@ -1,8 +1,8 @@
-"""An exported program in the calling convention, rewritten for ONNX: what it stores, it returns.
+"""Rewrites an exported program in the calling convention for ONNX: it returns what it stored.
 
-ONNX has no memory to write into. So every column component that the program stores becomes an
-output of its own, dense and as long as the rows, which a runtime can then write at the component's
-own address. The arguments that were written are no longer inputs.
+In ONNX a graph cannot write into given memory. So every column component that the program stores
+becomes a separate, dense output with one element for each row. A runtime can then write it at the
+component's address. The arguments that the program wrote are no longer inputs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from soa.records import as_record, parse_json
 aten = torch.ops.aten
 
 OUTPUTS = "soa.outputs"
-"""Where an ONNX file's own metadata says which column component each output is, as JSON."""
+"""The key in an ONNX file's metadata for the list of `Output` records, as JSON."""
 
-# They only rename the elements of a tensor that is long in one dimension.
+# Operators that keep the order of elements in a tensor with only one dimension larger than 1.
 _VIEWS = frozenset(
     [
         aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim,
@@ -46,9 +46,9 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Output:
-    """One component of a written argument, as the rewritten program returns it.
+    """One component of a written argument, which the rewritten program returns.
 
-    `shape` is that of the returned tensor, -1 where it is as long as the rows of carrier `rows`.
+    `shape` is that of the returned tensor; a size of -1 is the row count of argument `rows`.
     """
 
     argument: int
@@ -62,9 +62,9 @@ class Output:
 
 
 def copied_bytes(outputs: Sequence[Output], itemsizes: Mapping[str, int]) -> dict[str, Any]:
-    """Bytes that a call copies of the outputs that have an item size here.
+    """The bytes that a call copies for those outputs whose item size is given.
 
-    One number for each row dimension, and what is copied once.
+    The first entry has the bytes for each row, by row dimension; the second the bytes for a call.
     """
     per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
     once = 0
@@ -78,7 +78,7 @@ def copied_bytes(outputs: Sequence[Output], itemsizes: Mapping[str, int]) -> dic
 
 
 def read_outputs(text: str) -> list[Output]:
-    """What was written of them into an artifact; EngineError where it is none of ours."""
+    """Read the list of outputs from an artifact; EngineError if the list is not valid."""
     try:
         return as_record(list[Output], parse_json(text))
     except ValueError as error:
@@ -87,7 +87,7 @@ def read_outputs(text: str) -> list[Output]:
 
 @dataclass(frozen=True)
 class OnnxProgram:
-    """A program that returns what it stored; `inputs` are its arguments, by their old place."""
+    """A rewritten program. `inputs`: the index of each of its arguments before the rewriting."""
 
     program: ExportedProgram
     inputs: tuple[int, ...]
@@ -99,7 +99,7 @@ def input_name(argument: int) -> str:
 
 
 def returning_columns(program: ExportedProgram) -> OnnxProgram:
-    """Rewrite a functional program; `program` itself is changed and of no use afterwards."""
+    """Rewrite a functional program. `program` itself is changed and must not be used afterwards."""
     graph, signature = program.graph_module.graph, program.graph_signature
     by_name = {node.name: node for node in graph.find_nodes(op="placeholder")}
     arguments = [
@@ -128,7 +128,7 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     specs = [spec for spec in signature.input_specs if spec.arg.name in kept]
     returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(v.name), None) for v in values]
     inputs = tuple(i for i, node in enumerate(arguments) if node.name in kept)
-    # It is called with a tuple of tensors, and returns one.
+    # The program takes a tuple of tensors and returns a tuple of tensors.
     given = pytree.tree_structure((tuple(range(len(inputs))), {}))
     back = pytree.tree_structure(tuple(range(len(values))))
     rewritten = ExportedProgram(
@@ -146,7 +146,7 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
 
 
 def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
-    """What is stored into each component of the argument `into`, in its dtype."""
+    """The tensor that is stored into each component of the argument `into`, in its dtype."""
     if stored.target is aten.slice_scatter.default and stored.args[0] is into:
         stored = as_node(stored.args[1])
     shape = sizes(stored)
@@ -157,7 +157,7 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
             f"{into.name} is filled from a tensor of another shape: expand that tensor in the model"
         )
     if stored.target is aten.select.int and len(sizes(into)) == 1:
-        # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.
+        # Keep two dimensions: else ONNX Runtime would first copy the column and then reshape it.
         given: Any = stored.args
         block, dim, k = given
         if dim == 1 and k >= 0 and len(sizes(block)) == 2 and sizes(block)[1] != 1:
@@ -169,7 +169,7 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
         yield _before_views(stored)
         return
     dim = 0
-    if stored.target is aten.transpose.int:  # it is split along either dimension: one step less
+    if stored.target is aten.transpose.int:  # split along the other dimension: saves a node
         stored, dim = as_node(stored.args[0]), 1
     split = insert(graph, aten.split_with_sizes.default, stored, [1] * int(shape[0]), dim)
     for k in range(int(shape[0])):
@@ -177,7 +177,8 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
 
 
 def _before_views(value: Node) -> Node:
-    """Past the views of a single column: as the last step of an ONNX graph each is a copy."""
+    """The value before the views of a single column. As the last node of an ONNX graph, each view
+    would be a copy."""
     while value.target in _VIEWS:
         before = as_node(value.args[0])
         long = [size for size in sizes(before) if size != 1]
@@ -190,7 +191,7 @@ def _before_views(value: Node) -> Node:
 
 
 def _carrier(arguments: list[Node], rows: Any) -> int:
-    """The first argument that is as long as that; carriers come first of all."""
+    """The first argument with this length. Arguments that carry a row dimension come first."""
     for i, argument in enumerate(arguments):
         if sizes(argument)[0] == rows:
             return i
@@ -198,7 +199,8 @@ def _carrier(arguments: list[Node], rows: Any) -> int:
 
 
 def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> None:
-    """Drop the written arguments and all that nothing needs; raises EngineError if one is read."""
+    """Remove the written arguments and all unused nodes. Raises EngineError if the program reads a
+    written argument."""
     for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         graph.erase_node(node)
     graph.eliminate_dead_code()

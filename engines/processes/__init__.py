@@ -1,4 +1,4 @@
-"""Processes: risky steps in one of their own, and what a fork leaves behind."""
+"""Processes: risky steps run in a child process; objects are repaired after a fork."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""How a process of our own begins: with our code from where its parent has it.
+"""The command and PYTHONPATH of a child process, so that it imports our code from the same place.
 
-The working folder is the user's. A folder `engines/` in it, or a second checkout, is not ours, and
-Python looks there first for what `-m` names. So a child starts without it. If its parent
-searches it, the child searches it last, for the modules of a user's model.
+The working folder belongs to the user. It may contain a folder `engines/` or a second checkout, and
+Python would search it first for the module of `-m`. So a child starts without the working folder.
+If its parent searches that folder, the child searches it last, for the modules of a user's model.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """What runs a module of ours as a program; its environment has `search_path()`."""
+    """The command that runs a module of ours; it needs PYTHONPATH to be `search_path()`."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def search_path() -> str:
-    """PYTHONPATH for a child: where this process finds modules, the working folder last."""
+    """PYTHONPATH for a child: this process's `sys.path`, with the working folder last."""
     here = Path.cwd()
     entries = [str(Path(entry).absolute()) for entry in sys.path]
     if here.resolve() != _ROOT:
         entries.sort(key=lambda entry: entry == str(here))
-    if str(_ROOT) not in entries:  # as where it was found in "", which has become another folder
+    if str(_ROOT) not in entries:  # e.g. it was found by the entry "", and the folder has changed
         entries.insert(0, str(_ROOT))
     return os.pathsep.join(entries)

@@ -1,8 +1,8 @@
-"""Forks. A child has the one thread that forked, and the memory as it was at that moment.
+"""Support for forks. A child has only the thread that forked, and a copy of the parent's memory.
 
-Threads, pools and connections of the parent are not there, shared memory is shared with it, and a
-lock that another thread held is never let go. What cannot do without these stays with its process;
-the rest is told when it comes through a fork.
+The child lacks the other threads, pools and connections of the parent. It shares the shared memory,
+and a lock that another thread held is never released. Objects that need these can be used only in
+the process that made them (`OwnProcess`). Other objects are repaired in the child (`tell`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engines.errors import RunError
 
 
 class OwnProcess:
-    """The process that made it, for what belongs to one: `what` names it in the error."""
+    """Remembers the process that made it, for an object that works only there. `what` names that
+    object in the error."""
 
     def __init__(self, what: str = "session") -> None:
         self._what = what
@@ -26,7 +27,7 @@ class OwnProcess:
         return os.getpid() == self._pid
 
     def require(self) -> None:
-        """Raise RunError in any other."""
+        """Raises RunError in any other process."""
         if os.getpid() != self._pid:
             raise RunError(
                 f"this {self._what} was opened before a fork, by another process: open one in each"
@@ -35,7 +36,7 @@ class OwnProcess:
 
 class _Forkable(Protocol):
     def after_fork(self) -> None:
-        """Set right what a fork has left, in the child."""
+        """Repair the object; called in the child of a fork."""
 
 
 _told: weakref.WeakSet[_Forkable] = weakref.WeakSet()
@@ -43,12 +44,12 @@ _came_through: int | None = None
 
 
 def tell(each: _Forkable) -> None:
-    """Call its `after_fork` in every child, as long as it lives."""
+    """Call the object's `after_fork` in every forked child, as long as the object exists."""
     _told.add(each)
 
 
 class Lock:
-    """A lock that is free in a child."""
+    """A lock that is not held in a forked child."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -65,10 +66,10 @@ class Lock:
 
 
 def require_openmp(threads: int) -> None:
-    """Raise RunError where a run with several threads would never end.
+    """Raises RunError if a run with several threads would never end.
 
-    That is in the thread that came through a fork: libgomp waits there for worker threads that
-    exist in the parent alone.
+    This is so in the thread that survived a fork: libgomp waits there for worker threads that exist
+    only in the parent.
     """
     if threads > 1 and threading.get_ident() == _came_through:
         raise RunError(

@@ -1,8 +1,8 @@
-"""Risky steps in a process of their own: a crash or a hang there is a result, not our end.
+"""Runs risky steps in a child process, so that a crash or a hang there is an ordinary result.
 
 `run_isolated("module:function", payload, ...)` calls the function with the payload (plain data) in
-a process of its own (see `warm.py`), under a time limit. The folder it gets keeps `log.txt` and
-`reproduce.sh`, which repeats exactly that step alone.
+a child process (see `warm.py`) with a time limit. In the given folder it writes `log.txt` and the
+script `reproduce.sh`, which repeats only this step.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _NO_MEMORY = "candidate-out-of-memory"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an isolated step ended: its returned value, or why it has none."""
+    """How an isolated step ended: with a returned value or with an error."""
 
     value: Any
     error: str | None
     log: Path
     script: Path
     killed: bool = False
-    """By the time limit or for want of memory: it may end otherwise next time."""
+    """True if the time limit or a lack of memory ended the step. A repetition may succeed."""
     not_applicable: bool = False
-    """It said that it is not for this model or target; nothing broke."""
+    """True if the step reported that it does not support the model or target."""
     code: str = "candidate-failed"
-    """Of its error: see docs/reference/refusals.md."""
+    """The code of the error; see docs/reference/refusals.md."""
 
     @property
     def ok(self) -> bool:
@@ -54,11 +54,12 @@ def run_isolated(
     timeout_s: float,
     imports: Sequence[str] = (),
 ) -> Outcome:
-    """Call `function` (as "module:name") with `**payload` in a child; never raises for its failure.
+    """Call `function` ("module:name") with `**payload` in a child. A failure there is returned as
+    an Outcome and raises no exception.
 
     `payload` and the returned value are JSON. `imports` names modules that take long to import:
-    they are imported once for many children. The child and all it started are killed at
-    `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
+    they are imported once for many children. The child and all processes that it started are killed
+    after `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +96,9 @@ def run_isolated(
 
 @contextmanager
 def side_by_side() -> Iterator[ThreadPoolExecutor]:
-    """Threads for several `run_isolated` at once: one a core, at most four.
+    """A pool of threads for several `run_isolated` at the same time: one for each core, at most 4.
 
-    An exception in this thread, such as Ctrl-C, kills the processes that they run.
+    An exception in this thread, such as Ctrl-C, kills the processes that the pool runs.
     """
     stop = threading.Event()
     pool = ThreadPoolExecutor(
@@ -105,7 +106,7 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
     )
     try:
         yield pool
-    except BaseException:  # which may come while a thread is started, that the pool then forgets
+    except BaseException:  # may come while the pool starts a thread that it then does not know
         end_jobs(stop)
         pool.shutdown(cancel_futures=True)
         raise
@@ -148,7 +149,7 @@ def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
     script.chmod(0o755)
 
 
-if __name__ == "__main__":  # as a `reproduce.sh` written before `engines/processes/job.py` asks
+if __name__ == "__main__":  # for a `reproduce.sh` from before `engines/processes/job.py` existed
     from engines.processes.job import run_job
 
     sys.exit(run_job(Path(sys.argv[1]), Path(sys.argv[2])))

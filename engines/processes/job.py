@@ -1,4 +1,4 @@
-"""What an isolated child does: `python -m engines.processes.job JOB ANSWER` repeats it alone."""
+"""The work of an isolated child; `python -m engines.processes.job JOB ANSWER` repeats it alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from soa.files import write_whole
 
 
 def run_job(job: Path, answer: Path) -> int:
-    """Call the function that the file `job` names, and write what it returned to `answer`."""
+    """Call the function named in the file `job`, and write its value or error to `answer`."""
     data = json.loads(job.read_text())
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]
     try:
         result = {"value": getattr(importlib.import_module(module), name)(**data["payload"])}
-    except Exception as error:  # the log has the traceback, the answer its last line
+    except Exception as error:  # the log gets the traceback, the answer one line
         text = str(error).strip().splitlines() or [""]
         result = {"error": f"{type(error).__name__}: {text[0]}"}
         if isinstance(error, SoaPipelineError):
@@ -33,7 +33,7 @@ def run_job(job: Path, answer: Path) -> int:
             traceback.print_exc()
         if out_of_memory(error):
             result["out_of_memory"] = True
-            if MORE_MEMORY not in text[0]:  # else what failed has said it
+            if MORE_MEMORY not in text[0]:  # else the error's text has the advice already
                 said = f" ({text[0]})" if text[0] else ""
                 result["error"] = f"out of memory{said}: {MORE_MEMORY}"
     write_whole(answer, json.dumps(result))

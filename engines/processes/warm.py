@@ -1,8 +1,8 @@
-"""Processes that have imported torch already, and fork a child for each job.
+"""Processes that have already imported torch, and fork a child for each job.
 
-Importing torch and its compilers takes seconds, forking a process that has done so milliseconds.
-What a job needs besides torch is imported before the fork, and is there for the next job.
-Such a process computes nothing itself: it has no OpenMP worker that a fork would lose.
+Importing torch and its compilers takes seconds; forking a process that has imported them takes
+milliseconds. Other modules of a job are imported before the fork, so that the next job has them,
+too. These processes compute nothing themselves, so they have no OpenMP threads that a fork loses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from multiprocessing.connection import wait  # unlike select, of any number of open files
+from multiprocessing.connection import wait  # unlike select, works with many open files
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from engines.processes.child import command, search_path
 
 _IMPORTED = ("torch",)
 _IDLE_S = 60.0
-# Variables that torch does not read when it is imported: no reason to import it again.
-# torch's compilers and pyarrow set the last two in our own process when they are imported.
+# Environment variables that torch does not read at import, so that a change needs no new process.
+# torch's compilers and pyarrow set the last two in our process when they are imported.
 _READ_LATER = (
     "PIPELINE_",
     "MLFLOW_",
@@ -35,33 +35,34 @@ _READ_LATER = (
     "TORCHINDUCTOR_CACHE_DIR",
     "_RJEM_MALLOC_CONF",
 )
-# Where modules are, before a model's folder is added: that is told to a job.
+# PYTHONPATH before a model's folder is added. A job gets its full path with its environment.
 _PATH = search_path()
 NOT_BEGUN = 256
-"""What `wait` returns where the process had already ended by itself, idle, when it got the job."""
+"""The result of `wait` if the process, being idle, had already ended when it got the job."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-# A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
-# child imports for itself.
+# A GPU's driver does not work after a fork, and the import of torch may call the driver. So on a
+# host with a GPU, each child imports torch itself.
 _HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 class Warm:
-    """One such process: it takes one job at a time, and ends with ours or when it has none."""
+    """One such process. It takes one job at a time. It ends with our process, or after it has had
+    no job for `_IDLE_S` seconds."""
 
     def __init__(self, environment: Mapping[str, str], imports: Iterable[str] = ()) -> None:
         self.environment = environment
-        """A library may ask it when it is imported."""
+        """The process's environment, which libraries may read at import."""
         self._process = subprocess.Popen(
             command("engines.processes.warm", str(_IDLE_S), *_IMPORTED, *imports),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # a child imports the same, and says why it could not
+            stderr=subprocess.DEVNULL,  # a child imports the same modules and reports errors
             env=dict(environment),
             start_new_session=True,
         )
 
     def begin(self, job: Mapping[str, Any]) -> bool:
-        """Hand a job over; False where the process has ended."""
+        """Send a job to the process. False if the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -71,8 +72,8 @@ class Warm:
         return True
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code of the job's child, negative for a signal, or NOT_BEGUN; None after
-        `timeout_s`."""
+        """The exit code of the job's child, negative for a signal; NOT_BEGUN; or None if
+        `timeout_s` seconds have passed."""
         assert self._process.stdout is not None
         if not wait([self._process.stdout.fileno()], timeout_s):
             return None
@@ -80,12 +81,13 @@ class Warm:
         return int(line) if line else self._process.wait() or NOT_BEGUN
 
     def kill(self) -> None:
-        """Kill it, with its child and all that this started; who waits gets that for an answer."""
+        """Kill the process, its child and all processes that the child started. A thread in `wait`
+        then returns -SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Let it end, as it has no job."""
+        """Close the pipes, so that the process ends, and wait for it. It must have no job."""
         self.let_go()
         self._process.wait()
 
@@ -97,19 +99,19 @@ class Warm:
                 pipe.close()
 
     def forget(self) -> None:
-        """In the child of a fork, whose process it is not."""
+        """Drop the process in a forked child, which is not its parent."""
         self.let_go()
         self._process.returncode = 0
 
 
 _idle: list[Warm] = []
-_busy: dict[Warm, threading.Event | None] = {}  # with what stops the thread that waits for it
+_busy: dict[Warm, threading.Event | None] = {}  # with the event that stops the waiting thread
 _thread = threading.local()
 
 
 def expect_jobs(count: int, imports: Iterable[str] = ()) -> None:
-    """Start processes for jobs that are to come soon. They import torch and the modules named while
-    something else is done."""
+    """Start processes for `count` jobs that will come soon. They import torch and `imports` while
+    this process goes on."""
     environment = _kept(os.environ)
     for _ in range(count - sum(warm.environment == environment for warm in _idle)):
         _idle.append(Warm(environment, imports))
@@ -122,7 +124,7 @@ def _kept(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
-    """A process at work on a job. RuntimeError in a thread that is stopped."""
+    """Start a job; returns the process that runs it. RuntimeError in a thread that is stopped."""
     environment = _kept(job["environment"])
     for warm in list(_idle):
         if warm.environment != environment:
@@ -138,20 +140,20 @@ def begin(job: Mapping[str, Any]) -> Warm:
         warm = Warm(environment)
         warm.begin(job)
     _busy[warm] = stop = getattr(_thread, "stop", None)
-    if stop is not None and stop.is_set():  # asked last: no process comes between
+    if stop is not None and stop.is_set():  # checked last, so that `end_jobs` misses no process
         kill(warm)
         raise RuntimeError("stopped with all that ran side by side")
     return warm
 
 
 def give_back(warm: Warm) -> None:
-    """A process whose job has ended, for the next one."""
+    """Return a process whose job has ended, so that it can take the next job."""
     _busy.pop(warm, None)
     _idle.append(warm)
 
 
 def kill(warm: Warm) -> None:
-    """Kill a process with its job and all that this started."""
+    """Kill a process, its job and all processes that the job started."""
     _busy.pop(warm, None)
     warm.kill()
     warm.end()
@@ -163,7 +165,7 @@ def stops_with(stop: threading.Event) -> None:
 
 
 def end_jobs(stop: threading.Event) -> None:
-    """Kill the jobs of the threads that stop with it; they begin no other."""
+    """Kill the jobs of the threads that `stops_with(stop)` was called in; they start no other."""
     stop.set()
     for warm, theirs in list(_busy.items()):
         if theirs is stop:
@@ -188,12 +190,12 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def _import(modules: Iterable[str]) -> None:
     for name in () if _HAS_GPU else modules:
-        with contextlib.suppress(ImportError):  # the child imports the same, and says why not
+        with contextlib.suppress(ImportError):  # the child imports the same and reports the error
             importlib.import_module(name)
 
 
 def _serve(idle_s: float, *imported: str) -> None:
-    """Take jobs from the standard input, and do each in a child of a fork."""
+    """Read jobs from the standard input, and run each in a forked child."""
     _import(imported)
     asked = sys.stdin.fileno()
     while wait([asked], idle_s):
@@ -207,9 +209,9 @@ def _serve(idle_s: float, *imported: str) -> None:
             code = _do(job, server)
             atexit._run_exitfuncs()
             sys.stdout.flush()
-            os._exit(code)  # at once: an ordinary end takes half a second to free all of torch
+            os._exit(code)  # a normal exit would take half a second to free all of torch
         ended = os.pidfd_open(pid)
-        if ended not in wait([asked, ended]):  # who asked is no more
+        if ended not in wait([asked, ended]):  # the parent has closed the pipe or ended
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -218,7 +220,7 @@ def _serve(idle_s: float, *imported: str) -> None:
 
 def _do(job: Mapping[str, Any], server: int) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:  # it was quicker
+    if os.getppid() != server:  # the server ended before prctl took effect
         return 1
     for number, (path, flags) in enumerate(
         [(os.devnull, os.O_RDONLY), (job["log"], os.O_WRONLY), (job["log"], os.O_WRONLY)]

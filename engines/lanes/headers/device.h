@@ -1,5 +1,5 @@
-// What comes before threads.h, functions.h and kernels.h: for NVRTC, for clang on AMD's GPUs, and for a host that
-// stands in for one. No header of CUDA or HIP is read.
+// Included before threads.h, functions.h and kernels.h: for NVRTC, for clang on AMD's GPUs, and for a CPU that emulates
+// a GPU. It includes no header of CUDA or HIP.
 #if defined(__CUDACC_RTC__) || defined(__HIP__)
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -29,7 +29,8 @@ typedef unsigned long uint64_t;
 #define GIVEN const
 #define BLOCK_NUMBER block_number
 #define THREAD_NUMBER thread_number
-// The first thread does the work of all, the last element first: what needs another one shows.
+// The first thread does the work of all threads, the last element first. So an element that needs another one gets a
+// wrong result, which tests find.
 #define BLOCK_MEMORY
 #define EACH_OF_BLOCK(at, count) for (int at = thread_number == 0 ? count : 0; at-- > 0;)
 #define BLOCK_WAITS

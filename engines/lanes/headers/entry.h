@@ -1,6 +1,6 @@
-// What the runner calls (engines/native/row_program.h). Included at the end of a network's C++ file, which
-// defines the numbers, kBytes (of an element of each column; 0: shared by all rows), kWritten, and the
-// blocks that run.
+// The functions that the runner calls (engines/native/row_program.h). Included at the end of a network's C++
+// file, which defines the numbers, kBytes (for each column the bytes of an element; 0: shared by all rows),
+// kWritten, and the blocks that run.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define RUN_BLOCKS(width)                                  \
   for (; end - row >= width::kRows; row += width::kRows) \
@@ -11,8 +11,8 @@
 
 typedef void Block(void *const *columns, const int64_t *items, int64_t row, char *arena);
 
-// Fewer rows than a block has: on copies of them, followed by the first of them again, so that nothing
-// is read or written behind the end of a column.
+// Runs a block on fewer rows than it has: on copies of these rows, filled up with copies of the first one,
+// so that nothing is read or written behind the end of a column.
 static __attribute__((noinline)) void few(Block *block, int64_t rows, void *const *columns,
                                           const int64_t *items, int64_t row, int64_t end,
                                           char *scratch) {
@@ -37,8 +37,8 @@ static __attribute__((noinline)) void few(Block *block, int64_t rows, void *cons
   }
 }
 
-// Rows from `begin` up to `end` of the columns of all arguments. `items`: how many each jagged
-// collection has.
+// Computes the rows from `begin` to `end` - 1. `columns`: those of all arguments. `items`: the number of items
+// of each jagged collection.
 EXPORTED void soa_lanes_run(void *const *columns, const int64_t *items, int64_t begin, int64_t end,
                             char *scratch) {
   int64_t row = begin;

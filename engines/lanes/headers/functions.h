@@ -1,6 +1,6 @@
-// Elementary functions on F and D, of additions, products, quotients, roots and fma alone: no function of the
-// C library, whose bits depend on the processor. tests/engines/lanes/ulps.py measures them on all floats.
-// What networks call often is worked out in single precision, the others in double, rounded once.
+// Elementary functions on F and D. They use only additions, products, quotients, roots and fma, and no function of
+// the C library, whose bits depend on the processor. tests/engines/lanes/ulps.py measures them on all floats.
+// Functions that networks call often compute in single precision. The others compute in double and round once.
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000), kNaN = __builtin_bit_cast(float, 0x7fc00000);
 constexpr double kPi = 3.14159265358979323846, kLn2 = 0.69314718055994530942;
@@ -29,7 +29,7 @@ INLINE D copysign(D x, D of) { return number((bits(x) & all(INT64_MAX)) | (bits(
 template <class V> INLINE V square(V x) { return x * x; }
 template <class V> INLINE V cube(V x) { return x * x * x; }
 
-// Where there is a NaN, it stays. `low` and `high` are none.
+// A NaN stays NaN. `low` and `high` must not be NaN.
 INLINE F at_least(F x, F low) { return greater(low, x); }
 INLINE F at_most(F x, F high) { return lesser(high, x); }
 INLINE D at_least(D x, D low) { return greater(low, x); }
@@ -74,7 +74,7 @@ struct PowerF {
   F less_one;  // exp(x) = (1 + less_one) * 2^n
   I n;
 };
-INLINE PowerF power(F x) {  // of x from -104 to 89; the polynomial is Cephes'
+INLINE PowerF power(F x) {  // for x from -104 to 89; the polynomial is from Cephes
   const F shifted = fma(x, all(1.44269504f), all(0x1.8p23f)), n = shifted - all(0x1.8p23f);
   const F r = fma(n, all(1.90465429995776806e-09f), fma(n, all(-0.693147182464599609375f), x));
   const F tail = polynomial(r, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f,
@@ -87,16 +87,16 @@ INLINE F scaled(F x, I n) {  // x * 2^n, rounded once
   return x * two_to(half) * two_to(n - half);
 }
 INLINE F exp(F x) {
-  const I gone = x < all(-104.0f);  // without a step through a denormal number, which takes long
+  const I gone = x < all(-104.0f);  // the result is 0; avoids slow denormal numbers
   const PowerF p = power(at_most(select(gone, all(0.0f), x), all(89.0f)));
   return number(bits(scaled(all(1.0f) + p.less_one, p.n)) & ~gone);
 }
 INLINE F expm1(F x) {
   const PowerF p = power(at_least(at_most(x, all(89.0f)), all(-30.0f)));
-  const F s = two_to(p.n - 1), half = fma(s, p.less_one, s - all(0.5f));  // half of it: 2^128 is no float
+  const F s = two_to(p.n - 1), half = fma(s, p.less_one, s - all(0.5f));  // half of the result: 2^128 is no float
   return select(x == all(0.0f), x, half + half);
 }
-INLINE F sigmoid(F x) {  // of -|x|, since what is next to 0 is exact there
+INLINE F sigmoid(F x) {  // by exp(-|x|), which keeps small results accurate
   const PowerF p = power(at_least(number(bits(x) | INT32_MIN), all(-104.0f)));
   const F e = scaled(all(1.0f) + p.less_one, p.n);
   return select(x < all(0.0f), e, all(1.0f)) / (all(1.0f) + e);
@@ -112,7 +112,7 @@ INLINE LogF parts(F x) {
   return {number(bits(select(tiny, x * all(0x1p23f), x)) - (e << 23)) - all(1.0f),
           to_float32(e - (tiny & 23))};
 }
-INLINE F log_of(LogF p, F lost) {  // Cephes' logf; `lost` is added to the mantissa
+INLINE F log_of(LogF p, F lost) {  // logf of Cephes; `lost` is added to the mantissa
   const F m = p.mantissa, z = m * m;
   const F tail = polynomial(m, 3.3333331174e-1f, -2.4999993993e-1f, 2.0000714765e-1f, -1.6668057665e-1f,
                             1.4249322787e-1f, -1.2420140846e-1f, 1.1676998740e-1f, -1.1514610310e-1f,
@@ -137,7 +137,7 @@ INLINE F log1p(F x) {
   return select(abs(x) < all(0x1p-24f), x, found);
 }
 
-// Eigen's rational functions.
+// Rational functions from Eigen.
 INLINE F tanh(F x) {
   const F c = at_least(at_most(x, all(7.90531110763549805f)), all(-7.90531110763549805f)), z = c * c;
   const F p = polynomial(z, 4.89352455891786e-03f, 6.37261928875436e-04f, 1.48572235717979e-05f, 5.12229709037114e-08f,
@@ -191,7 +191,7 @@ INLINE D exp2(D x) {
 }
 INLINE D sigmoid(D x) { return all(1.0) / (all(1.0) + exp(-x)); }
 
-// As fdlibm's e_log.c, whose coefficients these are.
+// The method and coefficients are from fdlibm's e_log.c.
 INLINE D log(D x) {
   const Q tiny = less(x, all(0x1p-1022));
   const Q b = bits(select(tiny, x * all(0x1p54), x));
@@ -213,7 +213,7 @@ INLINE D log(D x) {
 INLINE D log2(D x) { return log(x) * all(1 / kLn2); }
 INLINE D log10(D x) { return log(x) * all(0.43429448190325182765); }
 INLINE D log1p(D x) {
-  const D u = all(1.0) + x, lost = (x - (u - all(1.0))) / u;  // what the sum has rounded away
+  const D u = all(1.0) + x, lost = (x - (u - all(1.0))) / u;  // the rounding error of the sum
   const Q finite = less(all(0.0), u) & less(u, all((double)kInfinity));
   return select(equal(x, all(0.0)), x, log(u) + select(finite, lost, all(0.0)));
 }
@@ -245,18 +245,18 @@ INLINE D atanh(D x) {
   return copysign(all(0.5) * log1p((a + a) / (all(1.0) - a)), x);
 }
 
-// x less the nearest multiple of pi/2, and which multiple it is, modulo four.
+// `rest`: x minus the nearest multiple of pi/2. `quarter`: the number of that multiple; only its value modulo 4 counts.
 struct Angle {
   D rest;
   Q quarter;
 };
-// For a float of 2^30 or more (Payne and Hanek): its 24 bits times those bits of 2/pi that count.
+// For a float of 2^30 or more (Payne and Hanek): the product of its 24 bits and the relevant bits of 2/pi.
 FAR double far_angle(double x, int64_t *quarter) {
   const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561};
   if (!(x - x == 0)) return (double)kNaN;
   const int64_t b = same_bits<int64_t>(x);
   const int exponent = (int)(b >> 52 & 0x7ff) - 1022;  // x = 0.1... * 2^exponent
-  if (exponent > 128) return (double)kNaN;             // no float
+  if (exponent > 128) return (double)kNaN;             // x is no float
   const uint64_t mantissa = (((uint64_t)b & 0x000fffffffffffff) | 0x0010000000000000) >> 29;
   const int skip = exponent - 24 - 2, word = skip / 64, shift = skip % 64;
   unsigned __int128 window = (unsigned __int128)two_over_pi[word] << 64 | two_over_pi[word + 1];
@@ -322,7 +322,7 @@ INLINE D atan2(D y, D x) {
   const D tail = polynomial(z, -3.33333333333329318027e-01, 1.99999999998764832476e-01, -1.42857142725034663711e-01,
                             1.11111104054623557880e-01, -9.09088713343650656196e-02, 7.69187620504482999495e-02,
                             -6.66107313738753120669e-02, 5.83357013379057348645e-02, -4.97687799461593236017e-02,
-                            3.65315727442169155270e-02, -1.62858201153657823623e-02);  // of fdlibm's s_atan.c
+                            3.65315727442169155270e-02, -1.62858201153657823623e-02);  // from fdlibm's s_atan.c
   D found = fma(u * z, tail, u) + select(high, all(kPi / 4), all(0.0));
   found = select(less(ax, ay), all(kPi / 2) - found, found);
   found = select(less(bits(x), all((int64_t)0)), all(kPi) - found, found);
@@ -339,12 +339,12 @@ INLINE D pow(D x, D y) {
   D found = exp(y * log(ax));
   found = number(bits(found) ^ (uneven & under & all(INT64_MIN)));
   const Q root = less(x, all(0.0)) & less(all(0.0), ax) & less(ax, all((double)kInfinity));
-  found = select(root & ~whole, all((double)kNaN), found);  // of a negative number; y = ±inf is whole
+  found = select(root & ~whole, all((double)kNaN), found);  // a root of a negative number; y = ±inf counts as an integer
   found = select(equal(ax, all(1.0)) & equal(abs(y), all((double)kInfinity)), all(1.0), found);
   return select(equal(y, all(0.0)) | equal(x, all(1.0)), all(1.0), found);
 }
 
-// W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev's series of log(erfc(z) / t) + z^2.
+// W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev series of log(erfc(z) / t) + z^2.
 INLINE D erfc_of_positive(D z) {
   static const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
                            -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
@@ -380,7 +380,7 @@ INLINE D hypot(D x, D y) {
   return select(far, all((double)kInfinity), found);
 }
 
-// Exact: quotients are taken until what is left is smaller than the divisor.
+// Exact: subtracts multiples of the divisor until the rest is smaller than the divisor.
 INLINE D fmod(D a, D b) {
   const D size = abs(b);
   D left = abs(a);
@@ -392,12 +392,12 @@ INLINE D fmod(D a, D b) {
     if (!any) break;
     left = select(going, fma(-quotient, size, left), left);
   }
-  left = select(less(left, all(0.0)), left + size, left);  // where a quotient was rounded up
+  left = select(less(left, all(0.0)), left + size, left);  // if a quotient was rounded up
   const Q none = ~(less(abs(a), all((double)kInfinity)) & less(all(0.0), size));
   return select(none, all((double)kNaN), copysign(left, a));
 }
 
-// --- what single precision takes from double ---
+// --- functions of floats that are computed in double precision ---
 
 #define FROM_DOUBLE(name) INLINE F name(F x) { return to_float32(name(to_float64(x))); }
 FROM_DOUBLE(exp2) FROM_DOUBLE(log2) FROM_DOUBLE(log10) FROM_DOUBLE(sinh) FROM_DOUBLE(cosh) FROM_DOUBLE(asinh)
@@ -416,7 +416,7 @@ FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
   }
 SIGNED_AS_DIVISOR(F, all(0.0f)) SIGNED_AS_DIVISOR(D, all(0.0))
 #undef SIGNED_AS_DIVISOR
-// As torch's: from the exact remainder.
+// As in torch: computed from the exact remainder.
 #define FLOORED(V, N)                                                                                        \
   INLINE V div_floor(V a, V b) {                                                                             \
     const V left = fmod(a, b), zero = all((N)0), quotient = (a - left) / b;                                  \
@@ -438,7 +438,7 @@ template <class V> INLINE V div_trunc(V a, V b) { return trunc(a / b); }
 WHOLE(I, int32_t) WHOLE(Q, int64_t)
 #undef WHOLE
 
-// --- conversions, and arithmetic of narrower types than those of 4 and 8 bytes ---
+// --- conversions, and arithmetic of types with fewer than 4 bytes ---
 
 INLINE Q to_int64(I x) { return wide(x); }
 INLINE Q to_int64(F x) { return to_int64(to_float64(x)); }
@@ -470,7 +470,7 @@ INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31
 SHIFT(bitwise_left_shift, all((int64_t)0), shifted_left) SHIFT(bitwise_right_shift, found, shifted_right)
 #undef SHIFT
 
-// To the nearest number of 16 bits, half-way cases to the even one.
+// Rounds to the nearest number of 16 bits, half-way cases to the even one.
 INLINE F rounded_bfloat16(F x) {
   const I b = bits(x), up = b + 0x7fff + ((b >> 16) & 1);
   return select(x != x, x, number(up & (int32_t)0xffff0000));

@@ -1,7 +1,7 @@
-// The loops that are not written out for each network: products, reductions, sorting.
-// A tensor in memory is an array of V, RV of them for each element.
+// Loops that are the same for all networks: products, reductions, sorting.
+// A tensor in memory is an array of V, with RV of them for each element.
 
-// One loop of a sum: how many steps, and how far apart its elements are in both operands.
+// One loop of a sum: the number of steps, and the distance of successive elements in both operands.
 template <int kSize, int kLeft, int kRight = 0>
 struct Step {
   static constexpr int size = kSize, left = kLeft, right = kRight;
@@ -21,7 +21,7 @@ INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Bod
   }
 }
 
-// Calls `out(m, j, r, sum)` for each sum of a block; with kLoop in a loop, for what is long.
+// Calls `out(m, j, r, sum)` for each sum of a block. kLoop: in a loop that is not unrolled, if `out` is long.
 template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
 INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
   if constexpr (kLoop) {
@@ -37,7 +37,7 @@ INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out
   }
 }
 
-// kM times kJ sums in registers. The right operand is weights, kJ side by side for each step.
+// kM times kJ sums in registers. The right operand are weights; the kJ weights of a step are adjacent.
 template <bool kLoop, int kM, int kJ, int kLeft, class S, class V, class N, class Out>
 INLINE void weighted_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
   V sums[kM][kJ][RV];
@@ -71,7 +71,7 @@ INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const
     weighted_block<kLoop, kM, kJ % kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
   }
 }
-// kM times kJ sums, at most kMostM times kMostJ at a time. kLeft: from one row of the left operand to the next.
+// kM times kJ sums, at most kMostM times kMostJ at a time. kLeft: the distance of two rows of the left operand.
 template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
 INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   int m = 0;
@@ -83,7 +83,7 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   }
 }
 
-// The same where both operands are of each row: one vector at a time.
+// The same if both operands differ between rows: one vector at a time.
 template <bool kLoop, int kM, int kJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, const Out &out) {
   LOOP for (int r = 0; r < RV; ++r) {
@@ -123,15 +123,15 @@ INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   }
 }
 
-// Reductions take values one after the other. Sums are kept in up to eight parts, step k in part k % 8, which are
-// combined in one order: so that lanes may be rows or steps, with the same bits.
+// Reductions take values one after the other. A sum has up to eight parts; step k is added to part k % 8. The parts are
+// combined in a fixed order, so that the bits are the same whether lanes are rows or steps.
 INLINE void start(F &x, double number) { x = all((float)number); }
 INLINE void start(D &x, double number) { x = all(number); }
 INLINE void start(I &x, double number) { x = all(number < 0 ? INT32_MIN : number > 1 ? INT32_MAX : (int32_t)number); }
 INLINE void start(Q &x, double number) {
   x = all(number < 0 ? INT64_MIN : number > 1 ? INT64_MAX : (int64_t)number);
 }
-// Calls `take(k, part)` for each step of the innermost loop; with kLong without a copy for each part.
+// Calls `take(k, part)` for each step of the innermost loop. kLong: the code of `take` is not repeated for each part.
 template <bool kLong, int kSteps, class Take>
 INLINE void in_parts(const Take &take) {
   if constexpr (kLong) {
@@ -169,7 +169,7 @@ template <class V> INLINE V together(V a, V b) { return a & b; }
 REDUCTION(Sum, added, 0) REDUCTION(Prod, multiplied, 1) REDUCTION(Max, maximum, -(double)kInfinity)
 REDUCTION(Min, minimum, (double)kInfinity) REDUCTION(Any, either, 0)
 #undef REDUCTION
-// Numbers in the order in which torch sorts them: NaN is the largest, and the zeros are equal.
+// Integer keys with the order in which torch sorts numbers: NaN is the largest, and 0 equals -0.
 INLINE I order(F x) {
   const I b = bits(x + all(0.0f));
   return select(x != x, all(INT32_MAX), b ^ ((b >> 31) & INT32_MAX));
@@ -191,14 +191,14 @@ INLINE void unordered(Q key, D &x) {
 INLINE void unordered(I key, I &x) { x = key; }
 INLINE void unordered(Q key, Q &x) { x = key; }
 
-// Where the largest or the smallest is, the first of equal ones.
+// The index of the largest or the smallest value, the first of equal ones.
 template <class V, bool kLargest>
 struct Place {
   decltype(order(V{})) best;
   Q at;
   INLINE_MEMBER void take(V x, int k) {
     auto key = order(x);
-    if (!kLargest) key = select(ne(x, x), key, ~key);  // NaN is found first either way
+    if (!kLargest) key = select(ne(x, x), key, ~key);  // a NaN wins in both cases
     const auto ahead = less(best, key);
     at = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), at);
     best = k == 0 ? key : select(ahead, key, best);
@@ -210,7 +210,7 @@ using ArgMax = Place<V, true>;
 template <class V, int>
 using ArgMin = Place<V, false>;
 
-// The first kCount of kSize elements in descending or ascending order, and where they were.
+// The first kCount of kSize elements in descending or ascending order, and their original indices.
 template <int kSize, int kCount, bool kDescending, class V>
 INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int places_apart) {
   decltype(order(V{})) keys[kCount];
@@ -222,7 +222,7 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
     I place = all(p);
     const int filled = p < kCount ? p : kCount;
     LOOP for (int t = 0; t < filled; ++t) {
-      const auto ahead = less(keys[t], own);  // and then for all t that follow: equal ones keep their order
+      const auto ahead = less(keys[t], own);  // if true, then for all later t, too: equal ones keep their order
       const auto lost = select(ahead, keys[t], key);
       const I lost_place = select(mask(ahead), at[t], place);
       keys[t] = select(ahead, key, keys[t]);

@@ -1,9 +1,9 @@
 // Vectors of rows: F, D, I and Q are LANES rows of float, double, int32_t and int64_t.
 //
-// Included once for each width, inside a namespace of its own, with LANES and RV (vectors in a row block)
-// defined. What is true or false is an I of -1 or 0. Every operation is exact or rounds once, so that
-// results do not depend on the width or on the processor; an fma is one where it is written and nowhere
-// else (-ffp-contract=off). x86-64-v2 has no fma: there `fma` rounds twice, and the bits are others.
+// Included once for each width, each time in a separate namespace, with LANES and RV (vectors in a row block)
+// defined. A truth value is an I of -1 (true) or 0. Every operation is exact or rounds once, so that results
+// do not depend on the width or on the processor. Only an `fma` in the source is compiled to an fma
+// (-ffp-contract=off). x86-64-v2 has no fma: there `fma` rounds twice, and the bits differ.
 
 #if LANES == 16
 #define X86(name) _mm512_##name
@@ -24,7 +24,7 @@ typedef int64_t Q_ __attribute__((vector_size(LANES * 8), may_alias));
 typedef double DHalf __attribute__((vector_size(LANES * 4), may_alias));
 typedef int64_t QHalf __attribute__((vector_size(LANES * 4), may_alias));
 
-// Eight bytes a row take two registers: compilers take comparisons of wider vectors apart.
+// Elements of eight bytes take two registers: compilers split comparisons of wider vectors into single elements.
 struct D {
   DHalf low, high;
 };
@@ -54,7 +54,7 @@ INLINE Q bits(D x) { return {(QHalf)x.low, (QHalf)x.high}; }
 INLINE F number(I x) { return (F)x; }
 INLINE D number(Q x) { return {(DHalf)x.low, (DHalf)x.high}; }
 
-INLINE F all(float x) { return x - F{}; }  // not F{} + x, which makes -0 a 0
+INLINE F all(float x) { return x - F{}; }  // not F{} + x, which changes -0 to 0
 INLINE I all(int32_t x) { return x - I{}; }
 INLINE D all(double x) { return {x - DHalf{}, x - DHalf{}}; }
 INLINE Q all(int64_t x) { return {x - QHalf{}, x - QHalf{}}; }
@@ -72,7 +72,7 @@ INLINE Q operator>>(Q x, int by) { return {x.low >> by, x.high >> by}; }
 INLINE Q shifted_left(Q x, Q by) { return {x.low << by.low, x.high << by.high}; }
 INLINE Q shifted_right(Q x, Q by) { return {x.low >> by.low, x.high >> by.high}; }
 
-// Conversions, as the processor's: towards zero to an integer, and the least one for what does not fit.
+// Conversions as in the processor: to an integer towards zero; a number that does not fit gives the least integer.
 INLINE D to_float64(F x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
 INLINE D to_float64(I x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
 INLINE F to_float32(D x) { return __builtin_convertvector(same_bits<D_>(x), F); }
@@ -80,7 +80,7 @@ INLINE F to_float32(I x) { return __builtin_convertvector(x, F); }
 INLINE Q wide(I x) { return same_bits<Q>(__builtin_convertvector(x, Q_)); }
 INLINE I narrow(Q x) { return __builtin_convertvector(same_bits<Q_>(x), I); }
 
-// Comparisons: false where there is a NaN.
+// Comparisons; with a NaN they are false.
 INLINE I less(F a, F b) { return a < b; }
 INLINE I less(I a, I b) { return a < b; }
 INLINE Q less(D a, D b) { return {a.low < b.low, a.high < b.high}; }
@@ -101,7 +101,8 @@ INLINE Q select(Q m, Q a, Q b) { return {m.low < 0 ? a.low : b.low, m.high < 0 ?
 INLINE D select(I m, D a, D b) { return select(wide(m), a, b); }
 INLINE Q select(I m, Q a, Q b) { return select(wide(m), a, b); }
 
-// What each instruction set has a name of its own for. `greater`: b where either is NaN, or both are 0.
+// Operations with a different name in each instruction set. `greater` and `lesser` give b if one of both is NaN, or if
+// both are 0.
 #if defined(__SSE4_1__)
 #define PAIR(name, a, b) {(DHalf)HALVED(name)(a.low, b.low), (DHalf)HALVED(name)(a.high, b.high)}
 #if LANES == 16
@@ -158,14 +159,14 @@ INLINE D fma(D a, D b, D c) {
   return {(DHalf)vfmaq_f64((float64x2_t)c.low, (float64x2_t)a.low, (float64x2_t)b.low),
           (DHalf)vfmaq_f64((float64x2_t)c.high, (float64x2_t)a.high, (float64x2_t)b.high)};
 }
-// The processor gives the nearest number; x86 the least.
+// For a number that does not fit, this processor gives the nearest integer; x86 gives the least.
 INLINE I to_int32(F x) {
   const I fits = (x >= all(-0x1p31f)) & (x < all(0x1p31f));
   return select(fits, __builtin_convertvector(x, I), all(INT32_MIN));
 }
 #endif
 
-INLINE Q to_int64(D x) {  // no instruction of AVX2 does this
+INLINE Q to_int64(D x) {  // AVX2 has no instruction for this
   Q found;
   UNROLL for (int l = 0; l < LANES / 2; ++l) {
     const bool low = x.low[l] >= -0x1p63 && x.low[l] < 0x1p63, high = x.high[l] >= -0x1p63 && x.high[l] < 0x1p63;
@@ -176,7 +177,7 @@ INLINE Q to_int64(D x) {  // no instruction of AVX2 does this
 }
 INLINE D to_float64(Q x) { return {__builtin_convertvector(x.low, DHalf), __builtin_convertvector(x.high, DHalf)}; }
 
-// Divisions of integers; 0 where the divisor is 0.
+// Divisions of integers; the result is 0 if the divisor is 0.
 template <class V>
 INLINE V quotient(V a, V b) {
   V found;
@@ -188,7 +189,7 @@ INLINE V quotient(V a, V b) {
 INLINE I div_trunc(I a, I b) { return quotient(a, b); }
 INLINE Q div_trunc(Q a, Q b) { return {quotient(a.low, b.low), quotient(a.high, b.high)}; }
 
-// A column as it lies: LANES of its rows, from `row` on, wherever that is.
+// LANES rows of a column, from `row` on; the address may be unaligned.
 #define COLUMN(name, T, V)                                                                               \
   typedef T name##_lanes __attribute__((vector_size(LANES * sizeof(T)), may_alias, aligned(sizeof(T)))); \
   INLINE V load_##name(const void *column, int64_t row) {                                                \
@@ -207,8 +208,8 @@ COLUMN(float64_, double, D_) COLUMN(int64_, int64_t, Q_) COLUMN(uint32_, uint32_
 LONG_COLUMN(float64, D, D_) LONG_COLUMN(int64, Q, Q_) LONG_COLUMN(uint32, Q, Q_)
 #undef LONG_COLUMN
 
-// Elements as a column of their own: the same one for all rows, or for each row that at its index, 0 where there
-// is no such item.
+// Elements gathered into a small column: the same element for all rows, or for each row the item at its index; 0 if
+// there is no such item.
 template <int kBytes>
 struct Gathered {
   char bytes[LANES * kBytes] = {};
@@ -230,7 +231,7 @@ INLINE Gathered<kBytes> items_at(const void *column, Q at, int64_t count) {
   return found;
 }
 
-// What each row picks for itself, of weights, or in vector r of a tensor in memory.
+// The element at each row's index, of weights, or of vector r of a tensor in memory.
 INLINE F pick(const float *from, I at) {
 #if defined(__AVX512F__) && LANES == 16
   return (F)_mm512_i32gather_ps((__m512i)at, from, 4);

@@ -1,4 +1,4 @@
-// The kernel as a function of the CPU, for the driver that stands in for a GPU's (engines/native/emulated). Included
+// The kernel as a function of the CPU, for the driver that emulates a GPU's driver (engines/native/emulated). Included
 // at the end of a network's file.
 #if !defined(__CUDACC_RTC__) && !defined(__HIP__)
 #define EXPORTED extern "C" __attribute__((visibility("default")))

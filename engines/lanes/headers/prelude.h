@@ -1,5 +1,5 @@
-// What comes before lanes.h, functions.h and kernels.h, which are included once for each width, inside a
-// namespace of its own.
+// Included before lanes.h, functions.h and kernels.h, which are then included once for each width, each time
+// in a separate namespace.
 #include <stdint.h>
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -1,11 +1,11 @@
-// One row, in place of the vectors of lanes.h: F, I, D and Q are one float, int32_t, double and int64_t. A thread
-// of a GPU is a row. Each operation is the one that lanes.h has for a lane, so that the bits are the same.
+// Replaces the vectors of lanes.h on a GPU, where a thread computes one row: F, I, D and Q are one float, int32_t,
+// double and int64_t. Each operation is that of a lane in lanes.h, so that the results have the same bits.
 
 #define LANES 1
 #define RV 1
 constexpr int kRows = 1;
 
-// What is true or false is an I of -1 or 0.
+// Also a truth value: -1 is true, 0 is false.
 struct I {
   int32_t v;
   I() = default;
@@ -77,7 +77,7 @@ COMPARED(F, <) COMPARED(F, <=) COMPARED(F, >) COMPARED(F, >=) COMPARED(F, ==) CO
 COMPARED(I, <) COMPARED(I, <=) COMPARED(I, >) COMPARED(I, >=) COMPARED(I, ==) COMPARED(I, !=)
 #undef COMPARED
 
-// Conversions as x86's: towards zero to an integer, and the least one for what does not fit.
+// Conversions as on x86: to an integer towards zero; a number that does not fit gives the least integer.
 INLINE D to_float64(F x) { return {(double)x.v}; }
 INLINE D to_float64(I x) { return {(double)x.v}; }
 INLINE D to_float64(Q x) { return {(double)x.v}; }
@@ -88,7 +88,7 @@ INLINE I narrow(Q x) { return (int32_t)x.v; }
 INLINE I to_int32(F x) { return x.v >= -0x1p31f && x.v < 0x1p31f ? (int32_t)x.v : INT32_MIN; }
 INLINE Q to_int64(D x) { return {x.v >= -0x1p63 && x.v < 0x1p63 ? (int64_t)x.v : INT64_MIN}; }
 
-// Comparisons: false where there is a NaN.
+// Comparisons; with a NaN they are false.
 #define ORDERED(V, M)                                                             \
   INLINE M less(V a, V b) { return {-(decltype(M::v))(a.v < b.v)}; }        \
   INLINE M equal(V a, V b) { return {-(decltype(M::v))(a.v == b.v)}; }      \
@@ -104,7 +104,7 @@ INLINE V select(Q m, V a, V b) {
   return m.v < 0 ? a : b;
 }
 
-// `greater`: b where either is NaN, or both are 0.
+// `greater` and `lesser` give b if one of both is NaN, or if both are 0.
 #define OF_HARDWARE(V, single)                                \
   INLINE V round(V x) { return {HARDWARE(rint##single)(x.v)}; }   \
   INLINE V floor(V x) { return {HARDWARE(floor##single)(x.v)}; }  \
@@ -119,7 +119,7 @@ INLINE D sqrt(D x) { return {ROUNDED_SQRT(x.v)}; }
 INLINE F fma(F a, F b, F c) { return ROUNDED_FMAF(a.v, b.v, c.v); }
 INLINE D fma(D a, D b, D c) { return {ROUNDED_FMA(a.v, b.v, c.v)}; }
 
-// Divisions of integers; 0 where the divisor is 0.
+// Divisions of integers; the result is 0 if the divisor is 0.
 INLINE I div_trunc(I a, I b) { return b.v == 0 ? I(0) : b.v == -1 ? -a : I(a.v / b.v); }
 INLINE Q div_trunc(Q a, Q b) { return b.v == 0 ? Q{0} : b.v == -1 ? -a : Q{a.v / b.v}; }
 
@@ -148,7 +148,7 @@ INLINE Gathered<kBytes> items_at(const void *column, Q at, int64_t count) {
   return found;
 }
 
-// What each row picks for itself, of weights, or of a tensor in memory.
+// The element at this row's index, of weights or of a tensor in memory.
 INLINE F pick(const float *from, I at) { return from[at.v]; }
 INLINE I pick(const int32_t *from, I at) { return from[at.v]; }
 INLINE D pick(const double *from, I at) { return {from[at.v]}; }

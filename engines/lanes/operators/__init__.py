@@ -1,6 +1,6 @@
-"""How each of ATen's operators is lowered: one function an operator, or a few alike."""
+"""How ATen's operators are lowered: one function for an operator or for several similar ones."""
 
-from engines.lanes.operators import (  # each registers its functions
+from engines.lanes.operators import (  # each module registers its functions
     pointwise,
     pooling,
     products,

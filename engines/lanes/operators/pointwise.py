@@ -11,7 +11,7 @@ from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.tensors import Map, Tensor
 from engines.lanes.values import RANGES, Value
 
-# Functions of one number. The cost is about what one takes beside an addition.
+# Functions of one number, with their cost: roughly the time relative to an addition.
 _UNARY = {
     "abs": 1, "neg": 1, "exp": 9, "exp2": 10, "expm1": 12, "log": 12, "log2": 30, "log10": 30,
     "log1p": 16, "sqrt": 5, "sigmoid": 14, "tanh": 14, "sinh": 40, "cosh": 40, "asinh": 60,
@@ -27,7 +27,7 @@ _BINARY = {
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
-# The powers that take no logarithm.
+# Exponents for which `pow` needs no logarithm: the function and its cost.
 _POWERS = {0.5: ("sqrt", 5), 1.0: ("same", 0), 2.0: ("square", 1), 3.0: ("cube", 2)}
 
 
@@ -127,7 +127,7 @@ def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) 
 
 @lowers("clamp", "clamp_min", "clamp_max")
 def clamp(build: Builder, step: Step, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """NaN stays; where the least is above the most, the most wins."""
+    """NaN stays NaN. If `low` exceeds `high`, the result is `high`."""
     if step.name == "clamp_max":
         low, high = None, low
     if low is not None:
@@ -141,14 +141,14 @@ def convert(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor
 
 
 def common_dtype(a: Any, b: Any) -> str:
-    """What torch compares two arguments as."""
+    """The dtype to which torch converts two arguments before it compares them."""
     found = torch.result_type(*(_stand_in(each) for each in (a, b)))
     return str(found).removeprefix("torch.")
 
 
 def _stand_in(given: Any) -> Any:
     if isinstance(given, Value):
-        return 1  # a size is an integer that widens nothing
+        return 1  # a size is an integer that does not change the result's dtype
     if not isinstance(given, Tensor):
         return given
     return torch.empty([1] * len(given.shape), dtype=getattr(torch, given.dtype))

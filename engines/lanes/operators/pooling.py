@@ -35,7 +35,7 @@ def mean_pool(
 ) -> Tensor:  # fmt: skip
     windows = _windows(build, step, x, kernel, stride or kernel, padding, (1,), 0.0)
     summed = reduced(build, "sum", windows, _inner(windows, step), step.dtype)
-    # torch says by how much it divides: of ones, the mean is the share that counts.
+    # torch itself gives the divisors: the sum of a window of ones, divided by its mean.
     function = getattr(torch.nn.functional, step.name)
     ones = torch.ones(x.shape, dtype=step.results[0].dtype)
     size = float(torch.tensor(_each(kernel, len(step.shape) - 2)).prod())
@@ -52,7 +52,8 @@ def _windows(
     build: Builder, step: Step, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], outside: float,
 ) -> Tensor:  # fmt: skip
-    """(…, results, window): every window's elements, with what lies outside of the input."""
+    """The elements of every window, of shape (…, results, window). Places outside of the input have
+    the value `outside`."""
     spatial = step.shape[2:] if len(x.shape) > 2 else step.shape[1:]
     dims, lead = len(spatial), len(x.shape) - len(spatial)
     kernel, stride, padding, dilation = (

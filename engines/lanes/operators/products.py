@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: sums over products of two tensors' elements."""
+"""Matrix products and convolutions: sums of products of two tensors' elements."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
 
 
 def operand(build: Builder, step: Step, given: Any) -> Tensor:
-    """Weights as they are; what rows compute, in memory."""
+    """An operand of a product: weights as they are; other tensors are stored in memory."""
     if step.dtype not in _FLOATS:
         what = "integers" if step.dtype in RANGES else step.dtype
         raise NotKnown(f"a product of {what}")
@@ -99,7 +99,7 @@ def convolution(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a convolution: a number for each spatial dimension."""
+    """The parameters of a convolution: a number for each spatial dimension."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -140,7 +140,8 @@ def _ordinary(
 def _transposed(
     build: Builder, step: Step, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
 ) -> Tensor:
-    """As many ordinary ones, without stride, as there are places between two elements of `x`."""
+    """A transposed convolution, as one ordinary convolution without stride for each phase (the
+    position of a result modulo the stride). Their results are interleaved."""
     strides = list(sizes.stride)
     if any(by > 1 and apart > 1 for by, apart in zip(strides, sizes.dilation, strict=True)):
         raise NotKnown("a transposed convolution with stride and dilation")
@@ -176,7 +177,8 @@ def _transposed(
 
 @dataclass(frozen=True)
 class _Span:
-    """Along one dimension: results from `first` on, and the room that their sums need."""
+    """Along one dimension: the `count` results of one phase, of which `first` is the first. Their
+    sums need `before` and `behind` zeros around the input; negative: elements that are not used."""
 
     first: int
     count: int
@@ -187,8 +189,8 @@ class _Span:
 def _span(
     phase: int, by: int, padding: int, results: int, apart: int, taps: int, size: int
 ) -> _Span:
-    """Result `o` sums x[q - apart * t] over the taps t, with o + padding = by * q + phase."""
-    least = -((phase - padding) // by)  # of q
+    """Result `o` sums x[q - apart * t] over the taps t. Here, o + padding = by * q + phase."""
+    least = -((phase - padding) // by)  # the least q
     most = (results - 1 + padding - phase) // by
     reach = apart * (taps - 1)
     return _Span(by * least + phase - padding, most - least + 1, reach - least, most - (size - 1))
@@ -203,7 +205,7 @@ def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indic
 
 
 def padded(build: Builder, x: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
-    """With zeros around, for each spatial dimension before and behind; less where negative."""
+    """`x` with (before, behind) zeros in each spatial dimension; negative numbers cut off."""
     if not any(map(any, sides)):
         return x
     flat = [side for pair in reversed(sides) for side in pair]

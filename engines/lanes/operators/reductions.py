@@ -21,7 +21,7 @@ _KINDS = {"amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "pro
 def reduced(
     build: Builder, kind: str, x: Tensor, dims: Any, dtype: str, keep: bool = False
 ) -> Tensor:
-    """`dims`: one, several, or none for all of them."""
+    """A reduction of `x`. `dims`: one dimension, several, or none for all dimensions."""
     rank = len(x.shape)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     made: Tensor = build.add(Reduction(kind, x, sorted({d % rank for d in dims}), dtype, keep))
@@ -37,7 +37,7 @@ def total(
     found = reduced(build, "sum", build.cast(x, step.dtype), dims, step.dtype, keep)
     if step.name == "sum":
         return found
-    # A quotient: the mean of equal numbers is that number.
+    # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
     return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype, 4)
 
 
@@ -66,7 +66,7 @@ def place_of_extremum(
 def extremum_with_place(
     build: Builder, step: Step, x: Tensor, *given: Any
 ) -> Tensor | list[Tensor]:
-    """Of all elements; or along a dimension, with where it was."""
+    """The extremum of all elements, of two tensors, or along a dimension, then with its index."""
     if not given:
         return reduced(build, step.name, x, None, step.dtype)
     if isinstance(given[0], Tensor | torch.Tensor):
@@ -82,7 +82,7 @@ def variance(
     build: Builder, step: Step, x: Tensor, dims: Any = None, unbiased: Any = True, keep: Any = None,
     *, correction: float | None = None, keepdim: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
-    """Of the differences from the mean, in a second pass."""
+    """The variance, from the differences to the mean in a second pass."""
     if correction is None:
         correction = float(bool(unbiased))
     keepdim = keepdim or bool(keep)
@@ -108,7 +108,7 @@ def _dropped(kept: Sequence[int], shape: Sequence[int], x: Tensor, dims: Any) ->
 
 
 def moments(build: Builder, x: Tensor, dims: Any, correction: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance, with the dimensions kept at size 1."""
+    """Mean and variance along `dims`, which are kept with size 1."""
     rank = len(x.shape)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     count = math.prod(x.shape[d] for d in dims)
@@ -155,7 +155,7 @@ def batch_norm(
     build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any,
     momentum: float, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """One fma: the constants are worked out in double precision."""
+    """One fma for each element. Its constants are computed in double precision."""
     scale = 1 / torch.sqrt(var.double() + eps)
     scale = scale if weight is None else scale * weight.double()
     shift = -mean.double() * scale + (0 if bias is None else bias.double())
@@ -178,7 +178,7 @@ def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
 
 @lowers("_softmax", "_log_softmax")
 def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
-    """One division for a row of probabilities."""
+    """One division for all probabilities along `dim`."""
     x = build.cast(x, step.dtype)
     if not x.shape:
         x = reshape(build, _like(x, (1,)), x)
@@ -198,7 +198,7 @@ def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
 
 @lowers("_safe_softmax")
 def safe_softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
-    """0 where everything is masked."""
+    """As `softmax`, but 0 if all elements along `dim` are -inf."""
     least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
     masked = reduced(build, "all", least, dim, "bool", True)
     found = softmax(build, step, x, dim)

@@ -1,4 +1,4 @@
-"""Which function lowers which of ATen's operators. A new one is a function with `@lowers`."""
+"""The registry of functions that lower ATen's operators. `@lowers` adds a function to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engines.lanes.tensors import UNKNOWN
 class Step:
     """An operator in the program for one row.
 
-    `results` are torch's own stand-ins for what it gives, with shape and dtype and no memory.
+    `results` are torch's fake tensors for its results, with shape and dtype but without memory.
     """
 
     name: str
@@ -35,10 +35,10 @@ LOWERINGS: dict[str, Callable[..., Any]] = {}
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
-    """Says that a function lowers the operators of these names, whatever their overloads.
+    """Registers a function that lowers the operators with these names, for all overloads.
 
-    It takes the builder, the step and the operator's arguments, and returns a tensor, or as many
-    as the operator has results. It raises NotKnown for a use that it has no code for.
+    It takes the builder, the step and the operator's arguments. It returns a tensor, or a list if
+    the operator has several results. It raises NotKnown for arguments that it cannot lower.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -49,5 +49,5 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape; a size that is known only at run time is UNKNOWN."""
+    """The shape of a tensor, with UNKNOWN for a size that is known only at run time."""
     return tuple(size if isinstance(size, int) else UNKNOWN for size in tensor.shape)

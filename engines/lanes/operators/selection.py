@@ -1,4 +1,4 @@
-"""Elements picked, sorted and put by index, which may be each row's own."""
+"""Picking, sorting and putting elements by index. The indices may differ between rows."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def embedding(build: Builder, step: Step, weight: Any, index: Any, *_: Any) -> T
 
 @lowers("index", "_unsafe_index")
 def index(build: Builder, step: Step, x: Any, indices: Sequence[Any]) -> Tensor:
-    """NumPy's rules: indices are broadcast against each other; where they are adjacent the result
-    has their dimensions there, else in front."""
+    """NumPy's rules: indices are broadcast against each other. Their dimensions replace the indexed
+    dimensions if those are adjacent, else they come first."""
     base = build.tensor(x)
     if any(_dtype(i) == "bool" for i in indices if i is not None):
         raise NotKnown("picking by a mask, which gives each row another number of elements")
@@ -80,7 +80,7 @@ def index(build: Builder, step: Step, x: Any, indices: Sequence[Any]) -> Tensor:
 def _broadcast(
     build: Builder, each: Any, shape: Sequence[int], begin: int, size: int, result: Sequence[int]
 ) -> Pick:
-    """An index that is broadcast to `shape`, whose dimensions are the result's from `begin` on."""
+    """An index, broadcast to `shape`. Its dimensions are those of the result from `begin` on."""
     if isinstance(each, torch.Tensor):
         wrapped = torch.where(each < 0, each + size, each) if size != UNKNOWN else each
         return _formula(wrapped.expand(tuple(shape)), shape, begin)
@@ -89,7 +89,7 @@ def _broadcast(
 
 
 def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
-    """Negative indices count from the end."""
+    """The index with `size` added where it is negative."""
     index = build.cast(index, "int64")
     if size == UNKNOWN or (index.bounds is not None and index.bounds[0] >= 0):
         return index
@@ -109,7 +109,8 @@ def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
 
 
 def picked(build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[Pick]) -> Tensor:
-    """Elements of a tensor; one that rows compute has to lie in memory for that."""
+    """The elements of `base` at `picks`. If an index differs between rows, a `base` that rows
+    compute is stored in memory."""
     if any(isinstance(pick, Tensor) for pick in picks):
         if UNKNOWN not in base.shape and not isinstance(base, Constant):
             base = build.in_memory(base)
@@ -119,7 +120,7 @@ def picked(build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[P
 
 
 def own(dim: int) -> Pick:
-    """The same index as the result's along a dimension."""
+    """The index of the result along a dimension."""
     return lambda at: at[dim]
 
 
@@ -139,7 +140,7 @@ def along(build: Builder, index: Any, shape: Sequence[int], dim: int) -> Pick:
 
 
 def _formula(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pick:
-    """A constant index, whose dimensions are the result's from `begin` on."""
+    """A constant index. Its dimensions are those of the result from `begin` on."""
     table = tuple(int(i) for i in index.flatten().tolist())
     return lambda at: entry(table, flat(at[begin : begin + len(shape)], shape))
 
@@ -238,7 +239,7 @@ def bucketize(
     build: Builder, step: Step, a: Any, b: Any, *, out_int32: bool = False, right: bool = False,
     **_: Any,
 ) -> Tensor:  # fmt: skip
-    """How many of the constant boundaries lie below."""
+    """Counts the constant boundaries below each value."""
     values, edges = (a, b) if step.name == "bucketize" else (b, a)
     if not isinstance(edges, torch.Tensor) or edges.dim() != 1:
         raise NotKnown("boundaries that depend on the row")

@@ -1,4 +1,4 @@
-"""Operators that move elements, or leave them where they are: each is a change of indices."""
+"""Operators that only rearrange elements: each is a change of indices."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def split(build: Builder, step: Step, x: Tensor, *given: Any) -> list[Tensor]:
 
 
 def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) -> Tensor:
-    """A view with another index along one dimension."""
+    """A view whose index along one dimension is changed by the function `to`."""
     dim %= len(x.shape)
 
     def where(index: Indices) -> Indices:
@@ -175,7 +175,7 @@ def _of_items(build: Builder, step: Step, given: Sequence[Tensor], dim: int) -> 
 
 
 def shift(dim: int, by: int) -> Any:
-    """Further along one dimension."""
+    """A change of indices: adds `by` along one dimension."""
 
     def place(index: Indices) -> Indices:
         return (*index[:dim], index[dim] + by, *index[dim + 1 :])
@@ -185,7 +185,8 @@ def shift(dim: int, by: int) -> Any:
 
 @lowers("constant_pad_nd")
 def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], value: float = 0) -> Tensor:
-    """`sides`: before and behind, from the last dimension on; negative ones cut off."""
+    """`sides`: the widths before and behind for each dimension, the last dimension first. Negative
+    widths cut elements off."""
     pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)]
     for k, (before, behind) in enumerate(pairs):
         dim = len(x.shape) - 1 - k
@@ -209,7 +210,7 @@ def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], value: floa
 def _around(
     build: Builder, step: Step, inner: Shape, first: Sequence[int], value: float
 ) -> Iterator[Part]:
-    """What lies on both sides of a tensor along each dimension, filled with a number."""
+    """The parts of the result around the inner tensor, filled with a number."""
     number = build.tensor(value, step.dtype)
     for dim, (whole, size, begin) in enumerate(zip(step.shape, inner, first, strict=True)):
         for at, room in ((0, begin), (begin + size, whole - begin - size)):
@@ -223,7 +224,7 @@ def put(
     build: Builder, step: Step, x: Any, source: Any, dim: int = 0, start: Any = None,
     end: Any = None, by: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Another tensor in a part of this one."""
+    """`x` with `source` in place of a slice or of one index along `dim`."""
     dim %= len(step.shape)
     first = start or 0
     first = first + step.shape[dim] if first < 0 else first
@@ -248,7 +249,7 @@ def copy(build: Builder, step: Step, x: Any, source: Any, *_: Any) -> Tensor:
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
         "new_empty", "full", "zeros", "ones")  # fmt: skip
 def filled(build: Builder, step: Step, *given: Any, **_: Any) -> Any:
-    """The same number everywhere."""
+    """A tensor with the same number in all elements."""
     value: Any = 1 if "ones" in step.name else 0
     if "full" in step.name:
         value = given[-1]

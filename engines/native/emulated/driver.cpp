@@ -1,11 +1,13 @@
-// A driver that runs on the CPU: libcuda.so.1 and libamdhip64.so, as far as device_driver.h calls them, to show that a kernel
-// gives the right answers through the whole path but the chip. Order, handles and arguments of calls are checked. Memory of a
-// device cannot be touched but while the device works, and ends at a page that nobody may touch. Work on a stream waits until
-// somebody asks for it: what relies on being done at once shows.
+// A driver that emulates a GPU on the CPU: the functions of libcuda.so.1 and libamdhip64.so that device_driver.h calls. It
+// tests the whole path of a kernel except the chip. It checks the order, handles and arguments of calls. Device memory can be
+// accessed only while the device works, and ends at a page without access. Work on a stream waits until a call synchronises
+// it, so that code which relies on earlier execution fails.
 //
-// SOA_EMULATED is a folder with `image`, the code that may be loaded, and `kernel.so`, the same text compiled for this CPU.
-// SOA_EMULATED_ARCH is the architecture (90; 100 for 10.0), SOA_EMULATED_DEVICES how many there are (1),
-// SOA_EMULATED_VENDOR whose names are used ("cuda"), SOA_EMULATED_FAULT="FUNCTION CODE AFTER" makes calls of a function, by its name of CUDA, fail after so many that worked.
+// Environment variables, with their defaults in brackets:
+// SOA_EMULATED: a folder with `image`, the code that may be loaded, and `kernel.so`, the same source compiled for this CPU.
+// SOA_EMULATED_ARCH: the architecture (90; it is 100 for 10.0). SOA_EMULATED_DEVICES: the number of devices (1).
+// SOA_EMULATED_VENDOR: the vendor whose names are used ("cuda"). SOA_EMULATED_FAULT="FUNCTION CODE AFTER": calls of the
+// function, given by its CUDA name, return CODE after AFTER calls that worked.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -65,7 +67,7 @@ std::string setting(const char *name, const char *otherwise) {
 
 int devices() { return std::atoi(setting("SOA_EMULATED_DEVICES", "1").c_str()); }
 
-// What every call asks first. `within`: whether it needs a context.
+// The first check of every call. within: true if the call needs a context.
 int checked(const char *function, bool within = true) {
   static std::map<std::string, int> calls;
   char name[64] = "";
@@ -82,7 +84,7 @@ void open_memory(int device, int how) {
   }
 }
 
-// Does what waits on a stream, in its order. All other streams wait on.
+// Executes the waiting work of a stream, in order. All other streams keep waiting.
 void work_off(Stream *stream) {
   open_memory(stream->context->device, PROT_READ | PROT_WRITE);
   for (const auto &each : stream->work) each();
@@ -90,7 +92,7 @@ void work_off(Stream *stream) {
   open_memory(stream->context->device, PROT_NONE);
 }
 
-// The stream that a handle means: the default one of the context where it is null.
+// The stream of a handle; null: the default stream of the context.
 Stream *stream_of(void *handle) {
   static std::map<Context *, Stream> defaults;
   if (handle == nullptr) return &defaults.try_emplace(current.back(), Stream{current.back(), {}}).first->second;
@@ -198,7 +200,7 @@ ENTRY(cuLaunchKernel, hipModuleLaunchKernel,
   if (gx == 0 || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 || shared != 0 || extra != nullptr) return kInvalid;
   if (!current.empty() && module->context != current.back()) return kNoContext;
   const auto *bytes = static_cast<const char *>(given[0]);
-  std::vector<std::uint64_t> copy((module->given + 7) / 8);  // a launch takes its arguments along
+  std::vector<std::uint64_t> copy((module->given + 7) / 8);  // a launch copies its arguments
   std::memcpy(copy.data(), bytes, module->given);
   return queue("cuLaunchKernel", stream, [=] { module->kernel(copy.data(), gx, bx); });
 }
@@ -225,14 +227,14 @@ ENTRY(cuMemAlloc_v2, hipMalloc, (Address *address, std::size_t size), (address, 
   const std::size_t mapped = (room + page - 1) / page * page;
   void *pages = ::mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return kNoMemory;
-  *address = reinterpret_cast<Address>(pages) + mapped - room;  // its end is at the page that stays closed
+  *address = reinterpret_cast<Address>(pages) + mapped - room;  // it ends where the page without access begins
   memory[*address] = {reinterpret_cast<Address>(pages), mapped, size, current.back()->device};
   return kOk;
 }
 ENTRY(cuMemFree_v2, hipFree, (Address address), (address)) {
   const auto found = memory.find(address);
   if (found == memory.end()) return kInvalid;
-  for (Stream *stream : streams) work_off(stream);  // it waits for the device
+  for (Stream *stream : streams) work_off(stream);  // freeing waits for the device
   ::munmap(reinterpret_cast<void *>(found->second.pages), found->second.mapped);
   memory.erase(found);
   return checked("cuMemFree_v2", false);

@@ -1,5 +1,5 @@
-// soa_arguments: what an artifact takes, as its arguments.txt says (soa/describe.py has the format); and how what the C
-// interface refuses becomes an exception.
+// soa_arguments: reads arguments.txt, which describes the arguments of an artifact (soa/describe.py has the format), and
+// turns errors of the C interface into exceptions.
 #ifndef SOA_ARGUMENTS_HPP
 #define SOA_ARGUMENTS_HPP
 
@@ -18,7 +18,7 @@
 
 namespace soa {
 
-// What was loaded.
+// The bundle, target and engine of a loaded model.
 struct Origin {
   std::string name, ref, digest, target, engine;
 };
@@ -32,18 +32,18 @@ struct Argument {
 
 struct Rows {
   std::int64_t min = 0, max = 0;
-  std::int64_t compiled = 0;  // the most at once; in tiles `max` is larger
+  std::int64_t compiled = 0;  // the most rows in one run of the artifact; with tiles, `max` may be larger
 };
 
 struct State {
   std::map<std::string, Layout> layouts;
-  std::set<std::string> written;  // of these, the outputs
+  std::set<std::string> written;  // the names of the collections with outputs
   std::map<std::string, Rows> rows;
   std::vector<Argument> arguments;
-  std::int64_t tile = 0;  // rows at a time
+  std::int64_t tile = 0;  // rows of a tile; 0: no tiles
   std::string kinds;
-  int threads = 1;  // which share the tiles
-  bool any_first = false;  // whether windows may begin at any row
+  int threads = 1;  // the number of threads that share the tiles
+  bool any_first = false;  // true if windows may begin at any row
   std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
   Origin origin;
 };
@@ -63,7 +63,7 @@ struct State {
   throw Error(said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch);
 }
 
-// A call of the C interface, `call(message, size)`: what it refuses is thrown.
+// Calls a function of the C interface, `call(message, size)`, and throws its error as an exception.
 template <typename Call>
 void check(const Call &call) {
   char message[2048];
@@ -79,7 +79,7 @@ std::string listed(const Map &map) {
   return names.empty() ? "none" : names;
 }
 
-// Whether an argument is what its kind says, of columns and rows that there are.
+// True if an argument fits its kind, and its columns and rows exist.
 inline bool makes_sense(const Argument &argument, const State &state) {
   if (argument.kind == "carrier") return state.rows.count(argument.rows) > 0;
   const auto found = state.layouts.find(argument.collection);
@@ -99,7 +99,7 @@ inline bool makes_sense(const Argument &argument, const State &state) {
   return begun && left == 0 && (!matrix || (argument.count > 0 && found->second.storage == "buffer"));
 }
 
-// One line each, behind its first word; false for what makes no sense.
+// Each of these reads the rest of a line, after its first word. They return false if the line is not valid.
 inline bool read_rows(std::istream &fields, State &state) {
   std::string name;
   Rows rows;
@@ -139,7 +139,7 @@ inline bool read_argument(std::istream &fields, State &state) {
   return makes_sense(argument, state);
 }
 
-// More rows at a time than it was compiled for make no sense either.
+// A tile with more rows than the artifact was compiled for is not valid.
 inline bool read_tile(std::istream &fields, State &state) {
   std::int64_t limit = 0;
   fields >> state.tile >> state.kinds >> limit;
@@ -151,7 +151,7 @@ inline bool read_tile(std::istream &fields, State &state) {
   return fits;
 }
 
-// where: the file, for errors.
+// where: the name of the file, for error messages.
 inline void read_description(std::istream &stream, const std::string &where, State &state) {
   std::string line, word;
   const bool found = static_cast<bool>(std::getline(stream, line));
@@ -173,7 +173,7 @@ inline void read_description(std::istream &stream, const std::string &where, Sta
   }
 }
 
-// An opened model as C++ sees it, by the content of its arguments.txt.
+// The state of an opened model, from the content of its arguments.txt.
 inline std::shared_ptr<State> described(soa_model *model, void (*close)(soa_model *), const char *arguments,
                                         const std::string &where, int threads) {
   auto state = std::make_shared<State>();

@@ -1,4 +1,4 @@
-// soa_error: what is refused, each with its code in words.
+// soa_error: the errors, each with a code such as "bind-rows".
 #ifndef SOA_ERROR_HPP
 #define SOA_ERROR_HPP
 
@@ -9,8 +9,8 @@
 
 namespace soa {
 
-// A kind of mistake: its code, which docs/reference/refusals.md explains and Python has too, and what the functions of
-// the C interface return for it.
+// A kind of error: its code, which Python uses, too (see docs/reference/refusals.md), and the value that functions of the C
+// interface return for it.
 struct Refusal {
   const char *code;
   int returned;
@@ -31,7 +31,7 @@ inline constexpr Refusal error{"error", SOA_BAD_ARGUMENT}, layout{"layout", SOA_
 
 }  // namespace refusals
 
-// A mistake in one line, at whose end its code stands in brackets: what(). message() is the line without it.
+// An error. what() is one line with the code in brackets at the end; message() is the line without the code.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string &said, const Refusal &refusal = refusals::error)
@@ -45,27 +45,27 @@ class Error : public std::runtime_error {
   Refusal refusal_;
   std::size_t length_;
 };
-// The folder is not the sealed bundle: something is missing, altered, truncated or too many.
+// The folder is not the sealed bundle: a file is missing, altered, truncated or does not belong to it.
 class BundleError : public Error {
   using Error::Error;
 };
-// No promotion vouches for it, and production asks for one.
+// The bundle was not promoted, and production needs a promotion.
 class PromotionError : public Error {
   using Error::Error;
 };
-// No trusted key has signed it.
+// No trusted key has signed the bundle.
 class TrustError : public Error {
   using Error::Error;
 };
-// This host runs none of its artifacts.
+// This host can run none of the bundle's artifacts.
 class HostError : public Error {
   using Error::Error;
 };
-// A generated header is of another version, or of other layouts.
+// A generated header belongs to another version, or has other layouts.
 class HeaderError : public Error {
   using Error::Error;
 };
-// Test mode: an answer is not the reference's.
+// Test mode: an answer differs from the reference.
 class DeviationError : public Error {
   using Error::Error;
 };

@@ -1,6 +1,6 @@
-// soa_layout: what a model's columns are, and where each of their bytes lies.
+// soa_layout: the columns of a model, and where their bytes lie.
 //
-// A buffer is laid out as CMSSW's GENERATE_SOA_LAYOUT lays it out. Mistakes are soa::Error with one line each.
+// A buffer has the layout of CMSSW's GENERATE_SOA_LAYOUT. Errors are thrown as soa::Error with one line each.
 #ifndef SOA_LAYOUT_HPP
 #define SOA_LAYOUT_HPP
 
@@ -13,12 +13,12 @@
 
 namespace soa {
 
-// `bytes` up to the next multiple of `alignment`.
+// `bytes` rounded up to a multiple of `alignment`.
 constexpr std::size_t padded(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-// count * size + more, in bytes; Error where that is more than memory can have.
+// count * size + more, in bytes. Throws Error if no memory can be so large.
 inline std::size_t bytes_of(std::size_t count, std::size_t size, std::size_t more = 0) {
   std::size_t bytes = 0;
   if (__builtin_mul_overflow(count, size, &bytes) || __builtin_add_overflow(bytes, more, &bytes) || bytes > PTRDIFF_MAX / 2) {
@@ -32,7 +32,7 @@ struct Column {
   std::string name, dtype, kind;
   std::size_t itemsize = 0, components = 1;
 
-  // Whether no model gets it: a struct, or a std::array. Such an element asks for no alignment.
+  // True for structs and arrays, which are never passed to a model. Such an element needs no alignment.
   bool opaque() const { return dtype.compare(0, 6, "opaque") == 0; }
   bool operator==(const Column &other) const {
     return name == other.name && dtype == other.dtype && itemsize == other.itemsize && kind == other.kind &&
@@ -40,8 +40,8 @@ struct Column {
   }
 };
 
-// The byte layout of one collection. storage is "buffer" or "columns"; offset and nbytes are a
-// buffer's.
+// The byte layout of one collection. storage is "buffer" or "columns"; offset() and nbytes() need a
+// buffer.
 class Layout {
  public:
   std::vector<Column> columns;
@@ -52,12 +52,12 @@ class Layout {
     return columns == other.columns && alignment == other.alignment && rows == other.rows && storage == other.storage;
   }
 
-  // Bytes that a separate column's address is a multiple of.
+  // The alignment of a separate column's address, in bytes.
   std::size_t alignment_of(const Column &column) const {
     return column.opaque() ? alignment : std::max(alignment, column.itemsize);
   }
 
-  // Rows from one to the next at which every column is aligned as the first row is.
+  // The distance, in rows, of rows at which every column is aligned as at row 0.
   std::size_t row_step() const {
     std::size_t step = 1;
     for (const Column &column : columns) {
@@ -66,7 +66,7 @@ class Layout {
     return step;
   }
 
-  // Bytes from one component of a column to the next.
+  // The distance of two components of a column, in bytes.
   std::size_t pitch(const Column &column, std::size_t n) const {
     return padded(bytes_of(column.kind == "scalar" ? 1 : n, column.itemsize), alignment);
   }

@@ -1,6 +1,6 @@
-// soa_memory: the memory of a collection, one's own or somebody else's, as it is bound to a model.
+// soa_memory: the memory of a collection that is bound to a model.
 //
-// Mistakes are soa::Error with one line each.
+// Errors are thrown as soa::Error with one line each.
 #ifndef SOA_MEMORY_HPP
 #define SOA_MEMORY_HPP
 
@@ -20,13 +20,13 @@
 
 namespace soa {
 
-// The addresses of separate columns by name: one for each component, those of a matrix column by column.
+// The addresses of separate columns, by name: one for each component. For a matrix, its entries column by column.
 using Columns = std::map<std::string, std::vector<void *>>;
 using ConstColumns = std::map<std::string, std::vector<const void *>>;
 
-// A collection's memory, a buffer or separate columns: `capacity` elements (that is what a buffer's column pitch follows
-// from; -1: just enough), of which n are in use. With `first` it is a window, the n rows from that one on and no others;
-// without, a call may use up to `capacity` rows. What is const is bound as an input only.
+// The memory of a collection, a buffer or separate columns: it has `capacity` elements (-1: just enough), of which n are in
+// use. The capacity determines the offsets in a buffer. With `first` it is a window: only the n rows from `first` on may be
+// used. Without `first`, a call may use up to `capacity` rows. Const memory can be bound as an input only.
 struct Memory {
   Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1, std::int64_t first_row = -1)
       : Memory(std::move(name), rows, room, first_row) {
@@ -57,10 +57,10 @@ struct Memory {
   std::int64_t n, capacity, first;
   bool window, readonly = false;
 
-  // How many rows a call may use.
+  // The largest number of rows that a call may use.
   std::int64_t most() const { return window ? n : capacity; }
 
-  // The first row in use of a component of a column.
+  // The address of the first row in use, for a component of a column.
   char *address(const Layout &layout, const Column &column, std::size_t component) const {
     const auto room = static_cast<std::size_t>(capacity);
     char *start = nullptr;
@@ -74,7 +74,7 @@ struct Memory {
     return start + static_cast<std::size_t>(first) * column.itemsize;
   }
 
-  // Where all of it begins and ends: a buffer, padding included, or each column's rows.
+  // The address ranges of the memory: the buffer with its padding, or the rows of each column.
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> pieces(const Layout &layout) const {
     std::vector<std::pair<std::uintptr_t, std::uintptr_t>> found;
     const auto add = [&found](const void *address, std::size_t size) {
@@ -92,7 +92,7 @@ struct Memory {
     return found;
   }
 
-  // Throws Error where the addresses are not what the layout asks for.
+  // Throws Error if the addresses do not fit the layout.
   void require(const Layout &layout) const {
     require_counts();
     const auto room = static_cast<std::size_t>(capacity);
@@ -150,8 +150,8 @@ struct Memory {
   }
 };
 
-// n elements of a layout in zeroed memory of its own: one buffer, or each column by itself. It is what a framework's
-// PortableCollection is on a host, and a Memory wherever one is asked for. The layout has to outlive it.
+// Owns zeroed memory for n elements of a layout: one buffer, or separate columns. It corresponds to a PortableCollection on
+// a host, and converts to Memory. The layout must outlive it.
 class Collection {
  public:
   Collection(std::string name, const Layout &layout, std::int64_t n) : name_(std::move(name)), layout_(&layout), n_(n) {
@@ -172,7 +172,7 @@ class Collection {
   std::int64_t size() const { return n_; }
   const Layout &layout() const { return *layout_; }
 
-  // The address of its buffer; Error where columns are separate.
+  // The address of the buffer. Throws Error if the columns are separate.
   void *data() const {
     if (layout_->storage != "buffer") {
       throw Error("'" + name_ + "' has separate columns: column(name) is the address of one", refusals::collection);
@@ -180,7 +180,7 @@ class Collection {
     return pieces_[0].first.get();
   }
 
-  // A component of a column (of an Eigen matrix: column * rows + row). T is as large as an element, or one byte.
+  // A component of a column (for an Eigen matrix: column * rows + row). T must have the size of an element, or one byte.
   template <typename T>
   T *column(const std::string &name, std::size_t component = 0) const {
     const Column &found = (*layout_)[name];
@@ -204,7 +204,7 @@ class Collection {
   }
   operator Memory() const { return memory(); }
 
-  // Each piece of memory with its bytes, padding included.
+  // Each piece of memory with its size in bytes, padding included.
   using Piece = std::pair<std::unique_ptr<void, void (*)(void *)>, std::size_t>;
   const std::vector<Piece> &pieces() const { return pieces_; }
 
@@ -227,7 +227,7 @@ class Collection {
   Columns columns_;
 };
 
-// Goes over a buffer, column by column, and gives each pointer its place: of row `first`.
+// Walks through a buffer column by column, and sets each pointer to row `first` of its column.
 class Cursor {
  public:
   Cursor(void *buffer, std::int64_t capacity, std::int64_t first, std::size_t alignment)

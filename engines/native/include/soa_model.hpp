@@ -2,16 +2,16 @@
 //
 //   auto model = soa::Model::load("jets-3");      // the folder that `pipeline pull jets@production jets-3` made
 //   soa::Collection jets = model.collection("jets", n), tags = model.collection("tags", n);
-//   soa::Binding run = model.bind({jets, tags});  // or memory of your own, see below
+//   soa::Binding run = model.bind({jets, tags});  // or your own memory, see below
 //   run();                 // writes the columns of tags in place; no copy
-//   run(n - 5);            // on fewer rows of the same memory, this once; run.resize(n - 5): from now on
+//   run(n - 5);            // a single run on fewer rows of the same memory; run.resize(n - 5): from now on
 //
-// Memory of one's own: {"jets", buffer, n}; model.layout("jets") says where each column lies. Where the layout's
-// storage is "columns", as of Arrow's, each has its own memory:
+// Your own memory: {"jets", buffer, n}; model.layout("jets") gives the offset of each column. If the layout's storage
+// is "columns", as for Arrow, each column has its own memory:
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
-// Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}. Without `first` it
-// is memory for up to `capacity` rows. An output shares no byte with any other memory that is bound.
-// Memory stays the caller's. Mistakes are soa::Error with one line and a code each.
+// Rows first ... first + n - 1 of larger memory are a window: {"jets", jets_buffer, n, capacity, first}. Without `first`
+// it is memory for up to `capacity` rows. An output must not overlap with any other bound memory.
+// The caller keeps owning the memory. Errors are thrown as soa::Error with one line and a code each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
 
@@ -31,13 +31,13 @@
 
 namespace soa {
 
-// What is asked of a bundle when it is loaded. What is not set is as the version's config says.
+// The options for loading a bundle. An option that is not set has the value of the version's config.
 struct Loading {
-  bool test = false;    // any folder, promoted or not; it is run on its own reference first
-  std::string device = "cpu", target, engine;  // on a GPU the target is to be named
-  std::string trusted_keys;  // files or folders of PEM, ':' in between: one of them must have signed
+  bool test = false;    // any folder, promoted or not; the model is first run on its reference
+  std::string device = "cpu", target, engine;  // for a GPU, the target is needed
+  std::string trusted_keys;  // PEM files or folders, separated by ':': one of these keys must have signed
   int threads = 0, instances = 0;
-  // What a generated header expects: the bundle's digest, or, of any version, the same layouts.
+  // What a generated header expects: the bundle's digest or, for any version, the same layouts.
   std::string digest, layouts;
   bool any_version = false;
 };
@@ -45,13 +45,13 @@ struct Loading {
 // Rows by dimension, such as {{"nodes", 40}, {"edges", 310}}.
 using Counts = std::map<std::string, std::int64_t>;
 
-// A model tied to memory. One thread at a time may run it; others get soa::Error.
+// A model tied to memory. Only one thread at a time may run it; other threads get soa::Error.
 class Binding {
  public:
-  // Runs on all rows that were bound; where there is no output element (n = 0) there is nothing to do.
+  // Runs on all bound rows. If the outputs have no elements (n = 0), it does nothing.
   void operator()(void *stream = nullptr) { run(bound_, stream); }
 
-  // Runs on the first rows of the same memory, this once.
+  // Runs once on the first rows of the same memory.
   void operator()(const Counts &rows, void *stream = nullptr) { run(rows, stream); }
 
   // The same n in every dimension.
@@ -62,7 +62,7 @@ class Binding {
     run(rows, stream);
   }
 
-  // From now on n rows are bound, of the same memory, in every collection whose rows are `dim`.
+  // From now on, n rows of the same memory are bound, in every collection with the row dimension `dim`.
   void resize(std::int64_t n, const std::string &dim = "n") {
     Counts rows = bound_;
     if (rows.count(dim) == 0) throw Error("no rows '" + dim + "', this model has " + detail::listed(rows), refusals::bind_rows);
@@ -100,7 +100,7 @@ class Binding {
     detail::check([&](char *text, std::size_t size) { return soa_call_run(call_.get(), stream, text, size); });
   }
 
-  // Ties the arguments to these rows of each dimension.
+  // Ties the arguments to these numbers of rows.
   void use(const Counts &rows) {
     if (rows == rows_) return;
     const auto same_dim = [](const auto &a, const auto &b) { return a.first == b.first; };
@@ -129,7 +129,7 @@ class Binding {
     writes_ = writes();
   }
 
-  // One collection's memory, as far as it can be judged by itself.
+  // Checks the memory of one collection.
   void check_memory(const Memory &given) {
     const auto found = state_->layouts.find(given.collection);
     if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'", refusals::bind);
@@ -150,7 +150,7 @@ class Binding {
     check_range(layout.rows, given.n);
   }
 
-  // Every collection once, and no output in memory that something else has too.
+  // Checks that every collection is given once, and that no output overlaps with other memory.
   void check_whole() const {
     struct Piece {
       std::uintptr_t begin, end;
@@ -167,7 +167,7 @@ class Binding {
       for (const auto &[begin, end] : found->pieces(layout)) pieces.push_back({begin, end, &name});
     }
     std::sort(pieces.begin(), pieces.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
-    const Piece *last = nullptr;  // of those before, the one that ends last
+    const Piece *last = nullptr;  // the earlier piece with the largest end
     for (const Piece &piece : pieces) {
       const auto written = [this](const Piece &each) { return state_->written.count(*each.collection) > 0; };
       if (last != nullptr && piece.begin < last->end && (written(piece) || written(*last))) {
@@ -216,15 +216,15 @@ class Binding {
 
   std::shared_ptr<detail::State> state_;
   std::vector<Memory> memory_;
-  Counts rows_, bound_;  // of the arguments as they are tied, and of a call that does not say
+  Counts rows_, bound_;  // rows_: those of the tied arguments; bound_: those of a run without a number of rows
   bool writes_ = true;
   std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
 };
 
-// An opened artifact; any number of threads may bind and run it at once.
+// An opened artifact. Any number of threads may bind and run it at the same time.
 class Model {
  public:
-  // folder: a bundle. Its digests are checked; in production its promotion too, and who signed it: see soa_load.h.
+  // folder: a bundle. Its digests are checked; in production also its promotion and its signature: see soa_load.h.
   static Model load(const std::filesystem::path &folder, const Loading &loading = {}) {
     const auto given = [](const std::string &text) { return text.empty() ? nullptr : text.c_str(); };
     soa_loading asked{};
@@ -247,7 +247,7 @@ class Model {
     return Model(std::move(state));
   }
 
-  // folder: the unpacked artifact of one target, with its library and arguments.txt. Nothing of it is checked.
+  // folder: the unpacked artifact of one target, with its library and arguments.txt. No digest is checked.
   static Model open(const std::filesystem::path &folder, const std::string &device = "cpu", int instances = 1,
                     int threads = 1) {
     const std::string described_in = (folder / "arguments.txt").string();
@@ -284,7 +284,7 @@ class Model {
     return found->second;
   }
 
-  // Memory for n elements of a collection; it may not outlive the model.
+  // Memory for n elements of a collection. It must not outlive the model.
   Collection collection(const std::string &name, std::int64_t n) const { return Collection(name, layout(name), n); }
 
   Binding bind(std::vector<Memory> memory) const { return Binding(state_, std::move(memory)); }

@@ -1,5 +1,5 @@
-// A manifest's signature: what soa/signature.py, soa/block.py and soa/layout.py refuse is refused here too, and the
-// arguments of an artifact follow from the rest.
+// Reads a manifest's signature. It refuses everything that soa/signature.py, soa/block.py and soa/layout.py refuse, and
+// derives the arguments of an artifact.
 #include <algorithm>
 #include <set>
 #include <tuple>
@@ -24,7 +24,7 @@ void require(bool good, const std::string &why) {
   if (!good) throw std::runtime_error("signature: " + why);
 }
 
-// A model gets these; the others are carried.
+// True for the dtypes that a model can take. Columns of other dtypes are only stored.
 bool is_number(const std::string &dtype) { return kSizes.count(dtype) > 0; }
 bool is_float(const std::string &dtype) { return dtype.find("float") != std::string::npos; }
 
@@ -38,7 +38,7 @@ std::size_t itemsize(const std::string &dtype) {
   return std::stoul(digits);
 }
 
-// These keys and, beside those that may be left out, no others.
+// Requires all `keys`, and no others except the `optional` ones.
 void require_keys(const Json &value, const std::set<std::string> &keys, const std::set<std::string> &optional = {}) {
   for (const std::string &key : keys) value[key];
   for (const std::string &key : value.keys) require(keys.count(key) + optional.count(key) > 0, "unknown key '" + key + "'");
@@ -61,7 +61,7 @@ std::int64_t product(const Extents &extents) {
 struct Member : soa::Column {
   Extents shape;
 
-  // The physical component that holds entry `index` of the object read row by row.
+  // The physical component that holds entry `index` of an Eigen object, counted row by row.
   std::size_t component_of(std::size_t index) const {
     if (shape.size() < 2) return index;
     const auto rows = static_cast<std::size_t>(shape[0]), cols = static_cast<std::size_t>(shape[1]);
@@ -152,7 +152,7 @@ struct Block {
   Extents feature_shape;
 };
 
-// The components in the order of the buffer, if they lie there side by side and are of one dtype; else none.
+// The components in the order of the buffer, if they are adjacent there and have one dtype; else empty.
 std::vector<Component> buffer_run(const Members &in, const Block &block) {
   if (in.layout.storage != "buffer" || std::set<std::string>(block.dtypes.begin(), block.dtypes.end()).size() > 1) return {};
   std::vector<Component> physical;
@@ -195,7 +195,7 @@ void plan_components(const Members &in, Block &block) {
   block.dtypes.resize(1);
 }
 
-// Whether a list has these numbers, or texts, and no others.
+// True if a list has exactly these values, in this order.
 template <typename Values, typename Is>
 bool lists(const Json &stored, const Values &values, const Is &is) {
   return stored.list().size() == values.size() && std::equal(values.begin(), values.end(), stored.list().begin(), is);
@@ -260,7 +260,7 @@ struct Signature {
   }
   const std::string &rows_of(const Block &block) const { return collections.at(block.collection).layout.rows; }
 
-  // In the order of the carriers.
+  // The row dimensions, in the order of the carriers.
   std::vector<std::string> dims() const {
     std::vector<std::string> found;
     for (const Block *block : blocks()) {
@@ -327,7 +327,7 @@ Signature read_signature(const Json &stored) {
   return found;
 }
 
-// What soa/describe.py writes of an argument, or of the arguments of a block.
+// Adds the arguments of a block, as soa/describe.py describes them.
 void add_arguments(const Signature &signature, const Block &block, const char *role, std::vector<soa::detail::Argument> &to) {
   const bool matrix = block.kind == "matrix";
   const std::string kind = matrix ? "matrix" : block.kind == "scalars" ? "scalar" : "column";

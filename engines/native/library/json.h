@@ -1,6 +1,6 @@
-// JSON as the files of a bundle hold it: the manifest, a promotion's note, a signature, the header of safetensors. What
-// is taken for JSON is what Python's reader takes (soa/files.py): of equal keys the last counts, NaN and Infinity are
-// numbers, no value is inside of more than 200 others.
+// A reader for the JSON in a bundle: the manifest, the record of a promotion, a signature, the header of safetensors. It
+// accepts the same texts as Python's reader (soa/files.py): of equal keys the last one counts, NaN and Infinity are
+// numbers, and values are nested at most 200 deep.
 #ifndef SOA_JSON_H
 #define SOA_JSON_H
 
@@ -14,7 +14,7 @@
 
 namespace soa_library {
 
-// The code point at `at`, which moves behind it; -1 for what is no UTF-8.
+// Reads the code point at `at` and moves `at` behind it. For invalid UTF-8 it returns -1.
 inline std::int32_t next_character(const char *&at, const char *end) {
   const auto byte = [&](int i) { return static_cast<unsigned char>(at[i]); };
   if (byte(0) < 0x80) return *at++;
@@ -46,13 +46,13 @@ inline void append_character(std::string &text, std::int32_t code) {
   put(0x80 | (code & 0x3f));
 }
 
-// One value. Asked for what it is not, for a key or a place that is not there, it throws std::runtime_error.
+// One value. Access as a wrong type, or with a key that does not exist, throws std::runtime_error.
 class Json {
  public:
   enum Kind { null, boolean, number, string, array, object };
   Kind kind = null;
-  bool integral = false;          // of a number: written without a fraction or an exponent
-  std::vector<Json> items;        // of an array, and of an object
+  bool integral = false;          // true for a number without fraction and exponent
+  std::vector<Json> items;        // of an array or an object
   std::vector<std::string> keys;  // of an object
 
   static Json parse(const std::string &text) {
@@ -75,7 +75,7 @@ class Json {
     if (const Json *found = find(key)) return *found;
     throw std::runtime_error("no \"" + key + "\"");
   }
-  // Null where there is no such key.
+  // The value of a key; a null value if there is no such key.
   const Json &get(const std::string &key) const {
     static const Json nothing;
     const Json *found = find(key);
@@ -187,7 +187,7 @@ class Json {
     return at != end && *at++ == '"';
   }
 
-  // Behind the backslash.
+  // Reads an escape sequence, after its backslash.
   static bool read_escape(const char *&at, const char *end, std::string &text) {
     static const std::string escapes = "\"\\/bfnrt", meant = "\"\\/\b\f\n\r\t";
     if (at == end) return false;

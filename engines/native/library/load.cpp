@@ -18,7 +18,7 @@ namespace refusals = soa::refusals;
 
 namespace {
 
-// The strings of an origin, and the origin itself over them.
+// An origin that owns its strings.
 struct Origin : soa_origin {
   std::string texts[7];
 
@@ -34,7 +34,7 @@ struct Origin : soa_origin {
 
 const char *given(const char *text) { return text == nullptr ? "" : text; }
 
-// The note of a promotion of this very bundle; where there is none production refuses, and test mode gets null.
+// The record of this bundle's promotion. If there is none, production fails, and test mode gets a null value.
 Json promotion(const Sealed &bundle, bool test) {
   const char *root = bundle.root.c_str();
   std::string content;
@@ -73,7 +73,7 @@ std::vector<std::vector<std::string>> keys_asked_for(const soa_loading &loading)
   return groups;
 }
 
-// The wanted target, or the highest level of this CPU that was verified.
+// The wanted target, or the highest verified level that this CPU can run.
 std::string choose_target(const Sealed &bundle, const Json &targets, const soa_loading &loading) {
   const std::string wanted = given(loading.target), root = bundle.root;
   if (wanted.empty() && std::strncmp(given(loading.device), "cuda", 4) == 0) {
@@ -122,16 +122,16 @@ WhyNot why_not(const Sealed &bundle, const Json &candidate, bool test) {
   if (library.find("aoti_torch_proxy_executor_call_function") != std::string::npos) {
     return {"needs an operation that torch has in Python's process alone", refusals::load_target};
   }
-  // Found by the very name that the artifact asks for; what is loaded here stays, as it would for the artifact.
+  // Loaded by the name that the artifact uses. It stays loaded, as it would for the artifact.
   const bool torch = library.find("libtorch_cpu.so") == std::string::npos || dlopen("libtorch_cpu.so", RTLD_LAZY) != nullptr;
   return {torch ? "" : "needs libtorch_cpu.so: link it, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch};
 }
 
-// The wanted engine; else the one chosen for the target, or, where C++ cannot run it, the fastest that it can.
+// The wanted engine; else the one that was chosen for the target or, if C++ cannot run that, the fastest that it can run.
 std::string choose_engine(const Sealed &bundle, const std::string &target, const Json &record, const soa_loading &loading) {
   const std::string wanted = given(loading.engine);
   const Json &candidates = record.get("candidates"), &chosen = record.get("chosen");
-  std::multimap<double, std::string> order;  // by what all sizes of the benchmark take together
+  std::multimap<double, std::string> order;  // by the sum of the logarithms of the benchmark's times
   for (const std::string &engine : candidates.keys) {
     const std::vector<Json> &sizes = candidates[engine].get("benchmark").items;
     double taken = sizes.empty() ? INFINITY : 0;
@@ -139,7 +139,7 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
     order.emplace(chosen.kind == Json::string && engine == chosen.text() ? -INFINITY : taken, engine);
   }
   std::string reasons;
-  soa::Refusal refusal = refusals::load_target;  // that of the first one, which is the one that was chosen
+  soa::Refusal refusal = refusals::load_target;  // becomes that of the first engine, which is the chosen one
   for (const auto &[taken, engine] : order) {
     if (!wanted.empty() && engine != wanted) continue;
     const WhyNot why = why_not(bundle, candidates[engine], loading.test != 0);
@@ -166,7 +166,7 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   soa_library::require_files(bundle, manifest);
   const Json note = promotion(bundle, test);
   const auto keys = test ? std::vector<std::vector<std::string>>() : keys_asked_for(loading);
-  // Of what was built later production takes what the promotion names, and, where it is to be signed, nothing.
+  // Production uses only the annexes that the promotion names, and none if a signature is needed.
   const Json nothing = Json::parse("{}"), &later = note.kind == Json::object && keys.empty() ? note.get("annexes") : nothing;
   soa_library::check_annexes(bundle, manifest, test ? nullptr : later.kind == Json::null ? &nothing : &later);
   const soa_library::Contract contract = contract_of(bundle, manifest);
@@ -225,7 +225,7 @@ int soa_load(const char *folder, const soa_loading *loading, soa_model **model, 
     return told(failure.refusal, failure.text);
   } catch (const soa::Error &error) {
     return told(error.refusal(), std::string(folder) + ": " + error.message());
-  } catch (const std::exception &error) {  // of what the manifest or the reference lacks
+  } catch (const std::exception &error) {  // the manifest or the reference is not valid
     return told(refusals::bundle, std::string(folder) + ": " + error.what());
   }
 }

@@ -1,11 +1,11 @@
-// Runs an artifact on a bundle's reference where Python does not run: under an emulator, or on a device.
+// A program that runs an artifact on a bundle's reference without Python: under an emulator, or on a device.
 //
 //   prove FOLDER DEVICE CONTRACT REFERENCE CASE ANSWERS
 //
-// FOLDER is the artifact's; CONTRACT a file of JSON with a manifest's signature and tolerances; REFERENCE its safetensors.
-// The bytes that rows of outputs have in case number CASE go to ANSWERS, column by column, as runtime/opening/bits.py digests
-// them. Says `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for each output and ends with 0, or says why not,
-// with the code of the mistake at the end, and ends with 1.
+// FOLDER: the artifact. CONTRACT: a JSON file with a manifest's signature and tolerances. REFERENCE: its safetensors file.
+// The bytes of the output rows of case number CASE are written to ANSWERS, column by column, in the order in which
+// runtime/opening/bits.py digests them. On success the program prints `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for
+// each output and returns 0. Else it prints the error, with its code at the end, and returns 1.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -39,7 +39,7 @@ std::string target_of(const std::string &folder) {
   return text.substr(text.find('\n') + 1);
 }
 
-// Collections on a device: a copy of each piece, and a stream of its own.
+// Collections on a device: a copy of each piece of memory, and a separate stream.
 class OnDevice {
  public:
   OnDevice(const std::string &vendor, const std::string &device) : device_(soa_runner::Driver::of(vendor), device) {

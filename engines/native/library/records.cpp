@@ -1,5 +1,5 @@
-// The records of a bundle: what Python's reader refuses (registry/bundle) is refused here too. Their fields are
-// schemas.h, which follows from Python's classes; what a schema does not say is here.
+// Reads the records of a bundle, and refuses what Python's reader (registry/bundle) refuses. Their fields are described in
+// schemas.h, which is generated from Python's classes; this file has the rules that a schema cannot express.
 #include <regex.h>
 
 #include <algorithm>
@@ -22,10 +22,10 @@ namespace soa_library {
 
 namespace {
 
-// As much of JSON Schema as schemas.h needs.
+// The part of JSON Schema that schemas.h needs.
 class Schemas {
  public:
-  // What is wrong with a record of that kind, and where; "" where nothing is.
+  // The first mistake in a record of this kind, and its place; "" if there is none.
   std::string mistake(const Json &value, const std::string &kind) const { return mistake(value, kinds_[kind], "(top level)"); }
 
  private:
@@ -99,7 +99,7 @@ class Schemas {
     return "";
   }
 
-  // Of the value with that key: true for any, false for none.
+  // The schema of the value with this key. `true` allows any value, `false` or null allows none.
   static const Json *schema_of(const std::string &key, const Json &schema) {
     const Json *properties = schema.find("properties");
     if (const Json *own = properties != nullptr ? properties->find(key) : nullptr) return own;
@@ -130,7 +130,7 @@ Json read_record(const std::string &content, const char *kind, const std::string
   return found;
 }
 
-// What TargetRecord asks of the engines that it names.
+// Checks the engines that a TargetRecord names.
 void require_chosen(const Json &record, const std::string &where) {
   const auto require = [&](bool good, const std::string &why) {
     if (!good) throw std::runtime_error(where + ": " + why);
@@ -187,8 +187,8 @@ void check_annex(const Sealed &bundle, const Json &manifest, const std::string &
 
 // -- text ------------------------------------------------------------------------------------------------------------
 
-// What Unicode calls control, format, separator, surrogate or private, the planes that it has not given out, and what is
-// no UTF-8 (-1). Python finds odd whatever its Unicode does not know, of which the rest is not here.
+// True for characters that Unicode classifies as control, format, separator, surrogate or private, for unassigned planes, and
+// for invalid UTF-8 (-1). For Python all unassigned characters are not printable; most of these are not in this table.
 static bool is_odd(std::int32_t code) {
   static const std::int32_t odd[][2] = {
       {-1, 0x1f},         {0x7f, 0xa0},       {0xad, 0xad},       {0x600, 0x605},     {0x61c, 0x61c},     {0x6dd, 0x6dd},

@@ -12,10 +12,10 @@ namespace soa_library {
 
 namespace {
 
-// A number in memory; dtypes are told by their first letter and their size: float16, bfloat16, bool, int8, uint32 ...
+// Reads a number from memory. The first letter and the size identify the dtype: float16, bfloat16, bool, int8, uint32 ...
 long double number(char letter, std::size_t size, const char *address) {
   std::uint64_t bits = 0;
-  std::memcpy(&bits, address, std::min(size, sizeof bits));  // little-endian, as all that torch builds for
+  std::memcpy(&bits, address, std::min(size, sizeof bits));  // little-endian, as on all platforms of torch
   double wide = 0;
   float single = 0;
   if (letter == 'f' && size == 8) return std::memcpy(&wide, &bits, 8), wide;
@@ -31,7 +31,7 @@ long double number(char letter, std::size_t size, const char *address) {
   return letter == 'i' ? static_cast<std::int64_t>(bits << unused) >> unused : static_cast<long double>(bits);
 }
 
-// A tensor of the file: dense, its last dimension running fastest.
+// A tensor of the file. It is dense, in row-major order.
 struct Stored {
   char letter;
   std::size_t itemsize, elements = 1;
@@ -71,7 +71,8 @@ struct Tensors {
   }
 };
 
-// The first rows of the stored inputs, all else 0xff. An element (r, c) is stored row by row and laid out column by column.
+// A collection with the first rows of the stored inputs; all other bytes are 0xff. The file has matrices row by row, the
+// collection has them column by column.
 soa::Collection filled(const soa::Model &model, const Tensors &tensors, const std::string &name, std::int64_t rows) {
   soa::Collection made = model.collection(name, rows);
   for (const auto &[address, size] : made.pieces()) std::memset(address.get(), 0xff, size);
@@ -92,7 +93,7 @@ soa::Collection filled(const soa::Model &model, const Tensors &tensors, const st
   return made;
 }
 
-// No row of a jagged collection has items beyond those of the case.
+// Limits the offsets of a jagged collection to the number of items of the case.
 void cut_offsets(const soa::Collection &offsets, std::int64_t items) {
   for (const soa::Column &column : offsets.layout().columns) {
     for (std::int64_t i = 0; i < offsets.size(); ++i) {
@@ -102,7 +103,7 @@ void cut_offsets(const soa::Collection &offsets, std::int64_t items) {
   }
 }
 
-// Compares an output, and puts back what lay there before the run.
+// Compares an output with the reference, and then restores its bytes from before the run.
 void compare(const Json &plan, const Stored &stored, const Json &tolerance, const soa::Collection &found,
              const soa::Collection &before, Worst *worst) {
   const std::size_t n = plan["kind"].text() == "scalars" ? 1 : static_cast<std::size_t>(found.size());

@@ -23,7 +23,7 @@ namespace soa_library {
 
 namespace {
 
-// A plain file, mapped.
+// A plain file, mapped into memory.
 class Mapped {
  public:
   Mapped(const std::string &root, const std::string &name) {
@@ -81,7 +81,8 @@ std::map<std::string, std::string> read_sums(const std::string &root, const std:
   return listed;
 }
 
-// The files of a folder, all of them plain; those beside the sealed ones, and annexes where a bundle has them, are left out.
+// The names of the files of a folder, without the files that are not sealed and, if `annexes`, without annexes. Fails unless
+// all are plain files.
 std::set<std::string> listing(const std::string &root, bool annexes) {
   const std::set<std::string> aside = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
   std::set<std::string> found;
@@ -94,7 +95,7 @@ std::set<std::string> listing(const std::string &root, bool annexes) {
     if (type != fs::file_type::regular || !is_safe(name)) {
       fail(refusals::bundle, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
     }
-    const bool later = annexes && name.substr(0, name.find('/')) == "annexes";  // under seals of their own
+    const bool later = annexes && name.substr(0, name.find('/')) == "annexes";  // each annex has its own seal
     if (!later && aside.count(name) == 0) found.insert(name);
   }
   if (error) fail(refusals::bundle, "%s: cannot be read: %s", root.c_str(), error.message().c_str());

@@ -1,5 +1,5 @@
-// The signature of OpenSSF model-signing, as registry/trust/signing.py makes it: a Sigstore bundle with a DSSE envelope
-// around an in-toto statement that lists the sha256 of every file. Keys alone are taken; certificates are refused.
+// Checks a signature of OpenSSF model-signing, as made by registry/trust/signing.py: a Sigstore bundle with a DSSE envelope
+// around an in-toto statement that lists the sha256 of every file. Only keys are supported; certificates are refused.
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 
@@ -20,7 +20,7 @@ const std::string kPayload = "application/vnd.in-toto+json";
 
 using Key = std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY *)>;
 
-// The digest that goes with a key's curve; null for what is no EC key on P-256, P-384 or P-521.
+// The digest function for a key's curve; null if this is no EC key on P-256, P-384 or P-521.
 const EVP_MD *digest_of(EVP_PKEY *key) {
   const int bits = key != nullptr && EVP_PKEY_base_id(key) == EVP_PKEY_EC ? EVP_PKEY_bits(key) : 0;
   return bits == 256 ? EVP_sha256() : bits == 384 ? EVP_sha384() : bits == 521 ? EVP_sha512() : nullptr;
@@ -61,7 +61,7 @@ std::string decoded(const std::string &base64) {
   return bytes;
 }
 
-// Whether the key made this signature of what DSSE makes of a payload: https://github.com/secure-systems-lab/dsse.
+// True if the key made this signature of a payload, in the encoding of DSSE: https://github.com/secure-systems-lab/dsse.
 bool made_by(EVP_PKEY *key, const std::string &payload, const std::string &signature) {
   const std::string said = "DSSEv1 " + std::to_string(kPayload.size()) + " " + kPayload + " " +
                            std::to_string(payload.size()) + " " + payload;
@@ -71,7 +71,7 @@ bool made_by(EVP_PKEY *key, const std::string &payload, const std::string &signa
                           reinterpret_cast<const unsigned char *>(said.data()), said.size()) == 1;
 }
 
-// Whether a statement is of the bundle with this digest: that of SHA256SUMS, which has those of all other files.
+// True if a statement belongs to the bundle with this digest. It is the digest of SHA256SUMS, which lists all other files.
 bool is_of(const Json &statement, const std::string &digest) {
   for (const Json &file : statement["predicate"]["resources"].list()) {
     if (file["name"].text() == "SHA256SUMS") return file["algorithm"].text() == "sha256" && file["digest"].text() == digest;

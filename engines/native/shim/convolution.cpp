@@ -1,5 +1,5 @@
-// Convolutions of one to three dimensions. An image is laid out channels-last with its padding, so that what
-// a row of the kernel covers is one run of memory; then each row of positions is a product with the weights.
+// Convolutions of one to three dimensions. An image is copied to channels-last layout with its padding, so that a
+// row of the kernel covers contiguous memory. Then each row of positions is a product with the weights.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -11,7 +11,7 @@ using namespace soa_shim;
 
 namespace {
 
-using Three = std::array<int64_t, 3>;  // depth, height, width; what an image lacks is in front
+using Three = std::array<int64_t, 3>;  // depth, height, width; dimensions that an image lacks come first
 
 Three three(const int64_t *given, int64_t count, int64_t absent) {
   Three made{absent, absent, absent};
@@ -19,7 +19,7 @@ Three three(const int64_t *given, int64_t count, int64_t absent) {
   return made;
 }
 
-// Whether torch takes a tensor's strides for channels-last (c10/core/MemoryFormat.h).
+// True if torch regards a tensor's strides as channels-last (c10/core/MemoryFormat.h).
 bool channels_last(const Tensor *t) {
   if (t->dims < 4 || t->strides[1] == 0) return false;
   int64_t least = 0;
@@ -32,9 +32,9 @@ bool channels_last(const Tensor *t) {
 }
 
 struct Shape {
-  int64_t groups, outputs, channels;  // the last two of one group
+  int64_t groups, outputs, channels;  // outputs and channels are those of one group
   Three in, kernel, by, pad, apart, padded, out;
-  int64_t pixel, row, plane;  // of the padded image, in floats
+  int64_t pixel, row, plane;  // strides of the padded image, in floats
 
   Shape(const Tensor *input, const Tensor *weight, const int64_t *stride, const int64_t *padding,
         const int64_t *dilation, int64_t count)
@@ -49,7 +49,7 @@ struct Shape {
     pixel = channels * groups, row = padded[2] * pixel, plane = padded[1] * row;
   }
   int64_t inner() const { return channels * kernel[0] * kernel[1] * kernel[2]; }
-  // Whether a row of the kernel has no gaps in the image.
+  // True if a row of the kernel covers contiguous memory of the image.
   bool joined() const { return apart[2] == 1 && groups == 1; }
 };
 
@@ -58,7 +58,7 @@ Tensor *output(const Tensor *input, const Tensor *weight, const Shape &s) {
   const int64_t dims = input->dims;
   std::copy(s.out.end() - (dims - 2), s.out.end(), sizes + 2);
   const bool last = channels_last(input) || channels_last(weight);
-  for (int64_t i = 0; i < dims; ++i) {  // from the closest in memory on
+  for (int64_t i = 0; i < dims; ++i) {  // the dimension with the smallest stride first
     const int64_t d = !last ? dims - 1 - i : i == 0 ? 1 : i + 1 == dims ? 0 : dims - i;
     strides[d] = step;
     step *= std::max<int64_t>(sizes[d], 1);
@@ -81,7 +81,7 @@ void flatten(const Tensor *weight, const Shape &s, int64_t group, float *to) {
   }
 }
 
-// Where each segment of the kernel begins in the image, from its first position on.
+// The start of each segment of the kernel in the image, relative to the kernel's position.
 void find_starts(const Shape &s, int64_t *starts) {
   for (int64_t z = 0; z < s.kernel[0]; ++z) {
     for (int64_t y = 0; y < s.kernel[1]; ++y) {
@@ -92,7 +92,7 @@ void find_starts(const Shape &s, int64_t *starts) {
   }
 }
 
-// Image `n` into the middle of the padded one.
+// Copies image `n` into the padded image.
 void lay_out(const Tensor *input, const Shape &s, int64_t n, float *image) {
   const Three step = three(input->strides + 2, input->dims - 2, 0);
   const int64_t apart = input->strides[1];

@@ -1,5 +1,5 @@
-// The operators of torch's C interface (aoti_torch/generated/c_shim_cpu.h) that AOTInductor calls rather
-// than writes out. What they do not do they refuse, and the run ends with an error.
+// The operators of torch's C interface (aoti_torch/generated/c_shim_cpu.h) that AOTInductor calls instead of
+// generating their code. Arguments that they do not support end the run with an error.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -12,7 +12,7 @@ using namespace soa_shim;
 
 namespace {
 
-// Matrix `i` of a batch, or the matrix itself.
+// Matrix `i` of a batch; for two dimensions the tensor itself.
 Matrix matrix(const Tensor *t, int64_t i = 0) {
   const int64_t d = t->dims;
   require(d == 2 || d == 3, "a product of other than two or three dimensions");
@@ -38,7 +38,7 @@ void multiply_batch(const Tensor *out, const Tensor *a, const Tensor *b, const T
   }
 }
 
-// Call visit(offset in a, offset in b) for each line of two tensors along `dim`.
+// Calls visit(offset in a, offset in b) for each line of two tensors along `dim`.
 template <typename Visit>
 void each_line(const Tensor *a, const Tensor *b, int64_t dim, Visit &&visit) {
   int64_t at[kMaxDims] = {}, in_a = 0, in_b = 0, left = 1;
@@ -57,7 +57,7 @@ void each_line(const Tensor *a, const Tensor *b, int64_t dim, Visit &&visit) {
   }
 }
 
-// NaN is the largest, as in torch.
+// A value with its index. In comparisons NaN is the largest value, as in torch.
 template <typename T>
 struct Pair {
   T value;
@@ -76,7 +76,7 @@ struct Less {
   }
 };
 
-// values, indices = what order(first, last, compare) puts first in each line of `self` along `dim`.
+// Sets values and indices to the first elements of each line of `self` along `dim`, after order(first, last, compare).
 template <typename T, typename Order>
 void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices,
              Order &&order) {
@@ -127,7 +127,8 @@ SOA_SHIM(aoti_torch_cpu_addmm_out, (Tensor * out, Tensor *self, Tensor *a, Tenso
 SOA_SHIM(aoti_torch_cpu_baddbmm_out, (Tensor * out, Tensor *self, Tensor *a, Tensor *b, double beta, double alpha),
          { multiply_batch(out, a, b, self, beta, alpha); })
 
-// Ties are torch's, by its own choice among the algorithms of order.h (ATen/native/cpu/SortingKernel.cpp).
+// Equal elements have the same order as in torch, because this chooses among the algorithms of order.h as torch does
+// (ATen/native/cpu/SortingKernel.cpp).
 SOA_SHIM(aoti_torch_cpu_topk,
          (Tensor * self, int64_t k, int64_t dim, int32_t largest, int32_t sorted, Tensor **values, Tensor **indices), {
   if (dim < 0) dim += self->dims;

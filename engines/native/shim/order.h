@@ -1,6 +1,6 @@
-// partial_sort, nth_element and sort of the standard library, as HP's and SGI's had them and GNU's has. The standard does not
-// say where equal elements go. torch's answers have them where these put them, and another library, such as libc++,
-// puts them elsewhere.
+// partial_sort, nth_element and sort with the algorithms of GNU's standard library (originally from HP and SGI). The C++
+// standard does not define the order of equal elements. These functions give the same order as torch; another library, such
+// as libc++, gives a different one.
 #ifndef SOA_SHIM_ORDER_H
 #define SOA_SHIM_ORDER_H
 
@@ -47,7 +47,7 @@ class Order {
  private:
   static constexpr int64_t kFew = 16;
 
-  // Twice the logarithm: a division into parts that goes on for longer is a bad one.
+  // The depth limit of a recursion: twice the binary logarithm. A deeper recursion has chosen bad pivots.
   static int depth_of(int64_t count) { return 2 * (63 - __builtin_clzll(static_cast<uint64_t>(count))); }
 
   void quick(T *first, T *last, int depth) const {
@@ -59,7 +59,7 @@ class Order {
     }
   }
 
-  // Divide by the median of three, which comes first.
+  // Divides by the median of three elements, which is first moved to the front.
   T *partition(T *first, T *last) const {
     median_to(first, first + 1, first + (last - first) / 2, last - 1);
     const T *pivot = first++;
@@ -109,7 +109,7 @@ class Order {
     sift(first, 0, last - first, value);
   }
 
-  // Down to a leaf along the children that come later, then up to where the value belongs.
+  // Moves the hole down to a leaf, along the later one of two children, and then up to the place of the value.
   void sift(T *heap, int64_t hole, int64_t count, T value) const {
     const int64_t top = hole;
     int64_t child = 2 * hole + 2;

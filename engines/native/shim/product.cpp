@@ -6,7 +6,7 @@
 
 namespace soa_shim {
 
-// Both give the same bits.
+// Both widths give the same bits.
 namespace wide256 {
 using Vector = __m256;
 constexpr int kLanes = 8;
@@ -40,7 +40,7 @@ inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b,
 
 namespace {
 const bool has_512 = __builtin_cpu_supports("avx512f") != 0;
-constexpr int64_t kWidest = 2 * wide512::kLanes;  // of a panel
+constexpr int64_t kWidest = 2 * wide512::kLanes;  // the largest width of a panel
 }  // namespace
 
 void multiply(Matrix out, Matrix a, Matrix b, Addend addend) {

@@ -1,6 +1,6 @@
-// Matrix products whose bits depend on nothing but the values: each element of a result is one chain of
-// fused multiply-adds over k in order, whatever the vector width, the blocking and the other rows are.
-// AOTInductor's own products (CppMicroGemmFP32Vec) are the same chain.
+// Matrix products whose bits depend only on the values: each element of a result is one chain of fused
+// multiply-adds over k in order, independent of the vector width, the blocking and the other rows.
+// AOTInductor's own products (CppMicroGemmFP32Vec) compute the same chain.
 #ifndef SOA_SHIM_PRODUCT_H
 #define SOA_SHIM_PRODUCT_H
 
@@ -16,7 +16,7 @@ struct Matrix {
   Matrix transposed() const { return {data, cols, rows, col, row}; }
 };
 
-// What is added when a chain has ended: data[i * row + j * col]; nothing where data is null.
+// The number that is added at the end of a chain: data[i * row + j * col]; none if data is null.
 struct Addend {
   const float *data;
   int64_t row, col;
@@ -34,12 +34,12 @@ struct Segments {
 };
 void convolve(Matrix out, const Segments &segments, const float *packed, const float *bias);
 
-// The weights (outputs, count * length) as `convolve` takes them, in packed_size floats.
+// Packs weights of shape (outputs, count * length) for `convolve`, into packed_size floats.
 int64_t packed_size(Matrix weights);
 void pack_weights(Matrix weights, float *packed);
 
-// row[i] = softmax of row[i] * scale + mask[i * step], for i < n; the logarithm of the sum of exponentials.
-// A row of which every entry is -infinity becomes zeros. In vector_math.cpp.
+// row[i] = softmax of row[i] * scale + mask[i * step], for i < n. Returns the logarithm of the sum of exponentials.
+// A row with only -infinity becomes zeros. Defined in vector_math.cpp.
 float softmax(float *row, int64_t n, float scale, const float *mask, int64_t step);
 
 }  // namespace soa_shim

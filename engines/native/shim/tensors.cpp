@@ -14,12 +14,12 @@
 namespace soa_shim {
 namespace {
 
-#ifndef SOA_SHIM_CACHED_BYTES  // 0 under sanitizers, which then see each block end
+#ifndef SOA_SHIM_CACHED_BYTES  // 0 under sanitizers, so that they see when each block is freed
 #define SOA_SHIM_CACHED_BYTES (size_t{256} << 20)
 #endif
 
-// Freed blocks of one thread, by size class: a run takes the same ones again. The kernel would take
-// large blocks back, and the next run would pay for each page of them.
+// Freed blocks of one thread, by size class, for the next run. Otherwise large blocks would be returned to the
+// kernel, and the next run would have a page fault for each of their pages.
 class Cache {
  public:
   ~Cache() {
@@ -66,7 +66,7 @@ class Cache {
     const size_t bytes = (size_t{4} + (c + 3) % 4 + 1) << ((c + 3) / 4 + 3);
     return c == 0 ? 64 : (bytes + 63) / 64 * 64;
   }
-  static Cache *mine() {  // null once this thread has taken it down
+  static Cache *mine() {  // null after this thread has destroyed its cache
     static thread_local Cache cache;
     return ended_ ? nullptr : &cache;
   }
@@ -90,7 +90,7 @@ Storage *store(char *data, size_t bytes, bool owned) {
   return made;
 }
 
-// Takes over one use of `storage`.
+// Makes a tensor, which takes over one reference to `storage`.
 Tensor *tensor(Storage *storage, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset,
                int32_t dtype) {
   auto *made = static_cast<Tensor *>(take(sizeof(Tensor)));
@@ -118,7 +118,7 @@ int64_t span_of(int64_t dims, const int64_t *sizes, const int64_t *strides) {
   return last;
 }
 
-// Copy elements of one size between strided tensors of one shape.
+// Copies elements between strided tensors of the same shape and item size.
 template <typename T>
 void copy(T *to, const int64_t *to_strides, const T *from, const int64_t *from_strides, const int64_t *sizes,
           int64_t dims) {
@@ -220,7 +220,7 @@ Tensor *dense(const Tensor *like, const int64_t *sizes, int32_t dtype) {
 
 using namespace soa_shim;
 
-// Raised with every function that artifacts may need and an older shim lacks.
+// The version of the shim. It is increased with every function that artifacts may need and an older shim lacks.
 SOA_EXPORT int32_t soa_shim_version() { return 1; }
 
 SOA_EXPORT int32_t aoti_torch_device_type_cpu() { return 0; }
@@ -235,7 +235,7 @@ SOA_DTYPE(int64, kInt64) SOA_DTYPE(float16, kFloat16) SOA_DTYPE(float32, kFloat3
 SOA_DTYPE(bool, kBool) SOA_DTYPE(bfloat16, kBFloat16) SOA_DTYPE(uint16, kUInt16) SOA_DTYPE(uint32, kUInt32)
 SOA_DTYPE(uint64, kUInt64)
 
-// An assertion of the generated code, such as an index within its bounds: the run ends with an error.
+// An assertion of the generated code, for example for the bounds of an index. If it is false, the run ends with an error.
 SOA_EXPORT void aoti_torch_check(bool fine, const char *, const char *, uint32_t, const char *message) {
   if (!fine) throw std::runtime_error(message);
 }

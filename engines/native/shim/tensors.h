@@ -1,5 +1,5 @@
-// Tensors of the shim: what the AtenTensorHandle of torch's C interface points to in a process that
-// runs without torch, and the memory behind it.
+// The tensors of the shim and their memory. In a process without torch, the AtenTensorHandle of torch's C
+// interface points to such a tensor.
 #ifndef SOA_SHIM_TENSORS_H
 #define SOA_SHIM_TENSORS_H
 
@@ -21,9 +21,9 @@ enum Dtype : int32_t {
   kUInt8 = 0, kInt8 = 1, kInt16 = 2, kInt32 = 3, kInt64 = 4, kFloat16 = 5, kFloat32 = 6, kFloat64 = 7,
   kBool = 11, kBFloat16 = 15, kUInt16 = 27, kUInt32 = 28, kUInt64 = 29,
 };
-int64_t item_size(int32_t dtype);  // bytes; throws if it is none of these
+int64_t item_size(int32_t dtype);  // in bytes; throws if the dtype is none of these
 
-// 64-byte aligned memory. What a thread gives back it takes again, up to a limit.
+// Memory with 64-byte alignment. A thread keeps the blocks that it gives back for later use, up to a limit.
 void *take(size_t bytes);
 void give(void *block, size_t bytes) noexcept;
 
@@ -63,22 +63,22 @@ struct Tensor {
   }
   char *bytes() const { return storage->data + offset * item_size(dtype); }
   int64_t count() const;
-  // From the first element to the last, gaps included; 0 if there is none.
+  // The number of elements from the first to the last, gaps included; 0 if there is none.
   int64_t span() const;
   // The stride of a dimension, counted from the last (0: the last) and broadcast to `size` there.
   int64_t step(int64_t from_last, int64_t size) const;
 };
 
-// Tensors of their own memory, not initialised.
+// Tensors that own their memory, which is not initialised.
 Tensor *empty(int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype);
 Tensor *contiguous(int64_t dims, const int64_t *sizes, int32_t dtype);
-// Dense, with its dimensions in the order in which `like` has them in memory: torch's empty_like.
+// A dense tensor whose dimensions have the same order in memory as those of `like`: torch's empty_like.
 Tensor *dense(const Tensor *like, const int64_t *sizes, int32_t dtype);
 
 void require(bool fine, const char *what);
 void require_float(std::initializer_list<const Tensor *> tensors);
 
-// Every function of the interface returns 0, or 1 after it has written to stderr what is wrong.
+// Every function of the interface returns 0; after an error it writes a message to stderr and returns 1.
 int32_t failed(const char *name, const char *why) noexcept;
 template <typename Function>
 int32_t guarded(const char *name, Function &&function) noexcept {

@@ -1,7 +1,7 @@
-// The elementary functions of float32 that AOTInductor's code calls: under Sleef's names for vectors of
-// eight, and for one value under the names that `ld --wrap` gives the C library's, whose own bits depend
-// on the processor. One implementation for both, of AVX2 and FMA alone. All but exp are worked out in
-// double precision and rounded once; tests/engines/native/ulps.py measures every function on all floats.
+// The elementary functions of float32 that AOTInductor's code calls. For vectors of eight they have Sleef's names,
+// for one value the names that `ld --wrap` gives to functions of the C library, whose bits depend on the processor.
+// Both use the same implementation, which needs only AVX2 and FMA. All except exp compute in double precision and
+// round once; tests/engines/native/ulps.py measures every function on all floats.
 #include <immintrin.h>
 
 #include <cmath>
@@ -42,12 +42,12 @@ D polynomial(D x, double c, Rest... rest) {
   return fma(polynomial(x, rest...), x, all(c));
 }
 
-// x = n log 2 + r: exp(r) - 1, and n.
+// For x = n log 2 + r: less_one = exp(r) - 1, and n.
 struct Power {
   D less_one, n;
 };
 Power power(D x, double least, double most) {
-  x = _mm256_min_pd(all(most), _mm256_max_pd(all(least), x));  // in this order NaN stays
+  x = _mm256_min_pd(all(most), _mm256_max_pd(all(least), x));  // with this order of arguments NaN stays NaN
   const D n = round(x * all(1 / kLn2)), r = fma(n, all(-2.3190468138462996e-17), fma(n, all(-kLn2), x));
   const D tail = polynomial(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
                             1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
@@ -66,7 +66,7 @@ D expm1(D x) {
 }
 D exp2(D x) { return exp(x * all(kLn2)); }
 
-// As fdlibm's e_log.c, whose coefficients these are.
+// The method and coefficients are from fdlibm's e_log.c.
 D log(D x) {
   const D tiny = above(all(0x1p-1022), x);
   const I bits = (I)select(tiny, x * all(0x1p54), x);
@@ -88,7 +88,7 @@ D log(D x) {
 D log2(D x) { return log(x) * all(1 / kLn2); }
 D log10(D x) { return log(x) * all(0.43429448190325182765); }
 D log1p(D x) {
-  const D u = all(1) + x, lost = (x - (u - all(1))) / u;  // what the sum has rounded away
+  const D u = all(1) + x, lost = (x - (u - all(1))) / u;  // the rounding error of the sum
   const D finite = _mm256_and_pd(above(u, all(0)), above(all(kInf), u));
   return select(equal(x, all(0)), x, log(u) + _mm256_and_pd(finite, lost));
 }
@@ -119,12 +119,12 @@ D atanh(D x) {
   return with_sign(all(0.5) * log1p((a + a) / (all(1) - a)), x);
 }
 
-// x less the nearest multiple of pi/2, and which multiple it is, modulo four.
+// x minus the nearest multiple of pi/2, and the number of that multiple modulo four.
 struct Angle {
   D rest;
   I quarter;
 };
-// For a float of 2^30 or more (Payne and Hanek): its 24 bits times those bits of 2/pi that count.
+// For a float of 2^30 or more (Payne and Hanek): the product of its 24 bits and the relevant bits of 2/pi.
 double far_angle(double x, int64_t *quarter) {
   static const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041,
                                          0xfe5163abdebbc561};
@@ -162,7 +162,7 @@ D cosine(D r) {
   return polynomial(r * r, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
                     -1.0 / 87178291200);
 }
-D odd(I quarter) { return (D)(quarter << 63); }  // as a mask for `select`, which looks at the sign
+D odd(I quarter) { return (D)(quarter << 63); }  // as a mask for `select`, which uses the sign bit
 D turned(const Angle &a, I quarter) {
   const D found = select(odd(quarter), cosine(a.rest), sine(a.rest));
   return _mm256_xor_pd(found, _mm256_and_pd((D)(quarter << 62), all(-0.0)));
@@ -191,7 +191,7 @@ D atan2(D y, D x) {
   const D tail = polynomial(z, -3.33333333333329318027e-01, 1.99999999998764832476e-01, -1.42857142725034663711e-01,
                             1.11111104054623557880e-01, -9.09088713343650656196e-02, 7.69187620504482999495e-02,
                             -6.66107313738753120669e-02, 5.83357013379057348645e-02, -4.97687799461593236017e-02,
-                            3.65315727442169155270e-02, -1.62858201153657823623e-02);  // of fdlibm's s_atan.c
+                            3.65315727442169155270e-02, -1.62858201153657823623e-02);  // from fdlibm's s_atan.c
   D found = fma(u * z, tail, u) + _mm256_and_pd(high, all(kPi / 4));
   found = select(above(ay, ax), all(kPi / 2) - found, found);
   found = select(negative(x), all(kPi) - found, found);
@@ -208,12 +208,12 @@ D pow(D x, D y) {
   D found = exp(y * log(ax));
   found = _mm256_xor_pd(found, _mm256_and_pd(_mm256_and_pd(uneven, negative(x)), all(-0.0)));
   const D root = _mm256_and_pd(_mm256_and_pd(above(all(0), x), above(ax, all(0))), above(all(kInf), ax));
-  found = select(_mm256_andnot_pd(whole, root), all(kNaN), found);  // of a negative number; y = ±inf is whole
+  found = select(_mm256_andnot_pd(whole, root), all(kNaN), found);  // a root of a negative number; y = ±inf counts as an integer
   found = select(_mm256_and_pd(equal(ax, all(1)), equal(absolute(y), all(kInf))), all(1), found);
   return select(_mm256_or_pd(equal(y, all(0)), equal(x, all(1))), all(1), found);
 }
 
-// W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev's series of log(erfc(z) / t) + z^2.
+// W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev series of log(erfc(z) / t) + z^2.
 D erfc_of_positive(D z) {
   static const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2,
                                   -9.561514786808631e-3, -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
@@ -244,7 +244,7 @@ D hypot(D x, D y) {
   return select(_mm256_or_pd(equal(absolute(x), all(kInf)), equal(absolute(y), all(kInf))), all(kInf), found);
 }
 
-// exp in single precision, for it is what networks call most.
+// exp in single precision, because networks call it most often.
 F exp8(F x) {
   x = _mm256_min_ps(_mm256_set1_ps(89), _mm256_max_ps(_mm256_set1_ps(-105), x));
   const F n = _mm256_round_ps(x * _mm256_set1_ps(1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -294,7 +294,7 @@ SOA_UNARY(asin, asinf8_u10) SOA_UNARY(acos, acosf8_u10) SOA_UNARY(atan, atanf8_u
 SOA_UNARY(erf, erff8_u10) SOA_UNARY(erfc, erfcf8_u15)
 SOA_BINARY(atan2, atan2f8_u10) SOA_BINARY(pow, powf8_u10) SOA_BINARY(hypot, hypotf8_u05)
 
-// Of double precision, those that need no more than this arithmetic.
+// Functions of doubles whose accuracy needs no wider arithmetic.
 #define SOA_DOUBLE(NAME, SLEEF)                       \
   SOA_EXPORT D Sleef_##SLEEF(D x) { return NAME(x); } \
   SOA_EXPORT double __wrap_##NAME(double x) { return NAME(all(x))[0]; }
@@ -309,7 +309,7 @@ SOA_EXPORT void __wrap_sincosf(float x, float *sine_of, float *cosine_of) {
   *sine_of = __wrap_sinf(x);
   *cosine_of = __wrap_cosf(x);
 }
-// Exact by definition, so that the C library's may be used.
+// These functions are exact by definition, so those of the C library can be used.
 #define SOA_EXACT(NAME)                                                                                              \
   SOA_EXPORT F Sleef_##NAME##f8(F x, F y) { return each([](float a, float b) { return std::NAME(a, b); }, x, y); }   \
   SOA_EXPORT D Sleef_##NAME##d4(D x, D y) { return each([](double a, double b) { return std::NAME(a, b); }, x, y); }
