@@ -80,9 +80,7 @@ def open_tables(uri: str, sqlite: Path | None, wait_s: float) -> Iterator[TableS
     file, in seconds.
     """
     if sqlite is not None:
-        where = (
-            f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
-        )
+        where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file
         connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
             yield _checked(lambda query, given: connection.execute(query, dict(given)))

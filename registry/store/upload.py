@@ -74,8 +74,8 @@ def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
 
 
 def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
-    """Copy a sealed folder into the artifact store; return its URI. If the store is a folder of this
-    host, the copy is atomic, and another process may copy the same folder; else file by file."""
+    """Copy a sealed folder into the artifact store; return its URI. If the store is a local folder,
+    the copy is atomic, and another process may copy the same folder; else it is file by file."""
     uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}"
     local = local_folder(uri)
     if local is None:
