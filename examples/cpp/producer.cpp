@@ -4,8 +4,8 @@
 //
 //   producer BUNDLE EVENTS [--test]
 //
-// BUNDLE is the folder from `pipeline pull jet-tagger@production BUNDLE`; with --test any bundle is accepted. The program
-// runs the demo's jet tagger on events of varying size and prints the number of jets and their mean p_top.
+// BUNDLE is the folder from `pipeline pull jet-tagger@production BUNDLE`; with --test any bundle is accepted. It is run
+// as the demo's jet tagger, on events of varying size. The number of jets and their mean p_top are printed.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -54,7 +54,7 @@ class JetTagger {
  public:
   JetTagger(const std::string &bundle, const soa::Loading &loading) : model_(soa::Model::load(bundle, loading)) {}
 
-  // Reads the input columns and writes the output columns, directly in the event's memory.
+  // Input columns in, output columns out, in the event's own memory.
   void produce(Queue &queue, PortableCollection &jets, PortableCollection &tags) const {
     auto forward = model_.bind({{"jets", jets.data(), jets.size()}, {"tags", tags.data(), tags.size()}});
     forward(queue.native_handle);
