@@ -1,1 +1,1 @@
-"""Models to try the pipeline on; run their scripts from the repository root with `python -m`."""
+"""Example models; run their scripts from the repository root with `python -m`."""

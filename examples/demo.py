@@ -1,7 +1,7 @@
-"""The demo: one model through its whole life, from its config to production.
+"""The demo: all steps for one model, from its config to production.
 
 `python examples/demo.py` builds configs/demo.yaml, promotes the version, loads it in both modes,
-runs it on jets in memory that NumPy allocated, and prints what came out.
+runs it on jets in memory that NumPy allocated, and prints the results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALLS = 20
 
 
 def main() -> int:
-    """Returns the exit status; a user's mistake is one line on stderr."""
+    """Return the exit status. A user's mistake is reported as one line on stderr."""
     try:
         _demo(Path(__file__).resolve().parent.parent)
     except SoaPipelineError as error:
@@ -95,7 +95,7 @@ def _print_runs(ref: str, registry: Registry, jets: Callable[..., Any]) -> None:
 
 
 def numpy_collection(layout: Layout, columns: dict[str, Any], n: int) -> Collection:
-    """A collection in memory that NumPy owns, as any framework's buffer might be."""
+    """A collection in memory that NumPy owns; memory of any framework can be used like this."""
     raw = np.zeros(layout.nbytes(n) + layout.alignment, np.uint8)
     start = -raw.ctypes.data % layout.alignment
     collection = Collection.wrap(layout, raw[start:], n)

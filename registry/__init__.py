@@ -1,6 +1,6 @@
 """Bundles, the MLflow registry that keeps them, and the rules of promotion.
 
-Names are resolved on first use: MLflow is loaded only when a `Registry` first talks to its store.
+Names are imported on first use. MLflow is imported only when a `Registry` first uses its store.
 """
 
 import lazy_loader

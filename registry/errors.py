@@ -56,7 +56,7 @@ class RegistryUnavailableError(RegistryError):
 
 
 class PromotionRefused(RegistryError):
-    """At least one gate did not pass; nothing has been changed."""
+    """At least one gate refused the promotion; no alias was moved."""
 
     code = "gate"
 

@@ -21,7 +21,7 @@ class Arrays:
     device = torch.device("cpu")
 
     def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
-        """Views of an artifact's arguments."""
+        """The arguments of an artifact as arrays that share their memory."""
         return [argument.numpy() for argument in arguments]
 
     def here(self, values: Any) -> Any:
@@ -36,7 +36,7 @@ class Arrays:
         return memory.view(self.dtype(t)).reshape(t.shape(n))
 
     def copy(self, values: Any) -> Any:
-        """A contiguous copy in memory of its own."""
+        """A contiguous copy in new memory."""
         return np.array(values, order="C")
 
     def to_bytes(self, values: Any) -> bytes:
@@ -46,14 +46,14 @@ class Arrays:
         return np.frombuffer(raw, np.uint8)
 
     def wait(self) -> None:
-        """Wait until another process can read what was written."""
+        """Wait until another process can read the written arrays."""
 
 
 class Tensors(Arrays):
     """Torch tensors on one device, which may be the CPU. No GPU has run this.
 
-    Copies are made in the order of the current stream. Another process cannot wait for a stream, so
-    `wait` must be called before it is told of the memory, and before a caller gets an answer.
+    Copies are made in the order of the current stream. Another process cannot wait for that stream,
+    so call `wait` before a request tells it to use the memory, and before a caller gets an answer.
     """
 
     library = torch

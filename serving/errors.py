@@ -1,4 +1,4 @@
-"""Errors between a session and a server, each with one clear line."""
+"""The errors between a session and a server. The message of each is one clear line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from soa.errors import SoaPipelineError
 
 
 class ServingError(SoaPipelineError):
-    """A version that cannot be served, or a missing library or program that serving needs."""
+    """A version cannot be served, or a library or program for serving is missing."""
 
     code = "serving"
 
 
 class ServerError(ServingError):
-    """A local Triton that does not start, is not ready in time, or has died."""
+    """A local Triton does not start, is not ready in time, or has died."""
 
     code = "server"
 
@@ -24,13 +24,13 @@ class RequestError(ServingError):
 
 
 class WrongVersionError(RequestError):
-    """In the server: a request for another bundle than the one that runs, or in another form."""
+    """In the server: a request is for another bundle than the running one, or has another form."""
 
     code = "wrong-version"
 
 
 class RemoteError(ServingError):
-    """In the client: a request without a usable answer. No output was written."""
+    """In the client: a request got no usable answer. No output was written."""
 
     code = "remote"
 
@@ -48,13 +48,13 @@ class BusyError(ServerGoneError):
 
 
 class DeadlineError(RemoteError):
-    """No answer within the deadline: the server hangs, or is too slow."""
+    """There was no answer within the deadline: the server hangs, or is too slow."""
 
     code = "deadline"
 
 
 class RefusedError(RemoteError):
-    """The server answered with an error; the text is the server's."""
+    """The server answered with an error; the message contains its text."""
 
     code = "server-refused"
 
@@ -66,7 +66,7 @@ class VersionMismatchError(RemoteError):
 
 
 class AnswerError(RemoteError):
-    """An answer that cannot be right: a wrong name, dtype or shape, or NaN from sound inputs."""
+    """An answer must be wrong: it has a wrong name, dtype or shape, or NaN from finite inputs."""
 
     code = "answer"
 
@@ -78,6 +78,6 @@ class TooLargeError(RemoteError):
 
 
 class NowhereError(RemoteError):
-    """No server or device of the site gave an answer. The text says why for each."""
+    """No server or device of the site gave an answer. The message gives the reason for each."""
 
     code = "nowhere"

@@ -1,13 +1,14 @@
 """The tensors of requests and answers, in one of three forms. Client and server share this file.
 
-- `columns`: a tensor for each column, named `collection.column`: `(n, 1)`, an Eigen column `(n, r)`
-  or `(n, r, c)`, a scalar `(1,)`. A plain column is its own memory, byte for byte.
-- `rows`: a tensor for each block, by its name: the model's own row-major `(n, F)` or `(n, *shape)`,
-  in the dtype of the columns behind it.
-- `blocks`: a tensor `(F, n)` for each block, by its name: the block's physical columns, as they lie
-  in the buffer, up to row n.
+- `columns`: one tensor for each column, named `collection.column`. Its shape is `(n, 1)`, for an
+  Eigen column `(n, r)` or `(n, r, c)`, for a scalar `(1,)`. A plain column is sent without a copy.
+- `rows`: one tensor for each block, with the block's name: the model's row-major `(n, F)` or
+  `(n, *shape)`, in the dtype of the block's columns.
+- `blocks`: one tensor `(F, n)` for each block, with the block's name: the first n rows of the
+  block's physical columns, in the order of the buffer.
 
-A block of scalars is `(F,)`. Only columns that a block of the model reads or writes travel.
+A block of scalars has the shape `(F,)`. Only columns that a block of the model reads or writes are
+sent.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
 Program = Callable[[Sequence[Array]], Sequence[Array]]
-"""Runs a model: takes the arrays of a request in order, gives those of the answer."""
+"""Runs a model: takes the arrays of a request in order, returns the arrays of the answer."""
 Parts = Any
-"""The physical columns of a tensor, in order: a matrix with all of them, or a list of arrays. They
-are NumPy arrays or torch tensors: both have slices, `T`, `reshape`, `stack` and `concatenate`."""
+"""The physical columns of a tensor, in order: one matrix with all of them, or a list of arrays.
+These are NumPy arrays or torch tensors, which share the operations that are used here."""
 
 TRITON_DTYPES = {
     "bool": "BOOL",
@@ -45,7 +46,7 @@ TRITON_DTYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-"""Our dtypes by Triton's names. bfloat16 is left out, because NumPy does not have it."""
+"""Triton's names of our dtypes. bfloat16 is left out, because NumPy does not have it."""
 
 
 PhysicalColumn = tuple[str, str, int]
@@ -65,9 +66,9 @@ FORMS: tuple[Form, ...] = get_args(Form)
 class WireTensor:
     """A tensor of a request or an answer, and the physical columns that it holds.
 
-    `components` are these columns as (column, component); in the buffer's order if they adjoin
-    there. `order` gives for each entry of a row its index in `components`. `dims` is a row's shape,
-    `rows` the row dimension. `rows_last`: the tensor is `(F, n)`.
+    `components`: these columns as (column, component), in the buffer's order if they are adjacent
+    there. `order`: for each entry of a row, its index in `components`. `dims`: the shape of a row.
+    `rows`: the name of the row dimension. `rows_last`: True if the tensor is `(F, n)`.
     """
 
     name: str
@@ -86,7 +87,7 @@ class WireTensor:
         return (*self.dims, n) if self.rows_last else (n, *self.dims)
 
     def rows_in(self, shape: Sequence[int]) -> int:
-        """The n in a tensor's shape; the other extents are not checked. 0 for the shape ()."""
+        """The row count n in a tensor's shape; other extents are not checked. 0 for shape ()."""
         return shape[-1 if self.rows_last else 0] if shape else 0
 
     @property
@@ -108,7 +109,7 @@ class WireTensor:
 
     @cached_property
     def entries(self) -> list[PhysicalColumn]:
-        """The column behind each entry of a row."""
+        """The physical column of each entry of a row."""
         return [(self.collection, *self.components[k]) for k in self.order]
 
     @cached_property
@@ -116,8 +117,8 @@ class WireTensor:
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Any:
-        """Rows `at` … `at + n` in the wire's shape, as a view of the memory; None if the memory has
-        another order."""
+        """The `n` rows from row `at` on in the wire's shape, as a view of the memory. None if the
+        memory has another order."""
         if self.scalar:
             return None
         if len(self.order) == 1:
@@ -128,7 +129,7 @@ class WireTensor:
         return None
 
     def gather(self, parts: Parts, at: int, n: int) -> Any:
-        """Rows `at` … `at + n` in the wire's shape: a view if the memory allows it, else a copy."""
+        """The `n` rows from row `at` on in the wire's shape, as a view if possible, else a copy."""
         library = library_of(parts[0])
         if self.scalar:
             return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
@@ -242,9 +243,9 @@ def _require_travelling(collection: str, column: str, dtype: str) -> None:
 
 
 def mergeable(signature: Signature) -> bool:
-    """Whether rows of several requests can share a run: one row dimension and no scalars.
+    """True if one run can have rows of several requests: one row dimension and no scalars.
 
-    Whether the answers stay the same is another question: see stages/independence.py.
+    stages/independence.py tests whether the answers stay the same.
     """
     blocks = (*signature.inputs, *signature.outputs)
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)
@@ -252,9 +253,9 @@ def mergeable(signature: Signature) -> bool:
 
 @dataclass(frozen=True)
 class Location:
-    """Where the physical columns of a tensor are among an artifact's arguments.
+    """The places of a tensor's physical columns in an artifact's arguments.
 
-    `places` has (argument, row of its matrix or None) for each component.
+    `places`: for each component (index of the argument, row of its matrix or None).
     """
 
     places: tuple[tuple[int, int | None], ...]
@@ -293,7 +294,7 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
 def locations(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
-    """For each tensor, by name, its columns' places among an artifact's arguments of that role."""
+    """By tensor name: the places of its columns in an artifact's arguments of the role `role`."""
     place: dict[PhysicalColumn, tuple[int, int | None]] = {}
     held = argument_columns(signature)
     for index, (argument, columns) in enumerate(zip(signature.arguments, held, strict=True)):

@@ -1,8 +1,8 @@
-// One value an entry, computed a cluster of entries at a time: what RDataFrame's DefineSlotEntry calls.
+// A function for RDataFrame's DefineSlotEntry: one value for each entry, computed for a cluster of entries at once.
 //
-// RDataFrame asks for one entry after another. The first entry of a cluster that a slot asks for reads the cluster's
-// columns and runs the model once on all its rows; the other entries take their value. Entries that a filter drops cost
-// their share of that run. Nothing here needs ROOT.
+// RDataFrame asks for one entry after another. When a slot first asks for an entry of a cluster, the cluster's columns
+// are read and the model runs once on all its rows; the other entries take their values from this run. Entries that a
+// filter drops are computed too. This file does not need ROOT.
 #ifndef CLUSTER_SCORES_HPP
 #define CLUSTER_SCORES_HPP
 
@@ -17,11 +17,11 @@
 
 class ClusterScores {
  public:
-  // Fill the input collection with the entries begin ... begin + inputs.size(); called in one thread a slot.
+  // Fills the input collection with inputs.size() entries from `begin` on. Each slot is called in one thread at a time.
   using Read = std::function<void(unsigned slot, std::int64_t begin, const soa::Collection &inputs)>;
 
-  // clusters: the first entry of each, ascending, and the end of the last. inputs, outputs, column: names of the model's;
-  // the column is float32.
+  // clusters: the first entry of each, ascending, and the end of the last one. inputs, outputs, column: names of two
+  // collections of the model and of an output column, which is float32.
   ClusterScores(const soa::Model &model, unsigned slots, std::vector<std::int64_t> clusters, Read read,
                 std::string inputs, std::string outputs, std::string column)
       : shared_(std::make_shared<Shared>(Shared{model, std::move(clusters), std::move(read), std::move(inputs),

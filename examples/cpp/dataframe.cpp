@@ -1,9 +1,9 @@
-// A model's answer as a column of an RDataFrame, a cluster of entries at a time.
+// A model's output as a column of an RDataFrame, computed for a cluster of entries at a time.
 //
 //   dataframe BUNDLE FILE TREE INPUT_COLLECTION OUTPUT_COLLECTION COLUMN
 //
-// The tree has a branch of floats for each column of the input collection, by its name. The mean of COLUMN and the
-// number of entries are printed. The file is one: RDataFrame counts the entries of several anew.
+// The tree must have a branch of floats with the name of each input column. The program prints the mean of COLUMN and
+// the number of entries. Only one file is possible: with several, RDataFrame's entry numbers are not those of a file.
 #include <ROOT/RDataFrame.hxx>
 #include <TFile.h>
 #include <TTree.h>
@@ -18,7 +18,7 @@
 
 namespace {
 
-// The clusters of a tree, none larger than what the model takes.
+// The first entry of each cluster of a tree, and the tree's end. Clusters of more than `most` entries are divided.
 std::vector<std::int64_t> clusters_of(TTree &tree, std::int64_t most) {
   std::vector<std::int64_t> found;
   TTree::TClusterIterator each = tree.GetClusterIterator(0);
@@ -29,7 +29,7 @@ std::vector<std::int64_t> clusters_of(TTree &tree, std::int64_t most) {
   return found;
 }
 
-// A file of its own for each slot: ROOT's readers are of one thread.
+// Each slot opens the file separately, because a ROOT reader must stay in one thread.
 struct Reader {
   TFile file;
   TTreeReader tree;

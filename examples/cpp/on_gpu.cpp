@@ -1,17 +1,17 @@
-// Run an artifact for a GPU on memory of the device, without Python and without CUDA's toolkit: the driver's library alone.
+// Run an artifact on GPU memory, without Python and without the CUDA toolkit: only the driver's library is needed.
 //
 //   on_gpu BUNDLE/targets/cuda/sm_90/lanes N INPUT_COLLECTION OUTPUT_COLLECTION
 //   g++ -std=c++17 on_gpu.cpp ... -l:libcuda.so.1
 //
-// The model takes the pointers and the stream as they are. A framework has both already: with alpaka, the buffers of its
-// PortableCollections and alpaka::getNativeHandle(queue). The copies stand for what filled the memory.
+// The model uses the given pointers and stream directly. A framework already has both: with alpaka, the buffers of its
+// PortableCollections and alpaka::getNativeHandle(queue). The copies here replace the code that fills the memory.
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
 
 #include "pattern.hpp"
 
-extern "C" {  // of cuda.h
+extern "C" {  // from cuda.h
 int cuInit(unsigned flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxPushCurrent_v2(void *context);
@@ -39,7 +39,7 @@ void *stream_on(int device) {
   return stream;
 }
 
-// The same bytes as a collection of the host, on the device.
+// A copy of a host collection on the device.
 class OnDevice {
  public:
   OnDevice(const soa::Collection &host, void *stream) : host_(host), stream_(stream) {

@@ -1,4 +1,4 @@
-// Inputs that every program can make, and answers as bits: what the examples print can be compared.
+// Inputs from a simple formula, and outputs printed as bits, so that the results of the examples can be compared.
 #ifndef PATTERN_HPP
 #define PATTERN_HPP
 

@@ -1,11 +1,11 @@
-// The shape of a CMSSW producer: a Model held by the module, PortableCollections as event data, a
-// queue, and one forward() per event. The event loop below stands in for the framework; nothing of
-// CMSSW is needed to build it.
+// The structure of a CMSSW producer: the module owns a Model, event data are PortableCollections, and
+// each event calls forward() once with a queue. The event loop below replaces the framework, so CMSSW
+// is not needed to build it.
 //
 //   producer BUNDLE EVENTS [--test]
 //
-// BUNDLE is what `pipeline pull jet-tagger@production BUNDLE` made; with --test any bundle is taken. It runs the demo's
-// jet tagger on events of varying size and prints the mean of p_top over all jets, and how many jets there were.
+// BUNDLE is the folder from `pipeline pull jet-tagger@production BUNDLE`; with --test any bundle is accepted. It is run
+// as the demo's jet tagger, on events of varying size. The number of jets and their mean p_top are printed.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,12 +17,12 @@
 
 namespace {
 
-// alpaka's queue, as far as a model sees it: alpaka::getNativeHandle(queue), null on the host.
+// The part of alpaka's queue that a model needs: alpaka::getNativeHandle(queue), null on the host.
 struct Queue {
   void *native_handle = nullptr;
 };
 
-// n elements of a layout in one aligned buffer, as CMSSW's PortableCollection.
+// n elements of a layout in one aligned buffer, like CMSSW's PortableCollection.
 class PortableCollection {
  public:
   PortableCollection(const soa::Layout &layout, std::int64_t n)
@@ -96,7 +96,7 @@ int main(int argc, char **argv) {
     double sum = 0.0;
     std::size_t count = 0;
     for (std::size_t event = 0; event < events; ++event) {
-      const auto n = static_cast<std::int64_t>(event % 12);  // events without a jet are events too
+      const auto n = static_cast<std::int64_t>(event % 12);  // an event may have no jets
       PortableCollection jets(tagger.layout("jets"), n), tags(tagger.layout("tags"), n);
       simulate(jets, event);
       tagger.produce(queue, jets, tags);

@@ -1,5 +1,5 @@
-// Run an artifact without Python: fill every input column with a known pattern, run, print every output value as its
-// bits.
+// Run an artifact without Python: fill every input column with a known pattern, run, and print the bits of every output
+// value.
 //
 //   run_bundle BUNDLE/targets/cpu/x86-64-v3/aoti N INPUT_COLLECTION OUTPUT_COLLECTION
 #include <cstdlib>

@@ -1,1 +1,1 @@
-"""Models of the registry on Dask: in coffea, on batch systems."""
+"""Models of the registry on Dask: in coffea, and on batch systems."""

@@ -3,9 +3,9 @@
     pip install 'soa-pipeline[dask,data]' dask-jobqueue
     python -m examples.dask.htcondor jet-tagger@production /data/*.root --out /data/scored --jobs 50
 
-Run it where `condor_submit` works and that the nodes can reach: the scheduler lives in this
-process. The registry, the files and the output have to be at the same paths on the nodes. Killed
-and started again, it goes on. No HTCondor pool has run it.
+Run it on a host on which `condor_submit` works and which the nodes can reach, because Dask's
+scheduler runs in this process. The registry, the files and the output must have the same paths on
+the nodes. If it is killed and started again, it continues. It was never run on an HTCondor pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pipeline
 
 
 def cluster(seconds: int, log: str) -> HTCondorCluster:
-    """A job is a worker with one thread."""
+    """The pool; each job is a worker with one thread, for at most `seconds`."""
     return HTCondorCluster(
         cores=1,
         memory="4GB",
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--log", default="logs")
     options = parser.parse_args()
     with cluster(options.seconds, options.log) as workers:
-        # New jobs take the place of those that end, as long as there are pieces.
+        # New jobs replace those that end, as long as there are pieces to score.
         workers.adapt(minimum_jobs=1, maximum_jobs=options.jobs)
         pipeline.apply(options.model, options.files, options.out, dask=workers.scheduler_address)
 

@@ -2,8 +2,8 @@
 
     python -m examples.dask.processor nanoaod-flavour@staging FILE.root
 
-coffea sends the processor to its workers with every chunk; the session in it is opened once in a
-process, and runs the version that it was loaded as, whatever the alias means later.
+coffea sends the processor to its workers with every chunk. Each process opens the session in it
+only once. The session keeps the version that it loaded at first, even if the alias moves later.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from soa.memory import to_awkward
 
 
 class Schema(NanoAODSchema):  # type: ignore[misc]
-    """For files of 2015, where collections that others refer to are missing. Of what coffea sets to
-    constants only the jets' charge is: photons have a mass and a charge of their own."""
+    """For files of 2015, in which some referenced collections are missing. coffea sets some fields
+    to constants; here only the charge of jets, because these photons have a mass and a charge."""
 
     warn_missing_crossrefs = False
     full_like_items: ClassVar[dict[str, Any]] = {
@@ -32,7 +32,7 @@ class Schema(NanoAODSchema):  # type: ignore[misc]
 
 
 def flavours(jets: Any, session: pipeline.Session) -> Any:
-    """Scores of jets, in the events of these: lists of records p_light, p_c, p_b."""
+    """Scores of jets: for each event a list of records with p_light, p_c and p_b."""
     counts = ak.num(jets.pt, axis=1)
     columns = {"entry": np.repeat(np.arange(len(counts), dtype=np.int32), counts)}
     for name, dtype in BRANCHES.items():
@@ -47,7 +47,7 @@ def flavours(jets: Any, session: pipeline.Session) -> Any:
 
 
 class Flavours(processor.ProcessorABC):  # type: ignore[misc]
-    """Counts jets, and how their scores of `b` are distributed in 20 bins."""
+    """Counts events and jets, and fills a histogram of the jets' `p_b` with 20 bins."""
 
     def __init__(self, session: pipeline.Session) -> None:
         self.session = session
@@ -63,7 +63,7 @@ class Flavours(processor.ProcessorABC):  # type: ignore[misc]
 
 
 def run(files: list[str], session: pipeline.Session, client: Any = None, chunk: int = 100) -> Any:
-    """What all chunks of `chunk` events add up to; on the workers of a Dask client, if given."""
+    """The sum over all chunks of `chunk` events, computed on the workers of `client` if given."""
     here = processor.IterativeExecutor(status=False)
     executor = processor.DaskExecutor(client=client, status=False) if client else here
     runner = processor.Runner(executor, pre_executor=here, chunksize=chunk, schema=Schema)

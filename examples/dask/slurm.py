@@ -3,9 +3,10 @@
     pip install 'soa-pipeline[dask,data]' dask-jobqueue
     python -m examples.dask.slurm jet-tagger@production /data/*.root --out /data/scored --jobs 50
 
-Run it where `sbatch` works and that the nodes can reach: the scheduler lives in this process. The
-registry, the files and the output have to be at the same paths on the nodes. Killed and started
-again, it goes on. It has been run with a stand-in for `sbatch`, on no Slurm cluster.
+Run it on a host on which `sbatch` works and which the nodes can reach, because Dask's scheduler
+runs in this process. The registry, the files and the output must have the same paths on the nodes.
+If it is killed and started again, it continues. It was run with a replacement of `sbatch`, but
+never on a Slurm cluster.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import pipeline
 
 
 def cluster(queue: str | None, minutes: int, log: str) -> SLURMCluster:
-    """A job is a worker with one thread."""
+    """The cluster; each job is a worker with one thread, for at most `minutes`."""
     return SLURMCluster(
         cores=1,
         memory="4GB",
         queue=queue,
         walltime=f"{minutes // 60:02}:{minutes % 60:02}:00",
         log_directory=log,
-        # A worker stops taking pieces before Slurm ends its job.
+        # A worker stops accepting pieces before Slurm ends its job.
         worker_extra_args=["--lifetime", f"{max(minutes - 5, 1)}m", "--lifetime-stagger", "2m"],
     )
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--log", default="logs")
     options = parser.parse_args()
     with cluster(options.queue, options.minutes, options.log) as workers:
-        # New jobs take the place of those that end, as long as there are pieces.
+        # New jobs replace those that end, as long as there are pieces to score.
         workers.adapt(minimum_jobs=1, maximum_jobs=options.jobs)
         pipeline.apply(options.model, options.files, options.out, dask=workers.scheduler_address)
 

@@ -1,1 +1,1 @@
-"""Whole events of a file with jagged jets and muons, scored where uproot left them."""
+"""Score whole events of a file with jagged jets and muons, in the memory that uproot filled."""

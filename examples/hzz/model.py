@@ -1,7 +1,8 @@
 """DeepSets (Zaheer et al., arXiv:1703.06114) on two sets of an event, its jets and its muons.
 
-Each object goes through the network of its kind, those that exist are summed, and a last network
-reads both sums. The weights are random: it shows the way from a jagged file, not physics.
+One network is applied to each jet and another one to each muon. The results of the objects that
+exist are summed, and a last network reads both sums. The weights are random: the example shows how
+to use a jagged file, and has no physics.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class EventSets(nn.Module):
 
 
 def build(hidden: int = 16) -> nn.Module:
-    """Random weights, the same every time."""
+    """The model with random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         return EventSets(hidden)

@@ -1,4 +1,4 @@
-"""Score every event of the HZZ file, with its jets and muons where uproot read them.
+"""Score every event of the HZZ file, with the jets and muons in the memory that uproot filled.
 
 pipeline run configs/hzz.yaml
 pipeline promote hzz-events --to staging

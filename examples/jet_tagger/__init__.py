@@ -1,1 +1,1 @@
-"""A small jet tagger, trained here on generated jets."""
+"""A small jet tagger, trained on generated jets."""

@@ -1,8 +1,9 @@
-"""Toy jets: a parton shower simple enough to read, with the shapes that a tagger must tell apart.
+"""Toy jets from a very simple parton shower, with the shapes that a tagger must distinguish.
 
 QCD jets are one parton with soft, collinear emissions; W jets are two prongs of mass 80 GeV; top
-jets three prongs of mass 173 GeV. Every prong fragments with a transverse momentum of about half a
-GeV, and soft radiation covers the cone. It is not physics to publish: it needs numpy and a second.
+jets are three prongs of mass 173 GeV. Every prong fragments with a transverse momentum of about
+half a GeV, and soft radiation covers the cone. This is not realistic physics, but it needs only
+numpy and a second.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def jets(
     """Return (columns, labels) of n jets, a third of each class in random order.
 
     Columns, float32: pt, eta, phi, mass, energy (n,); part_pt, part_energy, part_deta, part_dphi
-    (n, particles), in decreasing pt, zero beyond the last particle. GeV; angles from the jet axis.
+    (n, particles), in decreasing pt, zero after the last particle. Units: GeV. The part_ angles are
+    relative to the jet axis.
     """
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, len(CLASSES), n)
@@ -137,7 +139,7 @@ def _fragment(rng: np.random.Generator, prongs: Floats) -> Floats:
     count = 1 + rng.poisson(2.4 * np.log1p(pt))
     share = rng.exponential(1.0, shape) ** 1.6 * (np.arange(_FRAGMENTS) < count)
     energy = pt * share / share.sum(2, keepdims=True)
-    # Transverse momentum to the prong of half a GeV: the harder the particle, the closer.
+    # The transverse momentum relative to the prong is half a GeV: harder particles are closer.
     angle = np.minimum(rng.rayleigh(0.5, shape) / np.maximum(energy, 0.1), 0.6)
     turn = rng.uniform(-np.pi, np.pi, shape)
     eta = prongs[:, :, 1:2] + angle * np.cos(turn)
@@ -159,7 +161,7 @@ def _soft(rng: np.random.Generator, eta: Floats, phi: Floats) -> Floats:
 def _cluster(found: Floats, particles: int) -> dict[str, npt.NDArray[np.float32]]:
     """Sum (n, m, 3) particles into jets; keep those in the cone, the hardest first."""
     pt, eta, phi = found[..., 0] * (found[..., 0] > 0.25), found[..., 1], found[..., 2]
-    for _ in range(2):  # the axis moves when particles outside the cone go
+    for _ in range(2):  # removing particles outside the cone moves the axis
         total = _momenta(pt, eta, phi).sum(1)
         axis = _angles(total)
         deta, dphi = eta - axis[:, 1:2], _wrap(phi - axis[:, 2:3])

@@ -1,10 +1,10 @@
 """A small ParticleNet-like jet tagger: EdgeConv over a dynamic nearest-neighbour graph.
 
-After Qu and Gouskos, arXiv:1902.08570. Two things differ, both so that every compiler gives the
-same answer. A neighbour's weight falls to zero at the distance of the first particle left out, so
-that an exchange of two equally distant particles changes nothing: with plain k nearest neighbours,
-rounding decides such ties, and engines round differently. And distances come from differences of
-coordinates, not from |a|^2 + |b|^2 - 2ab, which cancels for close particles.
+After Qu and Gouskos, arXiv:1902.08570, with two changes, so that every compiler gives the same
+answer. First, a neighbour's weight falls to zero at the distance of the nearest particle that is
+left out, so exchanging two equally distant particles changes nothing. With plain k nearest
+neighbours, rounding would decide such ties, and engines round differently. Second, distances come
+from differences of coordinates: |a|^2 + |b|^2 - 2ab loses digits for close particles.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 
 class EdgeConv(nn.Module):
-    """Messages along the edges to the nearest neighbours, summed with weights that end at zero."""
+    """Messages of the nearest neighbours, summed with weights that fall to zero with distance."""
 
     def __init__(self, inputs: int, width: int, neighbours: int) -> None:
         super().__init__()
         self.neighbours = neighbours
-        # The squared distance that stands for "no particle there"; real ones stay far below. An
-        # attribute, because TorchScript does not see module-level constants.
+        # The squared distance of absent particles, far above that of real ones. It is an attribute,
+        # because TorchScript does not see module-level constants.
         self.far = 1.0e6
-        # One linear layer on (x_i, x_j - x_i), written as two per particle: no work per edge.
+        # A linear layer on (x_i, x_j - x_i), written as two layers on particles: fewer operations
+        # than a layer on every edge.
         self.centre = nn.Linear(inputs, width)
         self.neighbour = nn.Linear(inputs, width, bias=False)
         self.edge = nn.Linear(width, width)
@@ -34,8 +35,9 @@ class EdgeConv(nn.Module):
         delta = coordinates.unsqueeze(2) - coordinates.unsqueeze(1)
         distance = torch.where(mask.unsqueeze(1), delta.square().sum(dim=3), self.far)
         nearest, index = torch.topk(distance, k + 1, dim=2, largest=False)
-        # Particles are their own first neighbour. Absent ones are at `far`, which is then also the
-        # limit: their weight is zero, and fewer than k particles need no special case.
+        # Each particle is its own first neighbour. If there are fewer than k particles, the absent
+        # ones at `far` are among the neighbours; `far` is then also the limit, so they have weight
+        # zero.
         limit = nearest[:, :, k:]
         weight = (limit - nearest[:, :, :k]) / (limit + 1.0e-6)
 
@@ -66,7 +68,7 @@ class JetTagger(nn.Module):
     def logits(self, particles: Tensor, jet: Tensor) -> Tensor:
         """(n, 4, P), (n, 3) -> (n, classes)."""
         pt = particles[:, 0]
-        # NaN is not > 0 either. What lies in an absent particle's columns must not matter.
+        # Also False for NaN. The other columns of absent particles must have no effect.
         mask = pt > 0
         log_pt = torch.log(torch.where(mask, pt, 1.0))
         log_energy = torch.log(torch.where(mask, particles[:, 1], 1.0))

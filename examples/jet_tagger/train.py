@@ -2,8 +2,8 @@
 
     python -m examples.jet_tagger.train
 
-About two minutes on two cores. examples/README.md notes the accuracy that the committed weights
-reach; the seeds are fixed, yet another CPU or torch version rounds differently.
+It takes about two minutes on two cores. examples/README.md gives the accuracy of the committed
+weights. The seeds are fixed, but other CPUs or torch versions round differently.
 """
 
 from __future__ import annotations

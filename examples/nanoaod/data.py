@@ -1,8 +1,8 @@
 """Jets of a NanoAOD file as SoA columns, read with uproot.
 
-The file is CMS Open Data (CC0), as carried by scikit-hep-testdata. It is not part of this
-repository: `locate` says where it is looked for. Its name says ttbar, yet of its 537 jets 503 are
-light, 28 charm and 6 bottom, and every DeepCSV and DeepJet discriminator is unset.
+The file is CMS Open Data (CC0), from scikit-hep-testdata. It is not part of this repository;
+`locate` finds it. Its name says ttbar, but of its 537 jets 503 are light, 28 charm and 6 bottom,
+and all DeepCSV and DeepJet discriminators are unset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
 FILE = "nanoAOD_2015_CMS_Open_Data_ttbar.root"
 CLASSES = ("light", "c", "b")
-# Branches Jet_<name>, in the dtypes of the file. `entry`, the event's number in it, comes in front.
+# Branches Jet_<name>, with the dtypes of the file. In the columns, `entry` comes first: the number
+# of the event in the file.
 BRANCHES: dict[str, type[np.generic]] = {
     "pt": np.float32,
     "eta": np.float32,
@@ -37,9 +38,9 @@ BRANCHES: dict[str, type[np.generic]] = {
 
 
 def locate(name: str = FILE) -> Path:
-    """The file `name` in $SKHEP_DATA, else in ../shared/data beside the repository.
+    """The path of the file `name` in $SKHEP_DATA, else in ../shared/data next to the repository.
 
-    Raises FileNotFoundError, which says where it was looked for and how to get it.
+    Raises FileNotFoundError, which names these folders and says how to get the file.
     """
     folders = [Path(__file__).resolve().parents[3] / "shared" / "data"]
     if os.environ.get("SKHEP_DATA"):
@@ -75,7 +76,7 @@ def jets(path: Path) -> tuple[Columns, npt.NDArray[np.int64]]:
 
 
 def reference(rows: dict[str, int], seed: int) -> dict[str, Columns]:
-    """Inputs of `configs/nanoaod.yaml`: jets drawn from the file, repeated where n exceeds it."""
+    """Inputs of `configs/nanoaod.yaml`: random jets of the file, drawn with replacement."""
     columns, _ = jets(locate())
     drawn = np.random.default_rng(seed).integers(0, len(columns["pt"]), rows["n"])
     return {"jets": {name: values[drawn] for name, values in columns.items()}}

@@ -1,4 +1,4 @@
-"""A jet-flavour tagger on NanoAOD branches: standardisation inside, then two small layers."""
+"""A jet-flavour tagger on NanoAOD branches: it standardises them, then has two small layers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class FlavourTagger(nn.Module):
     def __init__(self, width: int = 12) -> None:
         super().__init__()
         features = len(INPUTS) + 2
-        # Parameters that do not train: TorchScript cannot read the annotations that buffers need.
+        # Parameters without training: TorchScript cannot read the annotations that buffers need.
         self.mean = nn.Parameter(torch.zeros(features), requires_grad=False)
         self.scale = nn.Parameter(torch.ones(features), requires_grad=False)
         self.layers = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 3))
 
     def features(self, jets: Tensor) -> Tensor:
-        """(n, 12) columns -> (n, 14): logarithms, and the unset values (< 0) of two of them."""
+        """(n, 12) columns -> (n, 14): some as logarithms; for `btagCSVV2` and `qgl` also a flag, 1
+        if the value is set (not below 0)."""
         pt, eta, mass, area, charged, photons, csv, qgl, pileup, jet_id, muons, size = torch.unbind(
             jets, dim=1
         )

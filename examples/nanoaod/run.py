@@ -4,12 +4,12 @@
     pipeline promote nanoaod-flavour --to staging
     python -m examples.nanoaod.run nanoaod-flavour@staging
 
-uproot decompresses the branches into arrays of its own; they are copied once into the collection.
-From there on nothing is copied: the model reads the columns where they lie and writes its answers
-into the columns of `flavours`.
+uproot decompresses the branches into new arrays, which are copied once into the collection. After
+that nothing is copied: the model reads the columns of the collection and writes its answers into
+the columns of `flavours`.
 
-The committed weights were trained on these very jets: the table shows that the way works, and
-train.py's cross-validation how good the tagger is.
+The committed weights were trained on these same jets. So the table only shows that everything
+works; for the quality of the tagger see the cross-validation of train.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m examples.nanoaod.train
 
-Seconds. With 6 b jets among 537 it shows the way from a real file, not a tagger to use: what it can
-tell is the cross-validated area under the ROC curve, which is printed (0.5 is a guess).
+It takes seconds. With 6 b jets among 537, this is no useful tagger; it shows how to use a real
+file. The area under the ROC curve from cross-validation is printed (random choice: 0.5).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train(inputs: Tensor, labels: Tensor, seed: int, steps: int = 150) -> Flavou
     features = model.features(inputs)
     model.mean.copy_(features.mean(0))
     model.scale.copy_(1.0 / features.std(0).clamp(min=1.0e-3))
-    # Rare flavours count more, by the square root: 6 jets must not rule the fit.
+    # Weights of flavours are 1 / sqrt(count): with 1 / count, 6 jets would dominate the fit.
     weight = torch.bincount(labels, minlength=3).clamp(min=1).float().rsqrt()
     loss_of = nn.CrossEntropyLoss(weight=weight)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0e-2, weight_decay=0.3)
@@ -52,7 +52,7 @@ def area_under_roc(score: Tensor, positive: Tensor) -> float:
 
 
 def cross_validate(inputs: Tensor, labels: Tensor, entries: Tensor, seed: int) -> Tensor:
-    """Probabilities (n, 3) of every jet, by a model that saw none of its event's jets."""
+    """Probabilities (n, 3) of every jet, from a model that was not trained on jets of its event."""
     probabilities = torch.empty(len(labels), 3)
     for fold in range(5):
         held = entries % 5 == fold

@@ -1,9 +1,9 @@
 """The real ParticleNet, trained on JetClass (Qu, Li and Qian, arXiv:2202.03772), on raw columns.
 
-The network itself is weaver-core's; here are only the preparation of its inputs, which its training
-did outside the network (`JetClass_kin.yaml` of jet-universe/particle_transformer), and the numbers
-that the trained weights fit. The network of weaver-core 0.4.17 writes into its inputs; they are
-intermediate tensors here, so the columns stay as they are.
+The network itself is that of weaver-core. This file has only the preparation of its inputs, which
+the training did outside the network (`JetClass_kin.yaml` of jet-universe/particle_transformer), and
+the sizes of the layers for the trained weights. The network of weaver-core 0.4.17 writes into its
+inputs. These are intermediate tensors here, so the columns do not change.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PARTICLES = 128
 
 
 class ParticleNetOnColumns(nn.Module):
-    """weaver-core's ParticleNet, kept as `mod`, behind the standardisation of its training."""
+    """The standardisation of the training, then weaver-core's ParticleNet as `mod`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.mod = network
 
     def prepare(self, particles: Tensor, jet: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the network takes: points (n, 2, P), features (n, 7, P), mask (n, 1, P) bool."""
+        """The network's inputs: points (n, 2, P), features (n, 7, P), mask (n, 1, P) bool."""
         pt, energy = particles[:, 0], particles[:, 1]
         mask = pt > 0
         log_pt = torch.log(torch.where(mask, pt, 1.0))
@@ -55,8 +55,8 @@ class ParticleNetOnColumns(nn.Module):
     def forward(self, particles: Tensor, jet: Tensor) -> Tensor:
         """Probabilities of the ten `CLASSES`, (n, 10).
 
-        particles: (n, 4, P) float32, P of 17 or more: pt, energy (GeV), deta, dphi from the jet
-        axis; absent particles have pt = 0. jet: (n, 2) float32: pt, energy, both above zero.
+        particles: (n, 4, P) float32, P at least 17: pt, energy (GeV), deta, dphi relative to the
+        jet axis; absent particles have pt = 0. jet: (n, 2) float32: pt, energy, both positive.
         """
         points, features, mask = self.prepare(particles, jet)
         probabilities: Tensor = self.mod(points, features, mask)
@@ -64,12 +64,12 @@ class ParticleNetOnColumns(nn.Module):
 
 
 def build() -> nn.Module:
-    """The untrained network on raw columns; ParticleNet_kin.pt fits it key by key."""
+    """The untrained network on raw columns; its keys are those of ParticleNet_kin.pt."""
     return ParticleNetOnColumns(network())
 
 
 def network() -> nn.Module:
-    """weaver-core's untrained network alone; ImportError without weaver.
+    """weaver-core's untrained network alone. Raises ImportError if weaver-core is missing.
 
     Takes points (n, 2, P), features (n, 7, P) and a mask (n, 1, P) of ones and zeros.
     """
@@ -101,7 +101,7 @@ def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArra
 
 
 def _generator() -> ModuleType:
-    # By path: the pipeline loads this file alone, from whatever folder it is started in.
+    # Loaded by path, because the pipeline loads this file alone, with any working folder.
     path = Path(__file__).resolve().parents[1] / "jet_tagger" / "generate.py"
     spec = importlib.util.spec_from_file_location("jet_tagger_generate", path)
     assert spec is not None and spec.loader is not None

@@ -1,8 +1,8 @@
 """DeepSets (Zaheer et al., arXiv:1703.06114) with a mask, and with a number of the event.
 
-Each hit goes through the same network, the hits that exist are averaged, and a second network
-reads the mean together with their count and the event's pile-up. The order of the hits, and
-whatever lies where there is no hit, cannot matter.
+The same network is applied to each hit, the results of the hits that exist are averaged, and a
+second network reads the mean, the number of hits and the event's pile-up. The order of the hits,
+and the values in places without a hit, have no effect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeepSets(nn.Module):
 
 
 def deep_sets(features: int = 5, hidden: int = 32, outputs: int = 2) -> nn.Module:
-    """Random weights, the same every time."""
+    """The model with random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return DeepSets(features, hidden, outputs)

@@ -1,12 +1,12 @@
 """An interaction network on the hits and edges of one event, with any number of each.
 
 After Battaglia et al., arXiv:1612.00222, as DeZoort et al., arXiv:2103.16701, use it for charged
-tracks: an edge's message comes from the hits at its ends and from the edge itself, a hit sums the
-messages that arrive, and in the end every edge and every hit gets a score.
+tracks. The message of an edge is computed from the hits at its ends and from the edge itself; a hit
+sums the messages that arrive; at the end every edge and every hit gets a score.
 
-**An edge whose source or target is no hit of the event is no edge**: it sends nothing and scores 0.
-So an artifact never reads or writes outside the event, whatever the index columns hold, and an
-event without hits is an event.
+**Edges whose source or target is not a hit of the event are ignored**: they send no message and
+have score 0. So an artifact never reads or writes outside the event for any values in the index
+columns, and an event may have no hits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class Interaction(nn.Module):
-    """One round of messages. The last node is where edges that are none begin and end."""
+    """One round of messages. The last node is an additional one, for the ignored edges."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Interaction(nn.Module):
         """(N + 1, W), (E, W), (E,), (E,) -> (N + 1, W), (E, W); both residual."""
         ends = [nodes.index_select(0, source), nodes.index_select(0, target), edges]
         message = self.message(torch.cat(ends, dim=1))
-        # index_add and scatter_add sum in the order of the edges where one thread does it.
+        # index_add and scatter_add sum in the order of the edges if one thread does it.
         arrived = torch.zeros_like(nodes).index_add(0, target, message)
         return nodes + self.update(torch.cat([nodes, arrived], dim=1)), edges + message
 
@@ -60,9 +60,9 @@ class EdgeGNN(nn.Module):
         """
         count = nodes.shape[0]
         exists = ((index >= 0) & (index < count)).all(dim=1)
-        # One more node, at the end, for the edges that are none: no index is ever out of range, and
-        # gathering works in an event without nodes. (In front, torch 2.13 compiles a masked load
-        # that reads up to seven elements beyond the last hit.)
+        # An additional node at the end, for the ignored edges: so no index is out of range, and
+        # gathering works in an event without hits. (With the node at the front, torch 2.13 compiles
+        # a masked load that reads up to seven elements beyond the last hit.)
         inside = torch.where(exists.unsqueeze(1), index, count).to(torch.int64)
         source, target = inside[:, 0], inside[:, 1]
         hidden = torch.relu(self.encode_nodes(nn.functional.pad(nodes, [0, 0, 0, 1])))
@@ -78,7 +78,7 @@ class EdgeGNN(nn.Module):
 def edge_gnn(
     node_features: int = 3, edge_features: int = 4, width: int = 16, rounds: int = 2
 ) -> nn.Module:
-    """Random weights, the same every time."""
+    """The model with random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         return EdgeGNN(node_features, edge_features, width, rounds)
@@ -87,9 +87,9 @@ def edge_gnn(
 def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """Inputs of `configs/zoo/edge_gnn.yaml`.
 
-    The sizes that are validated take the first nodes and the first edges of these. So that edges
-    are left at every pair of sizes, an edge's ends are drawn on a logarithmic scale: of n nodes, as
-    many edges end at the first ten as at the next ninety. One edge in 32 leads nowhere.
+    The validation of smaller sizes uses the first nodes and the first edges. The ends of edges are
+    drawn on a logarithmic scale, so that edges remain for every pair of sizes: as many edges end at
+    the first ten nodes as at the next ninety. Some 1 in 32 edges have an invalid target.
     """
     rng = np.random.default_rng(seed)
     n, e = rows["nodes"], rows["edges"]

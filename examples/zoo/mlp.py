@@ -1,7 +1,7 @@
-"""A plain perceptron: features standardised, linear layers with ReLU, class probabilities.
+"""A plain perceptron: standardised features, linear layers with ReLU, class probabilities.
 
-Its first operation is pointwise. That is the case which compiled code, fed a strided view of
-columns, gets silently wrong (tests/engines/test_strided_memory.py).
+Its first operation is pointwise. In that case compiled code gives wrong results without an error if
+its input is a strided view of columns (tests/engines/test_strided_memory.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
 
 
 def mlp(features: int = 6, hidden: int = 48, layers: int = 1, classes: int = 3) -> nn.Module:
-    """Random weights, the same every time."""
+    """The model with random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return Mlp(features, hidden, layers, classes)

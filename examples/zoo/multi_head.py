@@ -1,7 +1,7 @@
-"""One trunk, five heads, each of another dtype: what a reconstruction wants of one candidate.
+"""One trunk and five heads with different dtypes: several quantities of one candidate.
 
-An energy correction, a vertex in double precision, a class, a decision and a compact weight. The
-inputs are of four dtypes; integers and flags become numbers in the graph.
+The outputs are an energy correction, a vertex in double precision, a class, a decision and two
+compact weights. The inputs have four dtypes; the model converts integers and flags to floats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MultiHead(nn.Module):
     def scores(
         self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the class, (n, classes), and the decision, (n,), are taken from."""
+        """The scores for the class, (n, classes), and for the decision, (n,)."""
         hidden = self.hidden(kinematics, counts, flags, vertex)
         return self.classes(hidden), self.decision(hidden).squeeze(1)
 
@@ -46,12 +46,13 @@ class MultiHead(nn.Module):
     def forward(
         self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Answer for n candidates.
+        """Compute all outputs for n candidates.
 
         kinematics: (n, F) float32; counts: (n, C) int32, not negative; flags: (n, B) bool;
         vertex: (n, 3) float64, in cm.
-        Returns energy and its resolution (n, 2) float32; the vertex, moved, (n, 3) float64; the
-        most probable class (n,) int64; whether to keep it (n,) bool; two weights (n, 2) float16.
+        Returns the energy and its resolution (n, 2) float32; the corrected vertex (n, 3) float64;
+        the most probable class (n,) int64; the decision to keep the candidate (n,) bool; two
+        weights (n, 2) float16.
         """
         hidden = self.hidden(kinematics, counts, flags, vertex)
         energy = nn.functional.softplus(self.energy(hidden))
@@ -65,7 +66,7 @@ class MultiHead(nn.Module):
 def multi_head(
     kinematics: int = 4, counts: int = 2, flags: int = 2, hidden: int = 32, classes: int = 4
 ) -> nn.Module:
-    """Random weights, the same every time."""
+    """The model with random weights from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return MultiHead(kinematics, counts, flags, hidden, classes)

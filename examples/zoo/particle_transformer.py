@@ -1,15 +1,16 @@
 """The Particle Transformer (Qu, Li and Qian, arXiv:2202.03772), for inference.
 
-Particles attend to each other with a bias that comes from each pair of them; then a class token
-attends to the particles. Parameters have the names that weaver-core 0.4.17 gives them
+Particles attend to each other with a bias from the features of each pair; then a class token
+attends to the particles. The parameters have the same names as in weaver-core 0.4.17
 (`weaver.nn.model.ParticleTransformer:ParticleTransformer` with its default options), so weights
-trained there load here as they are; dropout, which inference has none of, is left out.
+trained there can be loaded unchanged. Dropout is left out, because inference does not use it.
 
-Three things differ, none of which changes an answer beyond rounding. Pairs are computed once for
-(i, j) and (j, i), and looked up by an index instead of written into a matrix. Differences between
-four-vectors are taken in double precision: for collinear particles E^2 - p^2 and the angle are all
-rounding in single precision, their logarithm magnifies it, and no two compilers would agree. And
-a jet without particles has an answer, where weaver-core gives NaN.
+Three things differ from weaver-core. First, a pair is computed once for (i, j) and (j, i), and
+looked up by an index instead of written into a matrix. Second, differences between four-vectors are
+computed in double precision: for collinear particles, E^2 - p^2 and the angle would consist of
+rounding errors in single precision, which their logarithm magnifies, so compilers would disagree.
+Third, the output for a jet without particles is finite; weaver-core gives NaN. Other outputs agree
+within rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ EPS = 1.0e-8
 def pair_features(vectors: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """ln kT, ln z, ln dR and ln m^2 of pairs: (n, 4, P), (T,), (T,) -> (n, T, 4).
 
-    vectors: px, py, pz, E. `first` and `second` are the pairs' particles.
+    vectors: px, py, pz, E. `first` and `second`: the indices of the particles in each pair.
     """
     px, py, pz, energy = vectors.double().unbind(1)
     pt = torch.sqrt(px * px + py * py)
@@ -62,7 +63,7 @@ class Embed(nn.Module):
 
 
 class PairEmbed(nn.Module):
-    """Four-vectors to a bias of the attention for each pair and head: (n, 4, P) -> (n, H, P, P)."""
+    """The attention's bias for each pair and head: (n, 4, P) four-vectors -> (n, H, P, P)."""
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class PairEmbed(nn.Module):
         number = torch.arange(particles, device=vectors.device)
         high = torch.maximum(number.unsqueeze(0), number.unsqueeze(1))
         low = torch.minimum(number.unsqueeze(0), number.unsqueeze(1))
-        place = high * (high + 1) // 2 + low  # of the pair (high, low) in the lower triangle
+        place = high * (high + 1) // 2 + low  # index of pair (high, low) in the lower triangle
         found = pairs.index_select(2, place.flatten())
         square: Tensor = found.unflatten(2, (particles, particles))
         return square
@@ -109,7 +110,7 @@ class Attention(nn.Module):
         scores = torch.matmul(query, key.transpose(2, 3))
         if bias is not None:
             scores = scores + bias
-        # Finite, so that a jet without particles averages over what is masked, and is not NaN.
+        # A finite value: without particles, softmax then gives equal weights instead of NaN.
         scores = scores.masked_fill(absent, -1.0e30)
         attended = torch.matmul(torch.softmax(scores, dim=3), value)
         heads: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2)).unflatten(2, split)
@@ -135,16 +136,16 @@ class Block(nn.Module):
     def forward(
         self, queries: Tensor, context: Tensor | None, absent: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Update `queries`, (n, Q, W): particles, or a class token before its context (n, P, W).
+        """Update `queries`, (n, Q, W): the particles, or a class token with `context` (n, P, W).
 
-        absent: (n, 1, 1, K) bool and bias: (n, H, Q, K), K counting queries and context.
+        absent: (n, 1, 1, K) bool; bias: (n, H, Q, K). K = Q + P with a context, else Q.
         """
         if context is None:
             keys = asking = self.pre_attn_norm(queries)
         else:
             keys, asking = self.pre_attn_norm(torch.cat([queries, context], dim=1)), queries
         attended = self.attn(asking, keys, absent, bias) * self.c_attn.unsqueeze(1)
-        # The heads' numbers interleave from here on, as in weaver-core.
+        # From here on, the values of the heads are interleaved, as in weaver-core.
         middle = self.post_attn_norm(attended.transpose(2, 3).flatten(2)) + queries
         wide = self.post_fc_norm(self.act(self.fc1(self.pre_fc_norm(middle))))
         found: Tensor = self.fc2(wide) + self.w_resid * middle
@@ -192,7 +193,7 @@ class ParticleTransformer(nn.Module):
         """Probabilities of n jets, (n, classes) float32.
 
         features: (n, C, P) float32, standardised; vectors: (n, 4, P) float32: px, py, pz, E, in
-        GeV; exists: (n, P) bool. What lies in absent particles does not matter.
+        GeV; exists: (n, P) bool. The values of absent particles have no effect.
         """
         return torch.softmax(self.logits(features, vectors, exists), dim=1)
 
@@ -206,8 +207,8 @@ def particle_transformer(
     layers: int = 2,
     class_layers: int = 1,
 ) -> nn.Module:
-    """Random weights, the same every time. The paper's: widths 128, 512, 128; pair widths 64, 64,
-    64; 8 heads, 8 layers, 2 class layers."""
+    """The model with random weights from a fixed seed. In the paper: widths 128, 512, 128; pair
+    widths 64, 64, 64; 8 heads, 8 layers, 2 class layers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
         return ParticleTransformer(
@@ -218,7 +219,8 @@ def particle_transformer(
 def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """Inputs of `configs/zoo/particle_transformer.yaml`: jets of 0 to 16 massless particles.
 
-    As collinear as in a jet: angles of 10^-4 to 1 from its axis. Absent particles hold zeros.
+    The particles are as collinear as in real jets: their angles to the axis are 10^-4 to 1. Absent
+    particles have zeros.
     """
     rng = np.random.default_rng(seed)
     n, particles = rows["n"], 16

@@ -1,7 +1,8 @@
 """A small residual network (He et al., arXiv:1512.03385) for images of a few pixels.
 
-Calorimeter towers around a candidate are such an image. Three stages, each with one block of two
-3x3 convolutions; the second and third halve the image; batch normalisation, average pooling.
+Calorimeter towers around a candidate are such an image. There are three stages, each with one block
+of two 3x3 convolutions and batch normalisation. The second and third stage halve the image size. At
+the end is average pooling.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class TinyResNet(nn.Module):
 def tiny_resnet(
     channels: int = 3, widths: tuple[int, ...] = (8, 16, 16), classes: int = 4
 ) -> nn.Module:
-    """Random weights and batch statistics, the same every time."""
+    """The model with random weights and batch statistics from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = TinyResNet(channels, tuple(widths), classes)

@@ -1,4 +1,4 @@
-"""A bundle: the sealed folder of one version, and what is built for it later."""
+"""Bundles: the sealed folder of one version, and the annexes for targets that are built later."""
 
 import lazy_loader
 

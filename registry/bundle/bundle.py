@@ -36,7 +36,7 @@ class Bundle(Sealed):
 
     manifest: Manifest
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
-    """By target."""
+    """The attached annexes by target."""
 
     def __repr__(self) -> str:
         manifest = self.manifest

@@ -185,7 +185,7 @@ class TargetRecord(Record):
     below: list[Below] = field(default_factory=list)
     """Other engines than `chosen` that are faster for small row counts: `rows` ascending."""
     raced_with: list[str] = field(default_factory=list)
-    """Targets whose times may be compared with these: they come from the same race."""
+    """Targets whose times may be compared with these, because they were measured together."""
     metrics: dict[str, Measured] = field(default_factory=dict)
     """By name: the metrics of the chosen artifact's outputs on the labelled rows."""
     candidates: dict[EngineName, Candidate] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The history of a model: what was promoted, rolled back, refused and approved, by whom and when.
+"""The history of a model: its promotions, rollbacks, refusals, approvals and other events.
 
-One event is one MLflow run, in the experiment of the model's name, next to the runs of its
+Each event is one MLflow run, in the experiment with the model's name, next to the runs of its
 versions: MLflow's page lists it and shows the decision table as its note. The record is in the
 run's tags, written in the one transaction that creates the run. Afterwards only the run's status
 changes, once, from RUNNING (open) to FINISHED (done) or KILLED (void). A record is never changed.

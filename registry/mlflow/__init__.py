@@ -1,4 +1,4 @@
-"""What MLflow keeps for us, how it is reached, and what its pages show."""
+"""Access to MLflow: its stored models and runs, and the texts for its pages."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The rules of promotion: gates and policies, as pure functions over data."""
+"""The rules of promotion: gates and policies, as pure functions of data."""
 
 import lazy_loader
 

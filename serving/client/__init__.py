@@ -1,4 +1,4 @@
-"""Calls to a Triton server, and memory that client and server share."""
+"""Calls to a Triton server, and memory shared by client and server."""
 
 import lazy_loader
 

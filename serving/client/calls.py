@@ -1,7 +1,7 @@
 """Calls to a Triton server over gRPC: one deadline, retries, and one typed error for each failure.
 
-It uses tritonclient's own stub and not its client class: the methods of that class are not made for
-several threads, and its errors lose gRPC's status code.
+tritonclient's stub is used directly, without its client class: the methods of that class are not
+safe for several threads, and its errors lose gRPC's status code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _COMPRESSION = {
 _CHANNEL = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
-    ("grpc.use_local_subchannel_pool", 1),  # each session has a connection of its own
-    ("grpc.enable_http_proxy", 0),  # a proxy for the web refuses other ports
+    ("grpc.use_local_subchannel_pool", 1),  # each session has a separate connection
+    ("grpc.enable_http_proxy", 0),  # a web proxy refuses other ports
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -59,10 +59,10 @@ class Client:
         self.reconnect()
 
     def reconnect(self) -> None:
-        """Open a new connection; requests on their way over the old one fail.
+        """Open a new connection. Requests in progress on the old one fail.
 
-        Use it for a connection that is dead without having been closed, for instance after a proxy
-        or a route has gone: TCP needs a quarter of an hour to notice that.
+        Use it if a connection is dead but was not closed, for example after a proxy or a route was
+        removed: TCP needs a quarter of an hour to notice that.
         """
         old = getattr(self, "_channel", None)
         if self._credentials is None:
@@ -77,7 +77,8 @@ class Client:
 
     @contextlib.contextmanager
     def one_deadline(self) -> Iterator[None]:
-        """Give all calls of this thread in the `with` block one deadline; the outermost block's."""
+        """All calls of this thread in the `with` block share one deadline. If blocks are nested, it
+        is that of the outermost one."""
         if getattr(self._mine, "until", math.inf) < math.inf:
             yield
             return
@@ -90,7 +91,7 @@ class Client:
     def infer(self, request: Any, again: Callable[[], object] | None = None) -> Any:
         """Send a ModelInferRequest and return the ModelInferResponse; raises RemoteError.
 
-        `again` is called before each retry: the server may still be working on the attempt before.
+        `again` is called before each retry: the server may still work on the previous attempt.
         """
         size = request.ByteSize()
         if size > self.options.message_bytes:
@@ -112,7 +113,7 @@ class Client:
         return self._call(self._stub.ModelConfig, request, within_s).config
 
     def ready(self, name: str, version: str, within_s: float) -> bool:
-        """Whether the server says that it and the model are ready; raises RemoteError."""
+        """True if the server reports that it and the model are ready. Raises RemoteError."""
         server = service_pb2.ServerReadyRequest()
         if not self._call(self._stub.ServerReady, server, within_s).ready:
             return False
@@ -120,7 +121,7 @@ class Client:
         return bool(self._call(self._stub.ModelReady, model, within_s).ready)
 
     def share(self, name: str, key: str, size: int) -> None:
-        """Make a region of system shared memory known to the server."""
+        """Register a region of system shared memory with the server."""
         self._call(
             self._stub.SystemSharedMemoryRegister,
             service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size),
@@ -133,14 +134,14 @@ class Client:
         return self._started(self._stub.SystemSharedMemoryUnregister, request)
 
     def share_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
-        """Make a region of a GPU's memory known to the server, by its IPC handle."""
+        """Register a region of a GPU's memory with the server, by its IPC handle."""
         request = service_pb2.CudaSharedMemoryRegisterRequest(
             name=name, raw_handle=handle, device_id=device, byte_size=size
         )
         self._call(self._stub.CudaSharedMemoryRegister, request)
 
     def unshare_cuda(self, name: str) -> Any:
-        """As `unshare`. A region in use is forgotten when its requests have ended."""
+        """Like `unshare`. The server forgets a region in use when its requests have ended."""
         request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
         return self._started(self._stub.CudaSharedMemoryUnregister, request)
 
@@ -151,7 +152,7 @@ class Client:
             return None
 
     def cuda_status(self, name: str, within_s: float) -> Any:
-        """The status of a region; VersionMismatchError if the server knows no region of that
+        """The status of a region. Raises VersionMismatchError if the server has no region of that
         name."""
         request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
         return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
@@ -218,8 +219,8 @@ def _credentials(tls: Tls) -> Any:
 
 
 def _check(tls: Tls) -> None:
-    """Check the files by OpenSSL, which says what is wrong. gRPC itself takes an empty file for the
-    system's certificates, and reports any other bad file as a failed handshake."""
+    """Check the files with OpenSSL, which reports what is wrong. gRPC itself would use the system's
+    certificates for an empty file, and report other bad files as a failed handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files = str(tls.root_certificates)
     try:

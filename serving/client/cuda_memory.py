@@ -1,11 +1,11 @@
-"""GPU memory that another process may open, by three calls of the CUDA runtime.
+"""GPU memory that another process may open, with three calls of the CUDA runtime.
 
-Neither of the two existing ways can be used. tritonclient's `cuda_shared_memory` makes the same
-calls, but needs cuda-python, an additional dependency. torch's `UntypedStorage._share_cuda_` gives
-the handle of a whole segment of its allocator with an offset, and counts users of the memory in a
-file that only torch's own consumers count down (torch/csrc/StorageSharing.cpp): memory shared with
-Triton would never be freed. Memory in torch's expandable segments has no such handle. A region of
-its own works for columns in any memory, since they are copied into it.
+Two existing ways were not usable. tritonclient's `cuda_shared_memory` makes the same calls, but
+needs cuda-python, an additional dependency. torch's `UntypedStorage._share_cuda_` gives the handle
+of a whole segment of its allocator with an offset. It counts the users of the memory in a file
+that only torch itself counts down (torch/csrc/StorageSharing.cpp), so memory shared with Triton
+would never be freed; and memory in torch's expandable segments has no such handle. Therefore
+regions are allocated here, and columns in any memory are copied into them.
 
 No GPU has run this.
 """
@@ -26,16 +26,16 @@ HANDLE_BYTES = 64
 
 
 class _Handle(ctypes.Structure):
-    """cudaIpcMemHandle_t; its content is only passed on."""
+    """cudaIpcMemHandle_t; its content is never interpreted here."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
 
 class CudaMemory:
-    """`size` bytes on a GPU, allocated by cudaMalloc; raises ServingError.
+    """`size` bytes on a GPU, allocated with cudaMalloc. Raises ServingError.
 
-    `tensor` is all of it, as bytes. Another process of this host opens it by `handle`. It must be
-    freed, but not before that process has closed it.
+    `tensor`: the whole memory, as bytes. Another process of this host opens it by `handle`. The
+    owner must call `free`, but only after that process has closed the memory.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -102,5 +102,5 @@ def _check(code: int, what: str) -> None:
     if code:
         runtime = cuda_runtime()
         said = runtime.cudaGetErrorString(code).decode()
-        runtime.cudaGetLastError()  # clear the error: torch would take it for that of its next call
+        runtime.cudaGetLastError()  # clears the error: torch would report it at its next call
         raise ServingError(f"no {what}: {said} (CUDA error {code})")

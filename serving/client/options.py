@@ -16,15 +16,15 @@ LARGEST = 2**31 - 1
 """The largest message of gRPC, in bytes."""
 
 HEADERS = 1 << 14
-"""Room for the parts of a message other than its arrays, in bytes; a generous estimate."""
+"""A generous estimate of the size of a message without its arrays, in bytes."""
 
 _GPU = re.compile(r"cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files. Without `root_certificates` the system's are used. A client that must identify
-    itself has a key and a chain."""
+    """PEM files. Without `root_certificates`, the certificates of the system are used. A client
+    that must identify itself needs `private_key` and `certificate_chain`."""
 
     root_certificates: Path | None = None
     private_key: Path | None = None
@@ -40,17 +40,17 @@ class Tls:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How to talk to a server.
+    """Settings of the communication with a server.
 
-    `deadline_s`: for a call with all its retries. `retries`: the number of further attempts if
-    there is no connection, if it broke, or if the server's queue is full; a second run of a model
-    is harmless.
+    `deadline_s`: the time limit of a call with all its retries. `retries`: the number of further
+    attempts if there is no connection, if it broke, or if the server's queue is full; running a
+    model twice is harmless.
 
-    `in_flight`: the number of requests of `run_async` at one moment. `shared_memory`: the arrays go
-    through memory that client and server share, so both must be on one host: True or "system" for
-    collections on the CPU, "cuda" or "cuda:<number>" for collections on that GPU. `message_bytes`:
-    the largest message. More rows than fit go in several messages, if the rows are independent.
-    `allow_nan`: accept NaN answers to inputs without NaN or infinity, instead of refusing them.
+    `in_flight`: the largest number of requests of `run_async` at the same time. `shared_memory`:
+    pass arrays through memory that client and server share, so both must be on one host: True or
+    "system" for collections on the CPU, "cuda" or "cuda:<number>" for collections on that GPU.
+    `message_bytes`: the largest message; if the rows are independent, more rows than fit are sent
+    in several messages. `allow_nan`: accept NaN answers to inputs without NaN or infinity.
     """
 
     deadline_s: float = 10.0
@@ -83,7 +83,7 @@ class RemoteOptions:
 
     @property
     def cuda(self) -> str | None:
-        """The GPU whose memory is shared, by torch's name."""
+        """torch's name of the GPU whose memory is shared, or None."""
         shared = self.shared_memory
         return shared if isinstance(shared, str) and _GPU.fullmatch(shared) else None
 

@@ -1,8 +1,8 @@
 """Shared memory between a client and a server on one host, in regions.
 
-Each request in flight has one region, and the next request uses it again. After a failure or a
-retry the region is given up, because a late server may still write into it. A server keeps a region
-as long as a request uses it, and refuses to forget it meanwhile; then it is asked again.
+Each request in progress has one region, which a later request uses again. After a failure or a
+retry the region is given up, because a late server may still write into it. While a request uses a
+region, the server refuses to forget it; then it is asked again later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from serving.client.calls import Client
 from serving.errors import RefusedError, RemoteError, ServingError, VersionMismatchError
 
-_CLOSE_S = 1.0  # the wait for the server's answer at the end; a server that is gone has none
+_CLOSE_S = 1.0  # how long `close` waits for the server's answers; a dead server sends none
 _REMIND_S = 1.0  # the time between two requests to forget a region
 _POLL_S = 0.05
 _SMALLEST = 1 << 16
@@ -32,11 +32,8 @@ _SMALLEST = 1 << 16
 
 @dataclass(eq=False)
 class Region:
-    """A region registered with the server as `name`. `memory` is all of it, as bytes: a NumPy array
-    or a torch tensor.
-
-    `owner` frees it.
-    """
+    """A region, registered with the server as `name`. `memory`: all its bytes, as a NumPy array or
+    a torch tensor. `owner`: the object that frees it."""
 
     name: str
     size: int
@@ -45,7 +42,7 @@ class Region:
     doubtful: bool = False
 
     def doubt(self) -> None:
-        """Mark the region: a late server may write into it, so no other request may have it."""
+        """Mark the region: a late server may write into it, so no other request may use it."""
         self.doubtful = True
 
 
@@ -53,7 +50,7 @@ class Pool(ABC):
     """A client's regions of one kind. Any number of threads may take one at once."""
 
     freed_first = True
-    """Whether our side may be freed while the server still has the region open."""
+    """True if our side may be freed while the server still has the region open."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -61,8 +58,8 @@ class Pool(ABC):
         self._free: list[Region] = []
         self._closed = False
         self._leaving: dict[str, tuple[Region, Any, float]] = {}
-        """Regions that the server is to forget, by name, with gRPC's future and the time of the
-        request."""
+        """The regions that the server was asked to forget, by name, with gRPC's future and the time
+        of the request."""
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[Region]:
@@ -87,8 +84,8 @@ class Pool(ABC):
             self._let_go(region)
 
     def forget(self) -> None:
-        """Give up the regions that are not in use: a server that was restarted knows none of
-        them."""
+        """Give up the regions that are not in use, for example because the server was restarted and
+        no longer knows them."""
         with self._lock:
             regions, self._free = self._free, []
         for region in regions:
@@ -139,11 +136,11 @@ class Pool(ABC):
                 self._leaving[region.name] = (region, answer, time.monotonic())
 
     def _look_after(self, after_s: float | None = None) -> None:
-        """Free the regions that the server has forgotten, and ask it again about the others."""
+        """Free the regions that the server has forgotten, and ask it again to forget the others."""
         if not self._leaving:
             return
         after_s = _REMIND_S if after_s is None else after_s
-        with self._lock:  # from here on each of them belongs to this thread
+        with self._lock:  # afterwards no other thread handles these regions
             answered = [each for each in self._leaving.values() if each[1].done()]
             for region, _, _ in answered:
                 del self._leaving[region.name]
@@ -167,15 +164,15 @@ class Pool(ABC):
 
     @abstractmethod
     def _unshare(self, name: str) -> Any:
-        """Ask the server to forget it, without waiting. Returns gRPC's future; None if
-        disconnected."""
+        """Ask the server to forget the region, without waiting. Returns gRPC's future, or None if
+        the connection is closed."""
 
     @abstractmethod
     def _release(self, region: Region) -> None:
         """Free the memory on our side."""
 
     def _is_forgotten(self, region: Region) -> bool:
-        """Whether the server's OK means that no request uses it any more."""
+        """True if no request in the server uses the region any more, after its OK to forget it."""
         return True
 
 
@@ -212,8 +209,9 @@ class Regions(Pool):
 class CudaRegions(Pool):
     """Regions of memory of one GPU, as torch tensors. No GPU has run this.
 
-    CUDA allows memory to be freed only after the other process has closed it. Triton shows this by
-    no longer knowing the region. A region for which it never does is kept until this process ends.
+    CUDA allows memory to be freed only after the other process has closed it. That is the case once
+    Triton no longer knows the region. If this never happens, the region is kept until this process
+    ends.
     """
 
     def __init__(self, client: Client, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A version on many Triton servers: values for the SuperSONIC chart, and plain manifests."""
+"""Deploy a version on many Triton servers: values for the SuperSONIC chart, or plain manifests."""
 
 import lazy_loader
 

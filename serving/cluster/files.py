@@ -1,10 +1,11 @@
 """The files of a deployment: values for the SuperSONIC Helm chart, or plain Kubernetes manifests.
 
-Each file is a template in templates/, filled with values from `Needs`. Every expression in a
-template is written as JSON, which is also YAML: a user's text cannot change the structure.
+Each file is a template in templates/, filled with values from `Needs`. The value of every
+expression in a template is written as JSON, which is valid YAML: so a user's text cannot change the
+structure.
 
 SuperSONIC (https://github.com/fastmachinelearning/SuperSONIC, helm/supersonic, Apache-2.0) is the
-chart with which CMS runs its Triton servers. The schema beside this file is its published
+chart with which CMS runs its Triton servers. The schema in this folder is its published
 `values.schema.json`. The values are complete, so they are valid without the chart's defaults.
 """
 
@@ -25,7 +26,7 @@ from serving.errors import ServingError
 from soa.errors import needs_extra
 
 Address = tuple[str, int]
-"""The host, by name or number, and the port."""
+"""The host (a name or an IP address) and the port."""
 
 Object = dict[str, Any]
 
@@ -34,8 +35,8 @@ FILES = ("triton.yaml", "envoy.yaml", "prometheus.yaml", "monitors.yaml", "scali
 """All manifests that can be written."""
 
 SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
-"""An option of tritonserver. Without it the server closes the connection of a proxy that often
-checks its health."""
+"""An option of tritonserver. Without it the server closes the connection of a proxy that checks its
+health often."""
 
 _ENVOY_IMAGE = "envoyproxy/envoy:v1.39.1"  # the same as in the chart
 _EXIT_S = 45  # time for requests in progress to end
@@ -59,14 +60,14 @@ def check_values(values: Object) -> None:
 
 
 def schema_reader() -> Any:
-    """The class that checks values by a schema; ServingError if its library is not installed."""
+    """The class that checks values by a schema. Raises ServingError if its library is missing."""
     with needs_extra("cluster", ServingError):
         from jsonschema import Draft202012Validator
     return Draft202012Validator
 
 
 def remarks(needs: Needs) -> list[str]:
-    """Sentences on what the chart cannot do for this version."""
+    """Sentences about needs of this version that the chart cannot meet."""
     if needs.shm_mib <= SHM_MIB:
         return []
     return [
@@ -76,10 +77,10 @@ def remarks(needs: Needs) -> list[str]:
 
 
 def manifests(needs: Needs) -> dict[str, list[Object]]:
-    """The objects that the chart would install, by file. They name no namespace.
+    """By file: Kubernetes objects like those of the chart. They name no namespace.
 
-    Built-in kinds are `apps/v1`, `v1` and `policy/v1`. The other kinds belong to KEDA and, if the
-    cluster has its own Prometheus, to the Prometheus operator.
+    The objects use the built-in groups `apps/v1`, `v1` and `policy/v1`, for scaling KEDA, and if
+    the cluster has its own Prometheus, the Prometheus operator.
     """
     triton, stats = f"{needs.name}-triton", f"{needs.name}-envoy-stats:9902"
     files = {"triton.yaml": _render("triton.yaml", **_shared(needs))}
@@ -110,9 +111,9 @@ def envoy_config(
 ) -> Object:
     """Bootstrap configuration of the proxy in front of the servers, in a cluster or on one host.
 
-    It listens at `grpc` for clients, at `stats` for probes and Prometheus, at `admin` for its
-    administrator. A name in `servers` that resolves to several hosts gives as many servers.
-    `connections_per_s`: how many new clients it accepts in a second; None: no limit.
+    The proxy listens at `grpc` for clients, at `stats` for probes and Prometheus, and at `admin`
+    for its administrator. A name in `servers` may resolve to several hosts: each is a server.
+    `connections_per_s`: the limit on new clients in a second; None: no limit.
     """
     (config,) = _render(
         "envoy-config.yaml",
@@ -132,8 +133,8 @@ def _socket(at: Address) -> Object:
 
 
 def prometheus_config(release: str, triton: str | list[str], envoy: str | list[str]) -> Object:
-    """The text of prometheus.yml. `triton` and `envoy` are `host:port`s, or one `service:port`
-    whose name resolves to all of them."""
+    """The content of prometheus.yml. `triton` and `envoy` are lists of `host:port`, or one
+    `service:port` whose name resolves to all hosts."""
     (config,) = _render(
         "prometheus-config.yaml",
         release=release,
@@ -147,9 +148,9 @@ def prometheus_config(release: str, triton: str | list[str], envoy: str | list[s
 def queue_query(model: str, release: str) -> str:
     """PromQL: the mean wait of requests in the last half minute, in milliseconds.
 
-    The result is always a plain decimal: 0 if there were no requests or nothing is measured yet.
-    The chart's Lua filter reads neither NaN nor `1e-07`, and would then refuse clients. The label
-    `release` separates several deployments in one Prometheus.
+    The result is always a plain decimal number: 0 if there were no requests or no measurements. The
+    chart's Lua filter cannot read NaN or `1e-07`, and would then refuse clients. The label
+    `release` distinguishes several deployments in one Prometheus.
     """
     of = f'{{model="{model}",release="{release}"}}[{_WINDOW_S}s]'
     waited_us = f"sum(rate(nv_inference_queue_duration_us{of}))"
@@ -163,7 +164,7 @@ def _shared(needs: Needs) -> dict[str, Any]:
     return {
         "needs": needs,
         "query": queue_query(needs.model, needs.name),
-        "arguments": [  # load this model only, as its config says
+        "arguments": [  # load only this model, with exactly its config.pbtxt
             f"--model-repository={needs.storage.folder}",
             "--model-control-mode=explicit",
             f"--load-model={needs.model}",
@@ -194,13 +195,13 @@ def _shared(needs: Needs) -> dict[str, Any]:
 
 
 def _config(content: Object) -> dict[str, str]:
-    """The data of a ConfigMap: the text and its digest. A changed digest starts new pods."""
+    """The data of a ConfigMap: the text and its digest. A new digest starts new pods."""
     text = yaml.safe_dump(content, sort_keys=False, width=100)
     return {"config": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _render(template: str, **names: Any) -> list[Object]:
-    """The objects that a template gives."""
+    """Fill a template; return the objects in its YAML text."""
     return list(yaml.safe_load_all(_templates().get_template(template).render(names)))
 
 

@@ -1,7 +1,7 @@
-"""What a deployment in a cluster needs, computed once for the chart and the plain manifests.
+"""The needs of a deployment in a cluster, computed once for the chart and the plain manifests.
 
-Much is taken from the version: the vendor and the node from its target, the memory from the size of
-its files, the longest queue from its benchmark.
+Many of them follow from the version: the vendor and the kind of node from its target, the memory
+from the size of its files, the limit on the wait in the queue from its benchmark.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ SHM_MIB = 64
 """The default size of /dev/shm that Kubernetes gives a container."""
 
 _GIB = 2**30
-# Memory, with a margin: Triton 2.51 itself was seen to use 0.04 GiB, a process of the Python
-# backend with a small model on a CPU 0.3 GiB. The host memory needed for a GPU has not been
-# measured.
+# Memory, with a margin. Measured: Triton 2.51 itself uses 0.04 GiB, and a process of the Python
+# backend with a small model on a CPU 0.3 GiB. The host memory for a GPU was not measured.
 _SERVER_GIB = 0.5
 _PROCESS_GIB: dict[Vendor, float] = {"cpu": 1.0, "nvidia": 4.0, "amd": 4.0}
 _COPIES = 4  # copies of the artifact's bytes: mapped, read, packed by the engine, work memory
-_QUEUED_RUNS = 4  # a request that waits longer than so many full runs calls for more servers
+_QUEUED_RUNS = 4  # more servers are started if requests wait longer than this many full runs
 _QUEUE_MS = 100  # if no time was measured: the chart's default
 _LEAST_QUEUE_MS = 5
-_NAME_LENGTH = 40  # names add up to 20 letters to it, and Kubernetes allows 63
+_NAME_LENGTH = 40  # objects' names add up to 20 letters to it, and Kubernetes allows 63
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
     """The facts of a deployment that only the user knows.
 
-    `image` has Triton, torch and soa-pipeline. `models` is where the repository lies:
-    `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: the accepted mean wait
-    of requests. `memory_gib`: the memory of one server. `prometheus`: the URL of an existing
-    Prometheus. `connections_per_s`: how many new clients the proxy accepts in a second.
+    `image`: a container image with Triton, torch and soa-pipeline. `models`: the place of the model
+    repository: `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: the
+    accepted mean wait of requests. `memory_gib`: the memory of one server. `prometheus`: the URL of
+    an existing Prometheus. `connections_per_s`: the proxy's limit on new clients in a second.
     """
 
     image: str
@@ -80,9 +79,9 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class Storage:
-    """The volume with the model repository. `source` is the claim's name, or `host:/folder`.
+    """The volume with the model repository. `source`: the name of the claim, or `host:/folder`.
 
-    `mount` is where the volume appears in the server, `folder` the repository's path there.
+    `mount`: the path of the volume in the server. `folder`: the path of the repository there.
     """
 
     kind: Literal["pvc", "nfs", "cvmfs"]
@@ -111,7 +110,7 @@ def _plain(text: str, folder: str) -> str:
 
 
 def prometheus_at(url: str | None) -> str | None:
-    """The URL with its port; raises ServingError if it is not `http[s]://HOST[:PORT]`."""
+    """The URL with its port. Raises ServingError if it is not `http[s]://HOST[:PORT]`."""
     if url is None:
         return None
     try:
@@ -128,9 +127,9 @@ def prometheus_at(url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a deployment. All objects' names begin with `name`. `gpus`, `cpus` and memory
-    are for one server; `shm_mib` is its /dev/shm, through which tensors travel inside the
-    server."""
+    """The needs of a deployment. The names of all objects begin with `name`. `gpus`, `cpus`,
+    `memory_gib` and `shm_mib` are for one server. `shm_mib`: the size of its /dev/shm, through
+    which its processes exchange tensors."""
 
     name: str
     model: str
@@ -158,7 +157,7 @@ class Needs:
 
     @property
     def scales(self) -> bool:
-        """Whether the number of servers changes with the load."""
+        """True if the number of servers changes with the load."""
         return self.options.max_servers > self.options.min_servers
 
     @property
@@ -172,8 +171,8 @@ class Needs:
 
     @property
     def node_selector(self) -> dict[str, str]:
-        """The labels of nodes that run the target: labels that every node has, and for NVIDIA's
-        GPUs those of its feature discovery."""
+        """The labels of nodes that can run the target. For NVIDIA GPUs these are labels of its
+        feature discovery; for CPUs a label that every node has."""
         arch = self.target.arch
         if self.vendor == "nvidia":
             digits = re.sub(r"\D", "", arch)
@@ -221,8 +220,8 @@ def object_name(model: str) -> str:
 
 
 def _artifact_bytes(bundle: Bundle, target: str) -> int:
-    """Bytes of the target's artifacts; of all targets if a plan is for a target not in the
-    bundle."""
+    """Bytes of the target's artifacts, or of all targets' artifacts if the bundle does not have the
+    target (a TensorRT plan)."""
     targets = bundle.manifest.targets
     records = [targets[target]] if target in targets else list(targets.values())
     names = {n for r in records for each in r.engines() for n in r.candidates[each].files}

@@ -1,4 +1,4 @@
-"""Servers on this host: Triton and Envoy, started, waited for and stopped."""
+"""Start and stop servers on this host: Triton and Envoy."""
 
 import lazy_loader
 

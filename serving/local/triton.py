@@ -1,4 +1,4 @@
-"""A real Triton on this host, and what it needs to run the packages of this interpreter."""
+"""A real Triton on this host, and its environment for the packages of this interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
 _STUB = "triton_python_backend_stub"
 
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
-_NO_GPU = r"initialize NVML|CudaDriverHelper"  # in the log of every start without a GPU
+_NO_GPU = r"initialize NVML|CudaDriverHelper"  # lines in every log without a GPU
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`ready_s`: how long loading may take. `extra`: more options for tritonserver itself."""
+    """`ready_s`: the time limit for loading. `extra`: more options for tritonserver itself."""
 
     host: str = "127.0.0.1"
     ports: Ports = Ports()
@@ -46,10 +46,10 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class TritonBinary:
-    """The executable of Triton. `libraries` are the folders it needs on LD_LIBRARY_PATH.
+    """The executable of Triton. `libraries`: the folders that it needs on LD_LIBRARY_PATH.
 
-    `backends` is its folder of backends; None for its own default. `stub` is the process that runs
-    Python models, if it is not in the Python backend's folder already. `agents`: it has Triton's
+    `backends`: the folder of its backends; None: its default. `stub`: the program that runs Python
+    models, if it is not yet in the folder of the Python backend. `agents`: True if it has Triton's
     repository agents; NVIDIA's wheel has none.
     """
 
@@ -60,7 +60,7 @@ class TritonBinary:
     agents: bool = True
 
     def environment(self) -> dict[str, str]:
-        """This process's environment, with our packages and this interpreter's in front."""
+        """This process's environment; PYTHONPATH has our packages and those of this interpreter."""
         ours = [str(Path(soa_pipeline.__file__).resolve().parent)]
         ours += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
         libraries = [*map(str, self.libraries), str(libpython_folder())]
@@ -74,8 +74,8 @@ class TritonBinary:
         }
 
     def backend_folder(self, scratch: Path) -> Path | None:
-        """The folder of backends to run with. If the wheel has no stub for this Python, the folder
-        is put together in `scratch`."""
+        """The folder of backends to use. If the stub must be added to it, a copy of links is made
+        in `scratch`."""
         if self.backends is None or self.stub is None:
             return self.backends
         folder = scratch / "backends" / "python"
@@ -87,9 +87,9 @@ class TritonBinary:
         return folder.parent
 
     def model_folder(self, repository: Path, scratch: Path) -> Path:
-        """The repository, or links to it in `scratch` whose models ask for no agent that this
-        server lacks. Each check of a bundle by an agent is also done by the bundle's own
-        digests."""
+        """The repository. If this server has no agents, a folder of links in `scratch`, whose
+        configurations do not ask for them. Nothing is lost: the agents check a bundle's files, but
+        so do the bundle's digests."""
         if self.agents:
             return repository
         from google.protobuf import text_format
@@ -108,16 +108,17 @@ class TritonBinary:
 
 
 def find_triton(given: str | Path | None = None) -> TritonBinary:
-    """The server to start: `given`, $PIPELINE_TRITONSERVER, the one from `make triton`, or on PATH.
+    """The server to start: `given`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
+    else the one on PATH.
 
-    Raises ServerError if there is none, or if the named file is not one.
+    Raises ServerError if there is none, or if the named file is not executable.
     """
     ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
     path = find_program("tritonserver", given, VARIABLE, ours, advice)
     server = path.parents[1]
     libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None
-    if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel: such a Triton is complete
+    if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel, so it is complete
         return TritonBinary(path)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = server / "python_backend_stubs" / version / _STUB
@@ -174,7 +175,7 @@ class TritonServer(LocalProgram):
     def _command(self, folder: Path) -> list[str]:
         wanted = self.options.ports
         self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
-        # By number: if Triton gets a name it starts, but answers nobody.
+        # The host as a number: with a name, Triton starts but answers no request.
         host, ports = socket.gethostbyname(self.host), self.ports
         backends = self._triton.backend_folder(folder)
         models = self._triton.model_folder(self.repository.resolve(), folder)

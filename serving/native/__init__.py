@@ -1,4 +1,4 @@
-"""A version for Triton's own backends, without Python."""
+"""Files of a version for Triton's own backends, which run them without Python."""
 
 import lazy_loader
 

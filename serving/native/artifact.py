@@ -1,14 +1,13 @@
 """A version's ONNX or TorchScript file, as a model for Triton's own backends.
 
-The artifacts of a bundle are in the calling convention: a row carrier, blocks `(F, S)` narrowed
-inside, outputs that are columns. Triton's own backends pass no such arguments. So the file has a
-shell around the artifact: it takes the tensors of a request (serving/wire.py) and gives those of an
-answer.
+The artifacts of a bundle have special arguments: a carrier of the row count, blocks `(F, S)` of
+which they use the first rows, and outputs to be filled. Triton's own backends do not pass such
+arguments. So the file contains the artifact in a shell, which takes the tensors of a request
+(serving/wire.py) and returns those of an answer.
 
-No Triton with these backends has run the files. Each file itself is tested: `pipeline deploy` runs
-the reference on the file that it writes, with ONNX Runtime or libtorch of this process, with the
-arguments that Triton would give it. A TensorRT plan is made from the ONNX file: see
-serving/native/tensorrt.py.
+The files were never run in a Triton with these backends. But `pipeline deploy` tests each file that
+it writes: it runs the reference with ONNX Runtime or libtorch in this process, with the arguments
+that Triton would pass. A TensorRT plan is made from the ONNX file: see serving/native/tensorrt.py.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ FILES: dict[Backend, str] = {
 
 @dataclass(frozen=True)
 class Native:
-    """The file to serve, in `folder`, and the program that runs it here."""
+    """The file to serve, and the program that runs it in this process."""
 
     file: Path
     program: Program
 
 
 def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str]:
-    """The target and the engine of the artifact for a backend; ServingError if there is none.
+    """The target and the engine of the artifact for a backend. Raises ServingError if none exists.
 
-    For a TensorRT plan the artifact of any target can be used: the ONNX file is exported from the
-    program without regard to the target, and the plan is tested itself.
+    For a TensorRT plan the artifact of any target can be used, because the export to ONNX does not
+    depend on the target, and the plan is tested anyway.
     """
     name, targets = ENGINES[backend], bundle.manifest.targets
     found = {each: record.candidates.get(name) for each, record in targets.items()}
@@ -94,8 +93,8 @@ def make_native(
 ) -> Native:
     """Write the file that Triton's `backend` would load into `folder`, and open it.
 
-    `tuning` is what a TensorRT plan needs. Raises ServingError if the backend has no such dtype, or
-    if the file cannot be made.
+    `tuning`: only for a TensorRT plan. Raises ServingError if the backend lacks a dtype of the
+    wire, or if the file cannot be made.
     """
     file = folder / FILES[backend]
     try:
@@ -119,7 +118,7 @@ def make_native(
 
 
 class ProgramExecutable(Executable):
-    """A program in the place of an opened artifact, so that it is validated like an artifact."""
+    """A program with the interface of an opened artifact, so that it can be validated like one."""
 
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program

@@ -1,4 +1,4 @@
-"""An ONNX file of the onnxruntime engine in a shell that takes requests and gives answers."""
+"""An ONNX file of the onnxruntime engine in a shell that takes requests and returns answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.wire import Array, Program, Wire, WireTensor, argument_columns
 from soa.errors import needs_extra
 from soa.signature import Signature
 
-_INNER = "artifact/"  # prefix of the artifact's names: a block may have one of these names
+_INNER = "artifact/"  # prefix for the artifact's names, because a block may have the same names
 _LARGEST = 2**31 - 1
 """The largest protobuf message in bytes: an ONNX file with its weights inside is one message."""
 
@@ -34,7 +34,7 @@ def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> 
 
 
 def open_onnx(file: Path, wire: Wire) -> Program:
-    """The file in an ONNX Runtime of this process."""
+    """Open the file with the ONNX Runtime of this process. Raises EngineError."""
     import onnxruntime
 
     try:
@@ -53,7 +53,7 @@ def open_onnx(file: Path, wire: Wire) -> Program:
 
 
 def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
-    """Add steps before and after the graph, in place."""
+    """Add nodes before and after the graph; `model` is changed in place."""
     from onnx import helper
 
     graph = model.graph
@@ -72,7 +72,7 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
 
 
 def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
-    """The steps from the inputs of a request to the inputs of the graph."""
+    """The nodes from the inputs of a request to the inputs of the graph."""
     before = _Steps(graph, "before")
     rows = {t.name: _flat(before, t) for t in wire.inputs}
     places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
@@ -92,7 +92,7 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
             before.add("Gather", [places[key][0], before.ints([places[key][1]])], axis=1)
             for key in held[i]
         ]
-        if argument.dtype == "bool":  # artifacts take bytes; those of an older version take bools
+        if argument.dtype == "bool":  # artifacts take bytes, but those of older releases bools
             columns = [before.add("Cast", [column], to=taken[name]) for column in columns]
         if argument.kind == "matrix":
             joined = before.add("Concat", columns, axis=1)
@@ -103,7 +103,7 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
 
 
 def _steps_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Steps:
-    """The steps from the outputs of the graph to those of an answer."""
+    """The nodes from the outputs of the graph to those of an answer."""
     after, held = _Steps(graph, "after"), argument_columns(signature)
     made = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
     for t in wire.outputs:
@@ -127,7 +127,7 @@ def _flat(before: _Steps, t: WireTensor) -> str:
 
 
 class _Steps:
-    """Nodes to be added to a graph. Their constants are added to it at once."""
+    """Nodes that will be added to a graph. Their constants are added to it immediately."""
 
     def __init__(self, graph: Any, name: str) -> None:
         self.nodes: list[Any] = []

@@ -1,8 +1,8 @@
 """A plan for Triton's TensorRT backend, made from a version's ONNX file with its shell.
 
-No machine has run it. The parts that need TensorRT or a GPU follow the documentation of TensorRT
-10; all other parts are tested. A plan is made at deployment, since it belongs to one kind of GPU
-and one version of TensorRT.
+This was never run. The parts that need TensorRT or a GPU follow the documentation of TensorRT 10;
+all other parts are tested. A plan is made at deployment, because it works only on one kind of GPU
+and with one version of TensorRT.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from soa.dtypes import torch_dtype
 from soa.errors import needs_extra
 from soa.signature import RowRange, Signature
 
-# Triton's tensorrt backend has int8 too, and TensorRT uint8. But the ONNX parser takes int8 for a
-# quantised number, and uint8 only for a conversion. float64 would lose digits.
+# Triton's tensorrt backend also has int8, and TensorRT has uint8. But the ONNX parser treats int8
+# as a quantised number, and allows uint8 only in conversions. float64 would lose digits.
 CARRIED = ("bool", "int32", "int64", "float16", "float32")
 
-_POISON = 0xA5  # fills the outputs: reused memory may hold the right answers already
+_POISON = 0xA5  # fills new memory: reused memory may already contain the right answers
 
 _SAID = "TensorRT has printed why"
 
@@ -58,7 +58,7 @@ class PlanFor:
 
 @dataclass(frozen=True)
 class PlanTuning:
-    """How a plan is built: for which GPU, for which numbers of rows, and with TF32 or without."""
+    """Settings for building a plan: the GPU, preferred row counts, and whether TF32 is allowed."""
 
     plan: PlanFor
     preferred: tuple[int, ...] = ()
@@ -76,10 +76,11 @@ def require_gpus(devices: Sequence[str]) -> None:
 def plan_for(
     devices: Sequence[str], wanted: str | None, here: Sequence[Target] | None = None
 ) -> PlanFor:
-    """The GPU and TensorRT of a plan built here; ServingError if none can be built for `wanted`.
+    """The GPU and TensorRT version of a plan. Raises ServingError if it cannot be built here.
 
-    `devices` are the server's. The plan is built on the first GPU `here` of that target; without a
-    target all GPUs here must be of one kind.
+    `devices`: those of the server. `wanted`: the plan's target; if it is None, all GPUs of this
+    host must be of one kind. `here`: the targets of this host's GPUs, by default found by torch;
+    the plan is built on the first one with the plan's target.
     """
     require_gpus(devices)
     if wanted is not None:
@@ -108,10 +109,10 @@ def plan_for(
 def profile(
     wire: Wire, ranges: Mapping[str, RowRange], preferred: Sequence[int] = ()
 ) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """The only optimization profile: least, typical and largest shape of each input with rows.
+    """The optimization profile: smallest, typical and largest shape of each input with rows.
 
-    The typical shape has the largest preferred size of a single row dimension, if it is in the
-    range; else the geometric mean of each range.
+    If there is one row dimension, the typical row count is the largest of `preferred` that is in
+    its range. Otherwise it is the geometric mean of each range.
     """
     typical = {
         dim: max(rows.min, min(rows.max, round(math.sqrt(max(1, rows.min) * rows.max))))
@@ -139,9 +140,9 @@ def require_carried(wire: Wire) -> None:
 
 
 def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Shape]]) -> None:
-    """Raise EngineError unless a plan's tensors are those of the wire; rows are -1 in a shape.
+    """Raise EngineError if a plan's tensors are not those of the wire. In a shape, rows are -1.
 
-    A plan writes to the given address: with another dtype than the memory's the answers are wrong.
+    A plan writes to an address without knowing its dtype: with another dtype, answers are wrong.
     """
     wanted = {t.name: (t.dtype, t.shape(-1)) for t in (*wire.inputs, *wire.outputs)}
     for name in sorted({*wanted, *found}):
@@ -198,7 +199,8 @@ class OpenPlan:
 
         self._wire, self._device = wire, torch.device("cuda", gpu)
         with torch.cuda.device(gpu):
-            self._runtime = library.Runtime(_log())  # must outlive the engine, and that the context
+            # The runtime must live longer than the engine, and the engine longer than the context.
+            self._runtime = library.Runtime(_log())
             self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
             if self._engine is None:
                 raise EngineError(f"TensorRT does not open the plan: {_SAID}")
@@ -234,8 +236,8 @@ class OpenPlan:
             ]
 
     def _room(self, shape: Shape, dtype: str) -> torch.Tensor:
-        """Flat memory filled with poison, of at least one element: TensorRT takes no null
-        address."""
+        """Flat memory filled with `_POISON`. It has at least one element, because TensorRT does not
+        accept a null address."""
         count = max(1, math.prod(shape))
         room = torch.empty(count, dtype=torch_dtype(dtype), device=self._device)
         room.view(torch.uint8).fill_(_POISON)
@@ -259,7 +261,7 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
 
 @cache
 def _log() -> Any:
-    """TensorRT's logger, for errors only. A process has one logger: the first that was made."""
+    """TensorRT's logger, for errors only. TensorRT uses the first logger of a process for all."""
     import tensorrt
 
     return tensorrt.Logger(tensorrt.Logger.ERROR)

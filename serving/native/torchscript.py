@@ -1,4 +1,4 @@
-"""A TorchScript file of the torchscript engine in a shell that takes requests and gives answers."""
+"""A TorchScript file of the torchscript engine in a shell between requests and answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _answer(t: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
 
 
 def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Trace the shell around the script and write it. Raises EngineError."""
+    """Trace the shell around the script and write it to `file`. Raises EngineError."""
     for t in (*wire.inputs, *wire.outputs):
         if t.column_dtype in _NOT_THERE:
             raise EngineError(f"{t.name} is {t.column_dtype}, which it does not carry")
@@ -90,7 +90,7 @@ def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -
 
 
 def open_script(file: Path) -> Program:
-    """Open the file in this process's libtorch, without the optimiser, as config.pbtxt asks."""
+    """Open the file with this process's libtorch, without the optimiser, as in config.pbtxt."""
     with quiet_torch():
         module = torch.jit.load(file)
 

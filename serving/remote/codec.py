@@ -1,7 +1,7 @@
-"""Turn an artifact's arguments into the arrays of a request, and an answer into outputs.
+"""Convert an artifact's arguments into the arrays of a request, and an answer into outputs.
 
-Servers of one bundle may take requests in different forms. So the answer to a request is kept with
-the codec of the server that answered; at the end everything is written.
+Servers of the same bundle may take requests in different forms. So an answer is kept together with
+the codec of the server that sent it; all answers are written at the end.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ _ALIGNMENT = 64  # of each array in shared memory, in bytes
 
 
 class Codec:
-    """The tensors of one server's requests and answers, for arguments in memory that `arrays`
-    views.
+    """The tensors of one server's requests and answers. `arrays`: how arguments become arrays.
 
-    `merge`: rows are independent, so rows that do not fit into one message go in several.
+    `merge`: rows are independent, so rows that do not fit into one message are sent in several.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Codec:
     def encode(
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """The inputs for so many rows from row `at` on; views if the memory allows it."""
+        """The inputs from row `at` on, as views if possible. `rows`: row counts by dimension."""
         memory = self._arrays.of(arguments)
         return {
             t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
@@ -57,9 +56,10 @@ class Codec:
         self._arrays.wait()
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
-        """The rows of the next message, whose arrays may have `room` bytes: `left` if all fit.
+        """The row counts of the next message, whose arrays may have `room` bytes.
 
-        Else the rows are spread evenly over messages. None if they cannot be split into such parts.
+        It is `left` if all rows fit. Else the rows are spread evenly over several messages. None if
+        they must not be split, or the parts would have too few rows for the model.
         """
         largest = self.nbytes(left)
         if largest <= room:
@@ -90,7 +90,7 @@ class Codec:
 class Progress:
     """A request in progress: its first `at` rows are answered, but the answers are not written yet.
 
-    `at` is 0 if rows belong together: they are answered all at once. For one thread only.
+    `at` stays 0 if rows depend on each other: then one message has them all. For one thread only.
     """
 
     def __init__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -100,12 +100,12 @@ class Progress:
         self._answers: list[tuple[Codec, int, Mapping[str, Any]]] = []
 
     def left(self, dims: Sequence[str]) -> dict[str, int]:
-        """The number of rows without an answer, by dimension. The first arguments carry the
-        counts."""
+        """The number of rows without an answer, by dimension, from the shapes of the first
+        arguments."""
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
     def take(self, codec: Codec, rows: int | None, found: Mapping[str, Any]) -> None:
-        """Keep the answer to the next `rows`, or to all rows that were left (None)."""
+        """Keep the answer to the next `rows` rows; None: to all rows that were left."""
         self._answers.append((codec, self.at, found))
         self.at += rows or 0
         self.done = rows is None

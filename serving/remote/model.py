@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class RemoteModel(Executable):
-    """Sends argument tensors, in the memory of `arrays`, to a server, and writes its answers.
+    """Sends argument tensors to a server, and writes its answers into the output arguments.
 
-    Nothing is written unless the whole answer is correct in form. `look` must be called first: it
-    finds the form of the server's requests. The model closes its `regions` of shared memory and
-    `client`.
+    Nothing is written unless the whole answer has the right names, shapes and dtypes. `look` must
+    be called first: it finds the form of the server's requests. `close` also closes `regions`, the
+    shared memory, and `client`. `arrays` accesses the arguments' memory.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class RemoteModel(Executable):
         return "" if self.opened.number is None else str(self.opened.number)  # "": any version
 
     def ready(self, within_s: float) -> bool:
-        """Whether the server says that it and the model are ready; raises RemoteError."""
+        """True if the server reports that it and the model are ready. Raises RemoteError."""
         return self.client.ready(self.opened.name, self._version, within_s)
 
     def look(self, within_s: float | None = None) -> None:
-        """Learn in which form the server takes requests, and use this form from now on.
+        """Ask the server for the form of its requests, and use this form from now on.
 
         Raises VersionMismatchError if the server's model has another bundle, or was not deployed by
-        us.
+        `pipeline deploy`.
         """
         what, digest = self.opened.label, self.opened.bundle.digest
         where = f"server {self.client.address}"
@@ -105,7 +105,7 @@ class RemoteModel(Executable):
 
         Raises RemoteError; earlier answers of the request are kept.
         """
-        codec = self._codec  # for the whole message: another `look` may replace it meanwhile
+        codec = self._codec  # kept for the whole message: another thread's `look` may replace it
         if codec is None:
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
@@ -126,8 +126,8 @@ class RemoteModel(Executable):
         self.client.close()
 
     def _fitting(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
-        """The rows of the next message; TooLargeError if the rows belong together and do not
-        fit."""
+        """The row counts of the next message. Raises TooLargeError if the rows do not fit and must
+        not be split."""
         rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
@@ -171,7 +171,8 @@ class RemoteModel(Executable):
     def _ask_shared(
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Ask through shared memory; with new regions if the server does not know the old ones."""
+        """Ask through shared memory, and again with new regions if the server does not know the
+        old ones."""
         try:
             return self._ask_in_region(codec, given, rows)
         except (RefusedError, VersionMismatchError) as error:
@@ -249,7 +250,8 @@ class RemoteModel(Executable):
 
 
 def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
-    """A connection to `host:port`. Nothing is asked yet, except to open a region of a GPU's memory.
+    """A connection to `address` (`host:port`). No request is sent yet, except that the server must
+    open a region of the GPU's memory if that is shared.
 
     Raises ServingError if tritonclient, a certificate or the GPU is missing, and RemoteError if the
     server cannot open the GPU's memory.

@@ -1,7 +1,7 @@
 """A session whose model runs in a Triton server: SoA in, SoA out, like a local session.
 
-The server takes the place of an opened artifact. All checks of a local session when memory is bound
-are made here too, and test mode compares the server's answers with the reference.
+The server replaces an opened artifact. When memory is bound, all checks of a local session are made
+here too. Test mode compares the server's answers with the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soa.signature import Signature
 
 
 class RemoteSession(Session):
-    """Runs one model in a server, on CPU collections, or on a GPU's if CUDA memory is shared.
+    """Runs one model in a server, on CPU collections, or with shared CUDA memory on GPU ones.
 
     Any number of threads may bind and run. The session's own threads keep up to `in_flight`
     requests of `run_async` and `run_many` in progress. On a GPU the outputs are complete when a
@@ -51,24 +51,23 @@ class RemoteSession(Session):
         """Bind now, and send as soon as fewer than `in_flight` requests are in progress.
 
         The future gives the output collections once they are written, or raises the errors of
-        `run`. Until then the memory belongs to the request. Read the futures in the order of the
-        calls to get the answers in that order. On a GPU the request runs on the stream that is the
-        caller's current one now.
+        `run`. Until then do not use the memory. Read the futures in the order of the calls to get
+        the answers in that order. On a GPU the request uses the stream that is current at the call.
         """
         return self._send(self.bind(inputs, outputs), self._on(None))
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Send all, at most `in_flight` at a time, and wait. Raises the error of the first
-        failure."""
+        """Send all requests, at most `in_flight` at a time, and wait for them. Raises the first
+        error."""
         handle = self._on(stream)
         sent: list[Future[Mapping[str, Collection]]] = []
         try:
             for binding in bindings:
                 sent.append(self._send(binding, handle))
             wait(sent)
-        finally:  # also after Ctrl-C every request ends before the caller uses its memory again
+        finally:  # after Ctrl-C, too, all requests must end before the caller uses the memory again
             for future in sent:
                 future.cancel()
             wait(sent)
@@ -104,9 +103,9 @@ def connect(
 ) -> RemoteSession | CheckedSession:
     """A session that runs in the server at `triton://host:port`.
 
-    The server must have the model under the registry's name and number, with the same bundle. This
-    is checked now, and again by the server for every request. `mode="test"` gives a session that
-    also runs the reference program here and compares.
+    The server must have the model with the registry's name, number and bundle. This is checked now,
+    and by the server for every request. `mode="test"` gives a session that also runs the reference
+    program in this process and compares.
 
     Raises RemoteError, ServingError, or the errors of opening an artifact (runtime/opening).
     """

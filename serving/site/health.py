@@ -1,8 +1,8 @@
-"""A thread for each place that checks its health and how long its queue is.
+"""The health checks: one thread for each place checks its health and the wait in its queue.
 
-Healthy: the server and the model are ready, and it has the registry's bundle. The same check finds
-the form of its requests. The queue: how long requests have waited between two checks, by Triton's
-own counters. Triton adds the time once for each request, so it is divided by
+A server is healthy if it and the model are ready, and it has the registry's bundle. The same check
+finds the form of its requests. The wait in the queue is the mean wait of requests between two
+checks, from Triton's own counters. Triton adds the time once for each request, so it is divided by
 nv_inference_request_success, not by nv_inference_count, which counts rows
 (https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
 """
@@ -33,9 +33,11 @@ _Counters = tuple[float, Mapping[str, float]]
 
 
 class HealthCheck:
-    """Checks one place. `tell` gets the problem or None, and the wait of requests there in µs.
+    """Checks one place. `tell` is called with the problem or None, and with the wait of requests in
+    its queue in µs, or None if that is not known.
 
-    A device of this host has no server: it is always healthy, and returns when its penalty is over.
+    A device of this host has no server, so it is always healthy. After a failure it gets requests
+    again when its penalty is over.
     """
 
     def __init__(
@@ -47,13 +49,13 @@ class HealthCheck:
         self._every_s, self._within_s = policy.health_s, policy.attempt_s
         self._before: _Counters | None = None
         self._silent = 0
-        self._random = random.Random()  # its own: the program may have seeded the common one
+        self._random = random.Random()  # a new one: the program may have seeded the global one
         self._woken = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="soa-site", daemon=True)
 
     def start(self) -> None:
-        """Check again and again, in a thread of its own."""
+        """Check repeatedly in a new thread."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -99,8 +101,8 @@ class HealthCheck:
             self._model.look(self._within_s)
         except DeadlineError as error:
             self._silent += 1
-            # The second time: the server hangs, or the connection is dead without having been
-            # closed.
+            # After the second time, reconnect: the server may hang, but the connection may also be
+            # dead without being closed.
             if self._silent > 1 and not self._ended:
                 client.reconnect()
             return str(error)
@@ -110,7 +112,7 @@ class HealthCheck:
         return None
 
     def _queue_us(self) -> float | None:
-        """How long requests have waited since the last check; None if the metrics do not say."""
+        """The mean wait of requests since the last check; None if the metrics do not give it."""
         before = self._before
         if before is None:  # the first check, or the metrics were missing: read them twice now
             before = self._counters()
@@ -126,7 +128,7 @@ class HealthCheck:
             return None
         if answered:
             return waited / answered
-        # No request was answered: those inside have waited at least since the last check.
+        # No request was answered. If requests were pending at both checks, take the time between.
         stuck = last.get(_PENDING, 0.0) and first.get(_PENDING, 0.0)
         return (at - then) * 1e6 if stuck else 0.0
 
@@ -137,5 +139,5 @@ class HealthCheck:
         try:
             text = get(page, self._within_s).decode("utf-8", "replace")
             return time.monotonic(), sums(text, model=self._model.opened.name)
-        except (OSError, ValueError):  # ValueError: the metrics hold no numbers
+        except (OSError, ValueError):  # ValueError: the text is not in Prometheus' format
             return None

@@ -1,6 +1,6 @@
 """A site: the servers and devices that a job may use there, and the rules for their use.
 
-These are plain data. pipeline/config/site_file.py reads them from YAML.
+These classes are plain data. pipeline/config/site_file.py reads them from YAML.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class SiteTls(_Part):
-    """PEM files, relative to the site file's folder."""
+    """Paths of PEM files, relative to the site file's folder."""
 
     root_certificates: str | None = None
     private_key: str | None = None
@@ -40,10 +40,10 @@ class SiteTls(_Part):
 
 
 class SiteServer(_Part):
-    """A server. Servers with the lowest `preference` are used first; others if none of these is
-    good.
+    """A server. Servers with the lowest `preference` are used first; the others only if none of
+    these can be used.
 
-    `metrics` is the address of Triton's own metrics; without it the queue is unknown.
+    `metrics` is the URL of Triton's own metrics; without it the wait in the queue is unknown.
     """
 
     name: str
@@ -83,7 +83,7 @@ class SiteServer(_Part):
         return address_of(self.url)
 
     def options(self, policy: SitePolicy, folder: Path) -> RemoteOptions:
-        """The options of one attempt. The session itself tries again elsewhere."""
+        """The options of one attempt. There are no retries: the session tries another place."""
         tls = None
         if self.tls is not None:
             tls = Tls(**{k: folder / v for k, v in self.tls.model_dump(exclude_none=True).items()})
@@ -100,7 +100,7 @@ class SiteServer(_Part):
 
 
 class SiteLocal(_Part):
-    """The devices of this host. `devices` share the work with the servers.
+    """The devices of this host. `devices` are used like the servers.
 
     `fall_back`: the local CPU runs requests that no other place answers.
     """
@@ -111,10 +111,10 @@ class SiteLocal(_Part):
 
 
 class SitePolicy(_Part):
-    """`attempt_s`: the limit for one request at one place. `deadline_s`: no attempt begins that
-    could end later. `health_s`: the time between two checks of a server. `queue_us`: if requests
-    wait longer than this in a server's queue, it is busy: it gets no requests until the wait is
-    half.
+    """`attempt_s`: the time limit for one request at one place. `deadline_s`: the time limit for
+    all attempts; no attempt begins that could end later. `health_s`: the time between two checks of
+    a server. `queue_us`: if requests wait longer than this in a server's queue, the server is busy.
+    It gets no more requests until the wait is at most half of this.
     """
 
     deadline_s: Positive = 10.0
@@ -135,14 +135,14 @@ class SitePolicy(_Part):
 
 
 class ModelRule(_Part):
-    """Rules for one model: the site's servers that it may use, and its own `fall_back`."""
+    """Rules for one model: the site's servers that it may use, and its value of `fall_back`."""
 
     servers: Texts | None = None
     fall_back: bool | None = None
 
 
 class Site(_Part):
-    """A site file: servers, local devices, and the rules by which requests go to them."""
+    """A site file: servers, local devices, and the rules for choosing among them."""
 
     site: str = ""
     servers: Annotated[tuple[SiteServer, ...], Field(strict=False)] = ()

@@ -1,4 +1,4 @@
-"""A place where a site's requests may run: its state, and what is reported of it."""
+"""A place where a site's requests may run: its state, and the report about it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engines.base import Executable
 from runtime.devices import Workload
 
 State = Literal["unknown", "good", "trial", "busy", "bad"]
-"""`trial`: the place was bad and is healthy again; it gets one request at a time until one
-succeeds. `busy`: its queue is too long."""
+"""`trial`: the place was bad and is healthy again; it gets one request at a time until a request
+succeeds. `busy`: requests wait too long in its queue."""
 
 OPEN: tuple[State, ...] = ("good", "trial")
 _MOST_PENALTY_S = 60.0
@@ -20,19 +20,19 @@ _MOST_PENALTY_S = 60.0
 
 @dataclass(eq=False)
 class Place(Workload):
-    """A server, or a device here, where a request may run. The router locks it."""
+    """A server or a device of this host, where a request may run. The router's lock protects it."""
 
     name: str
     executable: Executable
     preference: int = 0
     metrics: str | None = None
-    """The address of a server's own metrics."""
+    """The URL of a server's own metrics."""
     state: State = "unknown"
     reason: str = "not asked yet"
     generation: int = 0
-    """How often the place has become good again. A request tries it once for each time."""
+    """How often the place has become usable again. A request tries each generation only once."""
     queue_us: float | None = None
-    """How long a request waits there, by its metrics; None if they do not say."""
+    """The mean wait of a request in its queue, from its metrics; None if they do not give it."""
     strikes: int = 0
     penalty_s: float = 0.0
     not_before: float = 0.0
@@ -45,12 +45,13 @@ class Place(Workload):
         return self.state == "good" or (self.state == "trial" and not self.running)
 
     def delay(self, unmeasured: float) -> tuple[int, float, int]:
-        """The key for the choice among places: the smallest comes first."""
+        """The sort key of a place: the place with the smallest key is chosen."""
         waits = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
         return (self.preference, waits, self.running)
 
     def punish(self, least_s: float) -> None:
-        """Give the place no requests for a while; the time grows until a request succeeds there."""
+        """Send no requests to the place for a while. This time doubles with each failure until a
+        request succeeds there."""
         self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
         self.not_before = time.monotonic() + self.penalty_s
 
@@ -67,7 +68,8 @@ class Place(Workload):
 
 @dataclass(frozen=True)
 class PlaceReport:
-    """`failed` counts failed requests by the name of the error; `mean_us` is over answered ones."""
+    """`failed`: the number of failed requests by name of the error. `mean_us`: the mean time of
+    answered requests."""
 
     name: str
     state: State
@@ -81,9 +83,9 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """`fell_back`: requests that ran on the local CPU because no place answered; `retried`:
-    attempts after a failed one; `nowhere`: requests without an answer. A place's `answered` counts
-    messages, if a request went in several messages."""
+    """`fell_back`: the number of requests that ran on the local CPU because no place answered.
+    `retried`: that of attempts after a failed one. `nowhere`: that of requests without an answer.
+    If a request is sent in several messages, `answered` of a place counts the messages."""
 
     places: tuple[PlaceReport, ...]
     fell_back: int

@@ -1,9 +1,9 @@
 """Choose the place that runs a request, and the next place if it fails there.
 
-A request is one call in the caller's thread from beginning to end. It goes to one place, and to the
-next one only after a failure. If its rows do not fit into a message, it goes in several messages,
-each to the best place at that moment. Answers are kept, and only the missing rows are asked for
-elsewhere. The same thread writes the outputs, from a complete answer and as the last step (see
+A request is one call in the caller's thread from beginning to end. It is sent to one place, and to
+the next one only after a failure. If its rows do not fit into one message, several messages are
+sent, each to the best place at that moment. Answers are kept, so only the missing rows are sent to
+another place. As the last step, the same thread writes the outputs from the complete answer (see
 Progress). So a late answer of an abandoned server cannot overwrite them.
 """
 
@@ -40,7 +40,7 @@ from soa.text import logger
 
 log = logger("soa_pipeline.site")
 
-_STRIKES = 3  # failures in a row of a server that answers: one failure may be the event's fault
+_STRIKES = 3  # consecutive errors after which a place is bad; one error may be due to the event
 
 
 class Router(Executable):
@@ -56,7 +56,7 @@ class Router(Executable):
         self.fall_back = fall_back
         self.policy = policy
         self.open: tuple[Place, ...] = ()
-        """The places for requests; always replaced as a whole."""
+        """The usable places. The tuple is replaced and never changed, so no lock is needed."""
         self._checks = {
             place: HealthCheck(place, policy, partial(self.judge, place)) for place in self.places
         }
@@ -98,8 +98,8 @@ class Router(Executable):
             check.join()
 
     def start(self) -> None:
-        """Check every place, then again and again. Raises NowhereError if there is no fall-back and
-        no place is good within the policy's deadline."""
+        """Check every place now, and begin the repeated checks. Raises NowhereError if there is no
+        fall-back and no place becomes usable within the policy's deadline."""
         with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
             list(pool.map(lambda check: check.look(), self._checks.values()))
         for check in self._checks.values():
@@ -116,7 +116,7 @@ class Router(Executable):
     # -- a request -------------------------------------------------------------------------------
 
     def run(self, call: Call) -> None:
-        """Raises NowhereError if no place answers and there is no fall-back."""
+        """Run a request. Raises NowhereError if no place answers and there is no fall-back."""
         begun = time.monotonic()
         last = begun + self.policy.deadline_s - self.policy.attempt_s
         progress = Progress(call.arguments)
@@ -144,7 +144,7 @@ class Router(Executable):
         call.here()
 
     def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
-        """Try one message; on a device of this host, try the whole request."""
+        """Try one message at a server, or the whole request on a device of this host."""
         begun = time.perf_counter()
         error: Exception | None = None
         ask = getattr(place.executable, "ask", None)
@@ -168,9 +168,10 @@ class Router(Executable):
         return error
 
     def _take(self, tried: dict[Place, int], last: float, again: bool) -> Place | None:
-        """The best place for an attempt, noted in `tried` with its generation.
+        """Choose the best place for an attempt, and add it to `tried` with its generation.
 
-        Without a fall-back, waits for a place until `last`; `again`: it is a later attempt.
+        Without a fall-back, waits for a place until `last`. `again`: True after the first attempt,
+        which may begin even after `last`.
         """
         with self._changed:
             while True:
@@ -199,7 +200,7 @@ class Router(Executable):
         found = "; ".join(reasons) or "the site names no place for it"
         return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {found}"
 
-    # -- the state of places; all functions need the lock ----------------------------------------
+    # -- the state of places; private functions need the lock ------------------------------------
 
     def _succeeded(self, place: Place, seconds: float) -> None:
         place.took(seconds)
@@ -213,7 +214,7 @@ class Router(Executable):
     def _failed(self, place: Place, generation: int, error: Exception) -> None:
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
-            return  # neither the place nor its earlier state is to blame
+            return  # the request is too large, or the place has recovered since it was chosen
         if place.state not in OPEN:
             return
         if isinstance(error, BusyError):
@@ -236,7 +237,7 @@ class Router(Executable):
         """Set the state of a place after a check."""
         with self._changed:
             if not place.finished:
-                place.seconds *= 0.5  # one slow request must not count against it for ever
+                place.seconds *= 0.5  # the effect of a slow request must decay
             place.finished = 0
             place.queue_us = queue_us
             if problem is not None:
@@ -269,7 +270,7 @@ class Router(Executable):
 
 
 class Call(Prepared):
-    """Arguments of a binding, tied to a site. One thread at a time may run it."""
+    """The arguments of a binding, prepared for a router. One thread at a time may run it."""
 
     def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
         self._spans = list(arguments)
@@ -283,7 +284,7 @@ class Call(Prepared):
         router.process.require()
         if router.open or self._local is None:
             router.run(self)
-        else:  # nothing to choose: it does no more than a local session
+        else:  # there is no usable place: run directly, as a local session does
             self._local()
             with router.counting:
                 router.fell_back += 1

@@ -23,23 +23,23 @@ from soa.signature import Signature
 
 
 class SiteSession(RemoteSession):
-    """Runs one model wherever the site's policy says, on CPU collections."""
+    """Runs one model on CPU collections, at the places that the site's policy chooses."""
 
     def __init__(self, signature: Signature, router: Router, origin: Origin) -> None:
         super().__init__(signature, router, router.policy.in_flight, origin)
         self._router = router
 
     def report(self) -> SiteReport:
-        """Counts of what each place has answered and of its failures, up to now."""
+        """The numbers of answers and failures of each place up to now."""
         return self._router.report()
 
 
 def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | CheckedSession:
     """A session over a site. Paths in the site are relative to `folder`.
 
-    A server that is away, is busy or has another bundle is no error now: it is used once it is
-    good. But without a fall-back, NowhereError is raised if no place is good within the deadline.
-    Also raises the errors of opening an artifact, for this host's artifact too.
+    It is no error if a server does not answer, is busy or has another bundle: it is used as soon as
+    it is healthy. But without a fall-back, NowhereError is raised if no place is usable within the
+    deadline. Also raises the errors of opening the version and the artifacts for local devices.
     """
     opened = open_version(opening)
     closing: list[Executable] = []
@@ -61,7 +61,7 @@ def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | Ch
 
 
 def _router(opened: Opened, site: Site, folder: Path, closing: list[Executable]) -> Router:
-    """`closing` gets the objects to close if this fails half-way."""
+    """Open all places. Each opened object is added to `closing`, to be closed after a failure."""
 
     def local(name: str) -> Executable:
         if name == AUTO:

@@ -1,4 +1,4 @@
-"""Our parts of a Triton server: a model repository, and the Python backend in it."""
+"""Our parts of a Triton server: the model repository, and the code of its Python models."""
 
 import lazy_loader
 

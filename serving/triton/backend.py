@@ -1,9 +1,10 @@
-"""Runs inside Triton's Python backend, on plain arrays: requests in, answers out.
+"""The code that answers requests in Triton's Python backend, with plain arrays.
 
 Triton's dynamic batcher gives several requests at once. Their rows are joined, tensor by tensor,
-and written into the columns of one SoA collection. The artifact runs once, and each request gets
-the rows of its own answer. The work for each request is kept small: it is the cost of a batch. If
-rows may not share a run (stages/independence.py), each request runs alone.
+and written into the columns of one SoA collection. The artifact runs once, and the rows of its
+outputs are divided among the requests. The work for each request is kept small, because it
+dominates the time of a batch. If rows depend on each other (stages/independence.py), each request
+runs alone.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ Values = Any
 
 _SMALLEST = 16  # rows in the smallest buffers
 _FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
-_SHAPES = 1024  # the number of request shapes whose check is remembered
+_SHAPES = 1024  # the number of request shapes for which the check's result is kept
 
 Shapes = tuple[tuple[Any, tuple[int, ...]], ...]
 """Dtype and shape of each input, in the wire's order."""
 
 
 class Request(NamedTuple):
-    """Input arrays by tensor name. `digest` and `form` are the bundle and the form that the client
-    expects, if it says so. The form matters: `rows` and `blocks` have the same names, and may have
-    the same shapes."""
+    """`inputs`: arrays by tensor name. `digest` and `form`: the bundle and the form that the client
+    expects, if it sends them. The form must be checked, because `rows` and `blocks` have the same
+    tensor names, and may have the same shapes."""
 
     inputs: Mapping[str, Values]
     digest: str | None = None
@@ -46,8 +47,8 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class _Job:
-    """A request that passed the checks: its rows by dimension, and its answer, in parts if it is
-    cut."""
+    """A request that passed the checks: its row counts by dimension, and its answer, in parts if
+    the request is cut."""
 
     request: Request
     rows: Mapping[str, int]
@@ -61,7 +62,7 @@ Piece = tuple[_Job, int, int]
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces of jobs that run together in one run."""
+    """The pieces of jobs for one run of the artifact."""
 
     pieces: list[Piece] = field(default_factory=list)
     rows: int = 0
@@ -70,12 +71,12 @@ class _Run:
 class Core:
     """Answers requests with one session. Triton calls it from one thread at a time.
 
-    `requests` is the form of the requests. `merge`: rows of several requests may share a run.
-    Buffers have room for a power of two of rows; they are made when first needed, and kept. Each
-    answer is in memory of its own.
+    `requests`: the form of the requests. `merge`: rows of several requests may share a run. The
+    capacity of a buffer is a power of two of rows, or the compiled maximum; buffers are made when
+    first needed, and kept. Each answer is in new memory.
 
-    On a GPU, `arrays` are tensors there: requests and answers stay on the device, and the answers
-    are complete on return. A request of NumPy arrays gets NumPy arrays as its answer.
+    On a GPU, requests and answers are tensors that stay on the device, and the answers are complete
+    when `answer` returns. A request with NumPy arrays gets an answer with NumPy arrays.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Core:
         self.wire = Wire.of(session.signature, requests)
         self._names = [t.name for t in self.wire.inputs]
         self._wanted = set(self._names)
-        # The check depends only on a request's dtypes and shapes, and most requests have the same.
+        # The check depends only on a request's dtypes and shapes, which are often the same.
         self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
         self._session = session
         self._merge = merge
@@ -159,7 +160,7 @@ class Core:
             return error
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
-        """Row counts by dimension; RequestError if a request with such shapes does not fit."""
+        """Row counts by dimension. Raises RequestError if these dtypes or shapes do not fit."""
         rows: dict[str, int] = {}
         for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
             if dtype != (wanted := self._arrays.dtype(t)):
@@ -189,7 +190,8 @@ class Core:
             )
 
     def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
-        """Pack whole requests in order; a request above the compiled maximum is cut evenly."""
+        """Distribute the requests over runs, in order. Only a request with more rows than the
+        compiled maximum is cut, into even pieces."""
         (dim,) = self._session.signature.dims
         limit = self._session.signature.ranges[dim].max
         runs: list[_Run] = []
@@ -225,7 +227,7 @@ class Core:
     def _run(
         self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
-        """Run the artifact on the joined pieces; the answer is in memory of its own."""
+        """Run the artifact on the joined pieces; the answer is in new memory."""
         columns, binding = self._bound(rows)
         for t in self.wire.inputs:
             here = [self._arrays.here(piece) for piece in pieces[t.name]]
@@ -239,8 +241,8 @@ class Core:
         return answers
 
     def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Any], Binding]:
-        """The physical columns by tensor, of collections with room for the rows; they are bound
-        once."""
+        """The physical columns by tensor name, in collections with room for the rows, and their
+        binding. They are kept for later calls."""
         signature = self._session.signature
         capacity = {
             dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
@@ -263,7 +265,7 @@ class Core:
 
 
 def _as_tensors(request: Request) -> Request:
-    """The request with tensors; arrays are copied to tensors, tensors stay where they are."""
+    """The request with tensors: arrays are copied into tensors, tensors stay the same."""
     inputs = {
         name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
         for name, v in request.inputs.items()
@@ -272,7 +274,7 @@ def _as_tensors(request: Request) -> Request:
 
 
 def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
-    """(start, stop) of the parts of n rows: as few parts as the limit allows, of even size."""
+    """(start, stop) of each part of n rows: as few parts as the limit allows, of even size."""
     if n <= limit:
         return ((0, n),)
     parts = -(-n // limit)
@@ -280,7 +282,7 @@ def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
 
 
 def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
-    """The rows of an input that take part in a run, in the requests' own memory."""
+    """The rows of an input for one run, as views of the requests' arrays."""
     whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
     return [
         values if count == len(values) else values[start : start + count]
@@ -289,7 +291,8 @@ def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
 
 
 def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[str, int]) -> None:
-    """Write the pieces one after the other into the columns; in one copy if the columns adjoin."""
+    """Write the pieces one after the other into the columns, with one copy if these are adjacent
+    in memory."""
     if len(pieces) == 1:
         t.scatter(parts, 0, pieces[0])
     elif (view := t.window(parts, 0, rows[t.rows])) is not None:

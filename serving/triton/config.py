@@ -1,6 +1,6 @@
 """config.pbtxt: Triton's description of a model, made from a version's manifest.
 
-It is built as Triton's own protobuf message and printed as protobuf text, so it cannot fall outside
+It is built as Triton's own protobuf message and printed as protobuf text, so it always fits
 Triton's schema.
 """
 
@@ -31,13 +31,14 @@ _MOST = 2**31 - 1  # the largest number in Triton's message
 
 @dataclass(frozen=True)
 class Service:
-    """What to serve, and how.
+    """The version to serve, and the settings for it.
 
-    `devices`: "cpu", "cuda:0", ...; with `instances` on each. `merge`: rows of several requests may
-    share a run, and a client may cut a long request. `batching`: Triton's batcher joins requests,
-    and waits at most `queue_delay_us` for more of them. `requests`: the form of requests and
-    answers, see serving/wire.py. `backend`: the Triton backend that runs the model, see
-    serving/native/artifact.py. `plan`: the GPU that its file was built for.
+    `devices`: "cpu", "cuda:0", ...; each gets `instances` instances. `merge`: rows of several
+    requests may share a run, and a client may cut a long request. `batching`: Triton's batcher
+    joins requests, and waits at most `queue_delay_us` for more of them. `preferred`: the preferred
+    row counts of a batch. `requests`: the form of requests and answers, see serving/wire.py.
+    `backend`: the Triton backend that runs the model, see serving/native/artifact.py. `plan`: the
+    GPU for which a TensorRT plan was built.
     """
 
     name: str
@@ -86,7 +87,8 @@ class Service:
 
     @property
     def max_batch_size(self) -> int:
-        """Triton's number of the same name, in rows: 0 if the rows of a request belong together."""
+        """Triton's setting of the same name, in rows; 0 if rows of several requests must not share
+        a run."""
         if not self.merge:
             return 0
         (dim,) = self.signature.dims
@@ -106,7 +108,7 @@ def config_text(service: Service, checksums: Mapping[str, str] | None = None) ->
 
 
 def config_message(service: Service, checksums: Mapping[str, str] | None = None) -> Any:
-    """Triton's `ModelConfig` message; `checksums` as for `config_text`."""
+    """Triton's `ModelConfig` message. `checksums`: see `config_text`."""
     schema = _schema()
     wire = service.wire
     config = schema.ModelConfig(
@@ -157,12 +159,12 @@ _PLATFORMS: dict[Backend, str] = {"tensorrt": "tensorrt_plan"}
 
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
-    """The names of tensors. Triton's PyTorch backend takes an index from the end of a name."""
+    """The names of tensors. Triton's PyTorch backend needs the index at the end of each name."""
     return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
 
 
 def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
-    """The shape without the rows if Triton batches: it adds the rows itself."""
+    """The shape for config.pbtxt. If rows may be merged, Triton itself adds the row dimension."""
     return t.dims if merge else t.shape(-1)
 
 
@@ -179,8 +181,8 @@ def _add_instances(config: Any, service: Service, schema: Any) -> None:
 
 
 def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
-    """Run zeros at the smallest size and at the largest preferred size before the model is
-    ready."""
+    """Let Triton run zeros with the smallest and the largest preferred row count before it reports
+    that the model is ready."""
     for rows in _warm_sizes(service):
         label = ",".join(f"{dim}={n}" for dim, n in rows.items())
         warm = config.model_warmup.add(name=label)

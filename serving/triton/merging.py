@@ -1,6 +1,6 @@
-"""Decide from the version's benchmark if joined requests are faster, and at which sizes.
+"""Decide from the version's benchmark if joined requests are faster, and at which row counts.
 
-Whether rows of several requests may share a run at all is decided in stages/independence.py.
+stages/independence.py decides if rows of several requests may share a run at all.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from registry.bundle import Manifest
 from soa.text import microseconds
 
-# The cost of a call of the Python backend without the artifact, and of each further request in it,
-# in microseconds: measured with benchmarks/serving.py and benchmarks/scaling.
+# The time of a call of the Python backend without the artifact, and of each further request in it,
+# in microseconds; measured with benchmarks/serving.py and benchmarks/scaling.
 _CALL_US = 300.0
 _REQUEST_US = 100.0
-_GOOD = 0.9  # sizes with so much of the best rate count as good: benchmarks are not more precise
+_GOOD = 0.9  # sizes with at least this part of the best rate are good: benchmarks have noise
 
 
 def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes at which the version's own benchmark gave the most rows in a second.
+    """The batch sizes with the most rows in a second, from the version's benchmark.
 
-    They are computed from the times of the engines that a session of this target runs, plus the
-    server's cost of a call. Empty if no size of 2 rows or more was timed.
+    The rate uses the time of the engines that a session of this target runs, plus the server's time
+    for a call. Empty if no size of at least 2 rows was timed.
     """
     times = run_times(manifest, target)
     speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
@@ -30,12 +30,12 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
 
 
 def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
-    """A sentence that says why; None if merging may pay, or if the times for it are missing.
+    """A sentence with the reason; None if merging may be faster, or if the times are missing.
 
-    Merging helps most for requests of one row. Let c be the cost of a call, q of each further
-    request in it, and t(n) the time of the artifact. Requests alone give 1 / (c + t(1)) rows in a
-    second; n of them in a run give n / (c + (n - 1) q + t(n)). A gain of less than a tenth is
-    within the noise of a benchmark.
+    Merging helps most for requests of one row. Let c be the time of a call, q that of each further
+    request in it, and t(n) the time of the artifact for n rows. Single requests give
+    1 / (c + t(1)) rows in a second; n of them in one run give n / (c + (n - 1) q + t(n)). A gain of
+    less than about a tenth is within the noise of a benchmark.
     """
     times = run_times(manifest, target)
     if 1 not in times or len(times) < 2:
@@ -55,8 +55,8 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
 
 
 def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
-    """The time of a run in microseconds by its rows, of the fastest engine that a session may
-    take."""
+    """By row count: the time of a run in microseconds, with the fastest of the engines that a
+    session of the target runs."""
     record = manifest.targets.get(target)  # a TensorRT plan may be for a GPU without a record
     times: dict[int, float] = {}
     if record is None:

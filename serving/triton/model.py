@@ -1,7 +1,7 @@
-"""The model.py of a Triton repository: hands Triton's requests to `serving.triton.backend`.
+"""The model.py of a Triton repository: passes Triton's requests to `serving.triton.backend`.
 
-`pipeline deploy` copies this file. Triton's Python imports it; soa-pipeline must be importable
-there. Everything that is not Triton's own interface is in serving/triton/backend.py.
+`pipeline deploy` copies this file. Triton's Python imports it, and must be able to import
+soa-pipeline. All code that does not need Triton's interface is in serving/triton/backend.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils  # exists only inside Triton
 
-# NVIDIA's wheel starts Python isolated: it reads neither PYTHONPATH nor a virtual environment.
+# NVIDIA's wheel starts an isolated Python, which ignores PYTHONPATH and virtual environments.
 given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [path for path in given if path and path not in sys.path]
 
@@ -24,9 +24,9 @@ import soa_pipeline  # noqa: E402
 
 soa_pipeline.check_origins()
 
-# Arrays cross by DLPack. The stub was built for NumPy 1 and takes NumPy 2 elements to have 0 bytes:
-# its as_numpy() repeats the first element. Answers are given as torch's capsules: for NumPy's
-# capsules the stub prints an error each time.
+# Arrays are passed with DLPack. The stub was built for NumPy 1, and for it elements of NumPy 2 have
+# 0 bytes, so its as_numpy() repeats the first element. Answers are passed as capsules of torch,
+# because for capsules of NumPy the stub prints an error each time.
 import numpy as np  # noqa: E402
 from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
@@ -38,7 +38,7 @@ from serving.triton.backend import Core, Request, Values  # noqa: E402
 
 
 class TritonPythonModel:
-    """One instance of the model, in a process of its own."""
+    """One instance of the model. Triton runs each in a separate process."""
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -70,7 +70,8 @@ class TritonPythonModel:
 
 
 def _request(request: Any) -> Request:
-    """NumPy arrays, or torch tensors if any is on a GPU; both use the request's own memory."""
+    """The request with NumPy arrays, or with torch tensors if any input is on a GPU. Both share the
+    memory of the request."""
     tensors = request.inputs()
     if all(t.is_cpu() for t in tensors):
         inputs: dict[str, Values] = {t.name(): np.from_dlpack(_Given(t)) for t in tensors}
@@ -80,8 +81,8 @@ def _request(request: Any) -> Request:
 
 
 class _Given:
-    """A tensor of a request with the method that NumPy calls. The stub's own method raises an error
-    for NumPy's arguments and is called again, for every tensor of every request."""
+    """A tensor of a request with the methods that NumPy calls. The stub's own method raises an
+    error for NumPy's arguments, and NumPy must then call it again for every tensor."""
 
     __slots__ = ("_tensor",)
 
@@ -98,7 +99,7 @@ class _Given:
 
 @functools.lru_cache(maxsize=64)
 def _said(parameters: str) -> tuple[str | None, str | None]:
-    """The bundle and the form that a request asks for. Most requests ask for the same."""
+    """The bundle's digest and the form that a request names, each None if it does not."""
     found: dict[str, object] = json.loads(parameters or "{}")
     digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
     return digest, form
@@ -116,7 +117,7 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
 
 
 def _capsule(values: Values) -> Any:
-    """A capsule without a copy. An empty array gets the strides that Triton expects."""
+    """A DLPack capsule, without a copy. An empty array gets the strides that Triton expects."""
     tensor = values if isinstance(values, Tensor) else from_numpy(values)
     if not tensor.numel():
         steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]

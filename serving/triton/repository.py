@@ -1,5 +1,5 @@
-"""A Triton model repository: config.pbtxt, and the version's bundle with the model.py that runs it,
-or the one file that one of Triton's own backends loads."""
+"""A Triton model repository: config.pbtxt, and either the version's bundle with the model.py that
+runs it, or the one file that one of Triton's own backends loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from serving.triton.config import Service, config_text
 
 CONFIG = "config.pbtxt"
 BUNDLE = ".bundle"
-"""A hidden folder: CMSSW's `cmsTritonConfigTool` takes all that `*/*` finds in a model as files."""
+"""A hidden folder, because CMSSW's `cmsTritonConfigTool` takes everything that `*/*` finds in a
+model for a file."""
 
 _MODEL = "model.py"
 
@@ -23,10 +24,10 @@ _MODEL = "model.py"
 def write_repository(
     out: Path, service: Service, place: Callable[[Path], Bundle], *, replace: bool = False
 ) -> Path:
-    """Write `out/<name>/` completely or not at all; returns that folder.
+    """Write `out/<name>/` completely or not at all; return that folder.
 
     `place` copies the promoted bundle into the given new folder. The result may be moved and
-    copied. Raises ServingError if the model is there already, unless `replace`.
+    copied. Raises ServingError if the folder exists already, unless `replace`.
     """
 
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
@@ -69,7 +70,8 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
 
 
 def _checksums(model: Path) -> dict[str, str]:
-    """The MD5 of each file. For a bundle only its list of digests is listed."""
+    """The MD5 of each file. Of a bundle only `SHA256SUMS` is included, which has the digests of the
+    other files."""
     files = (f for f in model.rglob("*") if f.is_file())
     return {
         str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
