@@ -1,13 +1,13 @@
 """Block: a named group of columns that the model sees as one tensor; Plan: how it gets there.
 
-Strides never cross an artifact's boundary (a compiler burns them in, or ignores them), so a block
-becomes dense arguments, and everything else happens inside the compiled graph:
+A compiler either fixes strides at compile time or ignores them. So an artifact gets a block as
+dense arguments, and the compiled graph does the rest:
 
-- `matrix`: the block's physical columns are one run of the buffer, of one dtype. They are one
-  contiguous `(F, S)` argument, S the padded column length; the graph narrows it to n, transposes
-  it, and reorders it where the block's order is not the buffer's.
-- `columns`: anything else (scattered, of mixed dtype, separately allocated). They are F arguments
-  of shape `(n,)`, stacked and cast in the graph.
+- `matrix`: the block's physical columns are adjacent in the buffer and have one dtype. They are one
+  contiguous `(F, S)` argument; S is the padded column length. The graph narrows S to n, transposes
+  the matrix, and reorders its columns if the block's order differs from the buffer's.
+- `columns`: all other columns (scattered, of mixed dtype, or separately allocated). They are F
+  arguments of shape `(n,)`, stacked and cast in the graph.
 - `scalars`: scalar members, F arguments of shape `(1,)`.
 """
 
@@ -28,10 +28,10 @@ PlanKind = Literal["matrix", "columns", "scalars"]
 class Block:
     """Columns of one collection, in the model's order.
 
-    The model sees `(n, F)` with F the number of components (an Eigen matrix's read row by row);
-    a block of one Eigen matrix is `(n, r, c)`; `shape` reshapes `(n, F)` to `(n, *shape)`; a block
-    of scalars is `(F,)`, or with `broadcast` the same in each row, `(n, F)`. `dtype` is what the
-    model gets; needed when the columns' dtypes differ.
+    The model sees `(n, F)`, with F the number of components (the entries of an Eigen matrix row by
+    row). A block of one Eigen matrix is `(n, r, c)`. `shape` reshapes `(n, F)` to `(n, *shape)`. A
+    block of scalars is `(F,)`; `broadcast` repeats it in each row, `(n, F)`. `dtype` is the dtype
+    that the model gets; it must be given if the columns' dtypes differ.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Plan:
     """How a block crosses an artifact's boundary.
 
     `components` are the physical columns behind the arguments, as (column, component): in buffer
-    order for `matrix`, in the model's order otherwise. `order[i]` is the place among them of the
-    model's feature i. `dtypes` has one entry for a matrix, else one per argument; `dtype` is what
-    the model gets, `feature_shape` the shape of one row as it gets it.
+    order for `matrix`, in the model's order otherwise. `order[i]` is the index in `components` of
+    the model's feature i. `dtypes` are those of the arguments (one entry for a matrix). `dtype` and
+    `feature_shape` (of one row) are those of the tensor that the model gets.
     """
 
     kind: PlanKind
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def identity(self) -> bool:
-        """Whether the model's order is the buffer's."""
+        """True if `components` are already in the model's order."""
         return self.order == tuple(range(len(self.order)))
 
 
@@ -140,7 +140,7 @@ def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int)
 def _buffer_run(
     layout: Layout, wanted: list[tuple[str, int]], dtypes: list[str]
 ) -> list[tuple[str, int]] | None:
-    """The wanted physical columns in buffer order, if they are adjacent and of one dtype."""
+    """The wanted physical columns in buffer order; None unless adjacent and of one dtype."""
     if layout.storage != "buffer" or len(set(dtypes)) > 1:
         return None
     physical = [(c.name, k) for c in layout.columns for k in range(c.components)]

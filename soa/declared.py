@@ -1,10 +1,10 @@
-"""Find the classes that the files of a package declare, by reading the files without an import.
+"""Find the classes that the files of a package declare, without importing these files.
 
-A class says in its first line what it is, by the keyword of its family, and where it stands::
+The first line of a class gives its name in a family (here `engine`) and its place in the order::
 
     class TorchScriptEngine(Engine, engine="torchscript", order=40): ...
 
-Other keywords are settings of the family. The class is imported when it is asked for.
+Other keywords are settings of the family. `Declared.load` imports the class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from soa.errors import SoaPipelineError
 
 @dataclass(frozen=True)
 class Declared:
-    """A class that was found: the name it goes by, and where it is."""
+    """A class that was found: its name in the family, its module, and its settings."""
 
     name: str
     module: str
@@ -31,13 +31,13 @@ class Declared:
     settings: dict[str, Any]
 
     def load(self) -> Any:
-        """The class itself."""
+        """Import and return the class."""
         return getattr(importlib.import_module(self.module), self.class_name)
 
 
 @cache
 def declared(package: str, family: str) -> dict[str, Declared]:
-    """All classes of a family in one of our packages and its subpackages, by name, in their order.
+    """All classes of a family in one of our packages and its subpackages, by name, sorted by order.
 
     Raises SoaPipelineError if two classes have one name.
     """
@@ -61,7 +61,7 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     return by_name
 
 
-# Reads only the heads of classes, and each package once: every process that runs a model does this.
+# Every process that runs a model does this, so it reads only the first lines of classes, once.
 _HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 

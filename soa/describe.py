@@ -1,6 +1,6 @@
 """A signature as plain lines, for programs without Python (see native/include/soa_model.hpp).
 
-One record a line, fields separated by one space::
+One record per line, fields separated by one space::
 
     soa-arguments 2
     rows NAME MIN MAX
@@ -10,13 +10,13 @@ One record a line, fields separated by one space::
     tile ROWS KINDS LIMIT
     windows any
 
-KIND of a column is column, scalar or eigen; of an argument carrier, matrix, column or scalar. A
-carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in that
-of the artifact. STORAGE is buffer or columns. If every STORAGE is buffer, the field is left out and
-the first line is `soa-arguments 1`, which programs built for the older format can read. The line
-`tile` is there if a run goes over so many rows at a time, see soa_call_tile; LIMIT is then the
-largest n. The line `windows any` is there if windows of larger collections may begin at any row;
-without it they begin where every column is aligned. Older programs ignore this line.
+A column's KIND is column, scalar or eigen; an argument's is carrier, matrix, column or scalar. A
+carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in the
+order of the artifact. STORAGE is buffer or columns. If every STORAGE is buffer, the field is left
+out and the first line is `soa-arguments 1`, which programs built for the older format can read. A
+line `tile` means that a run takes ROWS rows at a time (see soa_call_tile); LIMIT is the largest n.
+A line `windows any` means that windows of larger collections may begin at any row; without it they
+begin where every column is aligned. Older programs ignore this line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from soa.signature import Signature
 
 
 def describe(signature: Signature, tile: int | None = None, windows: bool = False) -> str:
-    """The lines; each one, also the last, ends with a newline."""
+    """Return the lines. Every line ends with a newline, also the last one."""
     buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
     lines = [f"soa-arguments {1 if buffers else 2}"]
     for dim in signature.dims:

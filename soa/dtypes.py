@@ -1,8 +1,8 @@
 """The element types of a column, by the names that torch and NumPy share.
 
 Enumerations in CMSSW are stored as their underlying integer type; use that integer here. A model
-can read the types in `DTYPES`. `uint64`, and `opaque12` (12 bytes of unknown content: a struct, a
-std::array), are only laid out and carried.
+can read the types in `DTYPES`. Columns of `uint64`, and of `opaque12` (12 bytes of unknown content:
+a struct, a std::array), can be part of a collection, but no model reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from soa.errors import LayoutError
 
-if TYPE_CHECKING:  # describing a layout needs neither of the two
+if TYPE_CHECKING:  # a program that only describes a layout needs neither NumPy nor torch
     import numpy as np
     import torch
 
@@ -80,8 +80,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: object) -> str:
-    """Our name of a dtype of NumPy or torch. A dtype that no column can have keeps its name:
-    `>f4`."""
+    """Our name of a dtype of NumPy or torch. A dtype that no column can have, such as `>f4`, keeps
+    its name."""
     import numpy as np
 
     if isinstance(dtype, np.dtype) and dtype.kind == "V" and dtype.subdtype is None:

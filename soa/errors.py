@@ -1,4 +1,4 @@
-"""What a user can get wrong, as exceptions with one clear line each.
+"""The exceptions for mistakes of a user. The text of each is one line.
 
 Every error that a user's input can cause derives from `SoaPipelineError`; the `pipeline` command
 prints its text and exits non-zero, without a traceback. Each folder defines the errors it raises.
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from soa.text import plain
 
 DISTRIBUTION = "soa-pipeline"
-"""The distribution whose extra an error tells to install; soa-runtime has some extras itself."""
+"""The distribution in the advice `pip install 'NAME[extra]'`; soa-runtime sets its own name."""
 
 
 class SoaPipelineError(Exception):
-    """A user's mistake, or a state of the outside world: where, what was found, what to do.
+    """A user's mistake, or a fault outside this software: where, what was found, what to do.
 
-    The text is one line, even if it quotes the message of another library. `code` names the refusal
-    for programs: docs/reference/refusals.md has a section for each code.
+    The text is one line, even if it quotes the message of another library. `code` identifies the
+    error for programs: docs/reference/refusals.md has a section for each code.
     """
 
     code = "error"
@@ -41,7 +41,7 @@ class LayoutError(SoaPipelineError):
 
 
 class CollectionError(SoaPipelineError):
-    """Memory that does not hold the collection it is said to hold."""
+    """Memory or values that do not fit the collection that they are given for."""
 
     code = "collection"
 
@@ -59,7 +59,7 @@ class SignatureError(SoaPipelineError):
 
 
 class OptionError(SoaPipelineError, TypeError):
-    """A keyword that a public function does not have."""
+    """A keyword argument that a public function does not have."""
 
     code = "option"
 

@@ -1,8 +1,8 @@
 """Layout: which columns a collection has, and where each of their bytes lies.
 
 The byte layout is that of CMSSW's `GENERATE_SOA_LAYOUT` (cms-sw/cmssw, DataFormats/SoATemplate,
-`SoALayout.h` and `SoACommon.h`): members follow one another in order of declaration, each starts at
-a multiple of the alignment (128 bytes unless set), and each is padded at its end to the next one::
+`SoALayout.h` and `SoACommon.h`). Members follow one another in order of declaration. Each starts at
+a multiple of the alignment (128 bytes unless set) and is padded up to the next multiple::
 
     pitch(column)  = ceil(n * sizeof(T) / alignment) * alignment
     pitch(scalar)  = ceil(sizeof(T) / alignment) * alignment
@@ -27,8 +27,8 @@ from soa.errors import LayoutError
 from soa.options import known_options
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""What the columns, blocks, collections and row dimensions of a model may be called. These names
-are also read by C++, by Triton and in files whose fields are separated by spaces."""
+"""The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
+and files with fields separated by spaces use the same names."""
 
 Kind = Literal["column", "scalar", "eigen"]
 Storage = Literal["buffer", "columns"]
@@ -42,7 +42,8 @@ class Column:
     """One named member of a layout.
 
     `shape` is `()` for a plain column and a scalar, `(r,)` for an Eigen vector, `(r, c)` for an
-    Eigen matrix. A stored column may have any name that Python takes: older versions allowed it.
+    Eigen matrix. A stored column may have any Python identifier as its name, because older versions
+    allowed it.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Column:
         return math.prod(self.shape)
 
     def component_of(self, index: int) -> int:
-        """Physical component that holds entry `index` of the object read row by row."""
+        """The physical component that holds entry `index`, counted row by row."""
         if len(self.shape) < 2:
             return index
         rows, cols = self.shape
@@ -134,10 +135,9 @@ def _named(name: str) -> str:
 class Layout:
     """Ordered columns and their alignment in bytes.
 
-    `storage` says who allocates the memory. `buffer`: one CMSSW-compatible buffer holds every
-    column, aligned to 128 bytes by default. `columns`: each physical column is in memory of its
-    own, as in Arrow. There the default alignment is 1: each column is aligned to the size of its
-    element.
+    `storage` is `buffer` or `columns`. `buffer`: one CMSSW-compatible buffer holds every column,
+    aligned to 128 bytes by default. `columns`: each physical column is a separate piece of memory,
+    as in Arrow. Then the default alignment is 1: each column is aligned to the size of its element.
     """
 
     columns: tuple[Column, ...]
@@ -184,7 +184,7 @@ class Layout:
 
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
-        """The members that a model may read; opaque ones are only laid out."""
+        """The members that a model may read: all except uint64 and opaque ones."""
         return tuple(c for c in self.columns if c.dtype in DTYPES)
 
     @cached_property

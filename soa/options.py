@@ -14,8 +14,8 @@ R = TypeVar("R")
 
 
 def known_options(of: type | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a public function. `of`: the dataclass whose fields its `**options` are; `help` then
-    shows them as the function's own."""
+    """Decorate a public function. `of`: the dataclass whose fields are the function's `**options`;
+    `help` then shows them as parameters of the function."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = inspect.signature(function)

@@ -1,11 +1,11 @@
 """Turn data that others may have written into records, and records into data.
 
-A record is a dataclass. Its annotations say what its values are: `as_record` checks them, and
-converts only a list to a tuple, an int to a float, and an ISO 8601 text to a time. The text "5" is
-not accepted as the number 5.
+A record is a dataclass. `as_record` checks values against its annotations, and converts only a list
+to a tuple, an int to a float, and an ISO 8601 text to a time. The text "5" is not accepted as the
+number 5.
 
-Every process that loads a model reads records, so this imports little; pydantic, which reads the
-configs of users, would cost such a process half of its start.
+Every process that loads a model reads records, so this file imports little. pydantic, which reads
+the configs of users, would take half of the start time of such a process.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Misfit(ValueError):
 
 
 class Record:
-    """Base of records: frozen dataclasses whose values are checked however they are made.
+    """Base of records: frozen dataclasses whose values are checked at every construction.
 
-    `__closed__`: data for such a record may have no keys but the names of its fields.
+    `__closed__`: if true, data with a key that is no field of the record is refused.
     """
 
     __closed__ = True
@@ -188,7 +188,7 @@ def reader(kind: Any) -> Reader:
 
 
 def _at(key: object, read: Reader, value: Any) -> Any:
-    """Read the value at a key; a Misfit is given the key's name."""
+    """Read the value at a key; a Misfit gets the key in its path."""
     try:
         return read(value)
     except Misfit as misfit:

@@ -1,7 +1,8 @@
-"""Signature: the contract between a model and memory. It is stored; every engine follows it.
+"""Signature: which memory a model reads and writes, and how an artifact gets it as arguments.
 
-The arguments of an artifact, in order: one zero-size row carrier `(n, 0)` per row dimension, the
-arguments of each input block, the arguments of each output block (written in place).
+The signature is stored with a version, and the artifacts of every engine have its arguments, in
+order: one zero-size row carrier `(n, 0)` per row dimension, the arguments of each input block, the
+arguments of each output block (written in place).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _MOST_ROWS = 1 << 40
 
 @dataclass(frozen=True)
 class RowRange:
-    """The compiled range of a row dimension, and the sizes its users typically run.
+    """The compiled range of a row dimension, and the row counts that users typically run.
 
-    `unbounded`: n may also be larger; such a run takes at most `max` rows at a time.
+    `unbounded`: n may be larger than `max`; such a run is split into tiles of at most `max` rows.
     """
 
     min: int
@@ -52,7 +53,7 @@ class RowRange:
 
     @property
     def proven(self) -> int:
-        """The largest n that validation runs. If rows are unbounded, it is one that needs tiles."""
+        """The largest n that validation runs; for unbounded rows, one more than `max`."""
         return self.max + 1 if self.unbounded else self.max
 
 
@@ -99,7 +100,7 @@ class Argument:
 
 
 def offsets_of(collection: str) -> str:
-    """The collection that says where the items of each row are in a jagged one."""
+    """The name of the collection that holds the offsets of a jagged collection."""
     return f"{collection}_offsets"
 
 
@@ -110,10 +111,10 @@ def offsets_layout(dtype: str = "int64") -> Layout:
 
 @dataclass(frozen=True)
 class Signature:
-    """Collections with their layouts and row dimensions, ordered input and output blocks.
+    """Collections with their layouts and row dimensions, and the input and output blocks in order.
 
     `jagged` maps each collection of items to the number of items per row that the model sees. The
-    items belong to the rows of another dimension (`offsets_of`).
+    items belong to rows of another dimension, that of the collection `offsets_of(name)`.
     """
 
     layouts: Mapping[str, Layout]
@@ -239,11 +240,11 @@ class Signature:
 
     @cached_property
     def tile_kinds(self) -> str | None:
-        """Which arguments move when a run takes a part of the rows, as a letter for each argument:
-        n for a row carrier, c for a column, m for a matrix, - for one that all rows share.
+        """How each argument is moved to a tile's first row, as one letter per argument: n for a row
+        carrier, c for a column, m for a matrix, - for one that all rows share (it is not moved).
 
-        None if the rows cannot be cut: several row dimensions, a least n above 1, or an output that
-        all rows share.
+        None if a run cannot be split into tiles: several row dimensions, `min` above 1, or an
+        output that all rows share.
         """
         if len(self.dims) > 1 or self.ranges[self.dims[0]].min > 1:
             return None
@@ -271,7 +272,7 @@ class Signature:
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:
             block = as_data(bound.block)
-            if not bound.block.broadcast:  # stored as versions without broadcast did
+            if not bound.block.broadcast:  # the same text as before `broadcast` existed
                 del block["broadcast"]
             return {**block, "plan": as_data(bound.plan)}
 
@@ -288,7 +289,7 @@ class Signature:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
-        """Read a stored signature. Its plans must be those that its layouts give."""
+        """Read a stored signature. SignatureError if its plans do not follow from its layouts."""
         try:
             stored = as_record(_Stored, data)
         except ValueError as error:
@@ -311,13 +312,13 @@ class Signature:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """As JSON, to compare: there 1, 1.0 and true are three different values."""
+    """The data as JSON text, to compare it: 1, 1.0 and true are equal in Python, not as text."""
     return json.dumps(data, sort_keys=True)
 
 
 def _as_stored(rows: RowRange) -> dict[str, Any]:
     data: dict[str, Any] = as_data(rows)
-    if not rows.unbounded:  # stored as versions without unbounded rows did
+    if not rows.unbounded:  # the same text as before `unbounded` existed
         del data["unbounded"]
     return data
 
@@ -332,7 +333,7 @@ class _StoredCollection:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The form of `Signature.to_dict` without the plans: they are computed from the rest."""
+    """The fields of `Signature.to_dict`, except the plans, which are computed from the others."""
 
     collections: Mapping[str, _StoredCollection]
     rows: Mapping[str, RowRange]

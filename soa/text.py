@@ -1,8 +1,8 @@
-"""How text from outside is printed, so that nothing in it acts as a command or as markup.
+"""Escape text from outside before it is printed, so that no part acts as a command or as markup.
 
-A reason, a description, a name in somebody's bundle, another library's message may hold escape
-sequences of a terminal, characters that turn the direction of writing, or markup of the place where
-it is shown. All output is printed through one of these functions.
+A reason, a description, a name in a bundle, or a message of another library may hold escape
+sequences of a terminal, characters that reverse the direction of writing, HTML or Markdown. All
+output is printed through one of these functions.
 """
 
 from __future__ import annotations

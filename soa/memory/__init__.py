@@ -1,4 +1,4 @@
-"""Memory with columns in it: a Collection, whoever owns its bytes, and ways in and out."""
+"""Collections in owned or borrowed memory, and conversions from and to other libraries."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""A signature's arguments as views of the caller's memory; a block's values, by copy."""
+"""Give a signature's arguments as views of the caller's memory, and copies of a block's values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def carrier(n: int, device: Device = CPU) -> Span:
 def argument_spans(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[Span]:
-    """Memory in the order of `signature.arguments`. The caller has checked collections and rows."""
+    """The memory of each of `signature.arguments`. The caller has checked collections and rows."""
     device = next(iter(collections.values())).device
     spans = []
     for a in signature.arguments:

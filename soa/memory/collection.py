@@ -1,7 +1,7 @@
-"""Collection: n elements in a Layout, on a device, in memory of its own or somebody else's.
+"""Collection: n elements in a Layout, on a device, in owned or borrowed memory.
 
-The counterpart of CMSSW's `PortableCollection`. Everything that reads a collection reads it in
-place: `collection["pt"]` is NumPy's view of it, `collection.tensor("pt")` torch's.
+The counterpart of CMSSW's `PortableCollection`. Columns are read in place: `collection["pt"]` is a
+NumPy view, `collection.tensor("pt")` a torch tensor over the same memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 _RAW = ("uint8", "opaque1", "|S1")
-"""A NumPy dtype that can hold the bytes of any column."""
+"""Memory that has one of these dtypes is taken as raw bytes, for columns of any dtype."""
 
 
 class Collection:
@@ -38,8 +38,8 @@ class Collection:
 
     The padded column length follows from `capacity`, as the size of a PortableCollection does.
     `Collection(layout, n)` owns zeroed memory; `wrap` and `from_columns` borrow memory and keep the
-    exporting object alive; `from_arrays` copies values in. torch is imported for GPU memory, and
-    where a torch tensor is asked for.
+    exporting object alive; `from_arrays` copies values in. torch is imported only for GPU memory
+    and by functions that return torch tensors.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Collection:
 
     @property
     def readonly(self) -> bool:
-        """Whether the memory is read-only. Then no output is bound to it; do not write to it by
-        torch."""
+        """Whether the memory is read-only. If it is, no output can be bound to it. torch does not
+        know that it is read-only: do not write to its tensors."""
         return self._first.readonly
 
     # -- construction over other memory ------------------------------------------------------
@@ -112,7 +112,7 @@ class Collection:
         """A collection over existing memory of a `buffer` layout, without a copy.
 
         `memory` is an address (then `nbytes` and, on a GPU, `device` are needed) or any exporter
-        that `soa.memory` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
+        that `import_bytes` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
         address aligned to `layout.alignment`: either raw bytes (uint8), or values of one dtype if
         every column has that dtype. Raises CollectionError otherwise.
         """
@@ -190,7 +190,7 @@ class Collection:
         *,
         capacity: int | None = None,
     ) -> Self:
-        """A collection of its own memory, filled with a copy of `arrays`.
+        """A collection that owns its memory, filled with a copy of `arrays`.
 
         Shapes: plain column `(n,)`, Eigen vector `(n, r)`, Eigen matrix `(n, r, c)`, scalar `()`.
         A dtype that differs from the column's is refused rather than converted.
@@ -222,7 +222,7 @@ class Collection:
         return self
 
     def fill(self, name: str, values: Array | torch.Tensor) -> None:
-        """Copy values `(n, ...)` (further rows are ignored), or `()` for a scalar, into a member.
+        """Copy values into a member: `(n, ...)` (more rows are ignored), or `()` for a scalar.
 
         Values are converted to the column's dtype.
         """
@@ -242,8 +242,8 @@ class Collection:
     ) -> None:
         """Copy the rows in use from another collection of the same layout.
 
-        `columns` are physical columns (name, component); by default all are copied. Padding and
-        the other rows stay as they are. With a GPU the copy is made in stream order.
+        `components` are physical columns (name, component); by default all are copied. Padding and
+        the other rows are not changed. If a GPU takes part, the copy is made in stream order.
         """
         if components is None:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
@@ -266,9 +266,9 @@ class Collection:
         return rows.transpose()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Torch's view of a column, on any device; `collection[name]` is NumPy's.
+        """A torch tensor over a column, on any device, with the shape of `collection[name]`.
 
-        An opaque column gives its bytes, `(n, size)`.
+        For an opaque column it holds the bytes, `(n, size)`.
         """
         tensor = self._dense(name).tensor()
         if is_opaque(self.layout[name].dtype):
@@ -291,7 +291,7 @@ class Collection:
         return run.at(0, run.dtype, *reversed(member.shape), run.shape[1])
 
     def component(self, name: str, k: int = 0) -> torch.Tensor:
-        """Physical column k of a member as torch's view: `(capacity,)`, or `(1,)` for a scalar."""
+        """Physical column k of a member as a torch tensor: `(capacity,)`; `(1,)` for a scalar."""
         return self.span(name, k).tensor()
 
     def span(self, name: str, k: int = 0) -> Span:
@@ -301,8 +301,8 @@ class Collection:
     def run(self, name: str, k: int, count: int) -> Span:
         """`count` adjacent physical columns from component k of `name`, as one `(count, S)` span.
 
-        S is the padded column length. The columns must be of one dtype and in one buffer: a
-        `matrix` plan promises this.
+        S is the padded column length. The columns must have one dtype and lie in one buffer, as in
+        a `matrix` plan.
         """
         if self._buffer is None:
             raise CollectionError("separate columns are not a matrix")
@@ -357,9 +357,9 @@ class Collection:
     def window(self, start: int, stop: int) -> Self:
         """Rows `start` up to `stop` (excluded) of the rows in use: the same memory, no copy.
 
-        A window is bound like any collection, together with collections or windows of as many rows.
-        A start that is a multiple of `layout.row_step` can always be bound; any other start only if
-        validation has tried it (docs/howto/memory.md). The scalars are those of the collection.
+        A window is bound like any collection, with collections or windows of equally many rows. A
+        start that is a multiple of `layout.row_step` can always be bound; any other start only if
+        validation ran such windows (docs/howto/memory.md). The scalars are those of the collection.
         """
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
@@ -388,7 +388,7 @@ class Collection:
         return self if self._parent is None else self._parent
 
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
-        """A copy on another device, in memory of its own.
+        """A copy on another device; it owns its memory.
 
         Every byte is copied, also the padding. For a window, and for another `layout` of the same
         members, only the rows are copied.

@@ -1,10 +1,10 @@
-"""Memory that somebody else owns, seen as bytes without a copy.
+"""View memory of other libraries as bytes, without a copy.
 
 Accepted: an address with a size, anything with the buffer protocol (bytes, mmap, memoryview),
 NumPy, torch, and any exporter of `__cuda_array_interface__`, `__array_interface__` or DLPack. The
-span that comes back keeps the exporter alive; an address must be kept alive by the caller. Torch
-checks memory of a GPU. Where no torch is built for GPUs, an address and `__cuda_array_interface__`
-are taken as they are, and the runner asks the driver whose memory it is when it is bound.
+returned span keeps the exporter alive; the caller keeps memory alive that is given by its address.
+torch checks GPU memory. Without a torch that is built for GPUs, GPU memory is accepted only by its
+address or `__cuda_array_interface__`, and the runner asks the driver about it when it is bound.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Foreign(NamedTuple):
-    """Memory as bytes, with the dtype and shape that its exporter says.
+    """Memory as bytes, with the dtype and shape that its exporter gave.
 
     A dtype that no column has keeps its exporter's own name (`>f4` for big-endian numbers), so that
     it equals none of ours.
@@ -47,7 +47,7 @@ class Foreign(NamedTuple):
 
 
 def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = None) -> Foreign:
-    """View `memory` as bytes on its own device; raises CollectionError if that takes a copy."""
+    """View `memory` as bytes where it lies; raises CollectionError if that needs a copy."""
     found = _import(memory, nbytes, device)
     where = found.bytes.device
     if device is not None and where.type != Device(device).type:
@@ -63,7 +63,7 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
         memory = memory.value or 0
     if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
         return _from_address(int(memory), nbytes, device or CPU)
-    # NumPy sees the scalar's (or the pointer's own) few bytes as memory: never what is meant.
+    # NumPy would take the few bytes of the scalar, or of the pointer itself, as the memory.
     if isinstance(memory, bool | np.generic | ctypes._SimpleCData | ctypes._Pointer):
         raise CollectionError(
             f"a {type(memory).__name__} is a value, not memory: give an array, or an address as "
@@ -147,7 +147,7 @@ def refuse_mask(array: object) -> None:
 
 def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
     if device is None:
-        # Without an index torch takes the current GPU, and would copy from another one.
+        # Without an index torch uses the current GPU, and would copy memory of another GPU there.
         known = hasattr(memory, "__dlpack_device__")
         device = f"cuda:{memory.__dlpack_device__()[1]}" if known else "cuda"
     if not torch_drives_gpus():
@@ -165,7 +165,7 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
 
 
 def _unchecked(memory: Any, device: Device) -> Foreign:
-    """What `__cuda_array_interface__` says, without torch."""
+    """Read `__cuda_array_interface__` without torch."""
     said = memory.__cuda_array_interface__
     if said.get("mask") is not None:
         raise CollectionError("this GPU memory has a mask of valid values: fill it first")
@@ -183,11 +183,11 @@ def _unchecked(memory: Any, device: Device) -> Foreign:
 
 
 class _Exporter:
-    """What NumPy or torch imports from, so that DLPack's flags, which they leave, are looked at."""
+    """Passes an exporter to NumPy or torch, and reads DLPack's flags, which both ignore."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        # JAX shares what it has made, and does not say so.
+        # JAX may use one buffer for several arrays, but does not mark it as read-only.
         self.readonly = type(memory).__module__.startswith("jax")
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class _Exporter:
         return kind, index
 
     def __dlpack__(self, **how: Any) -> Any:
-        """The capsule, through which the exporter keeps its memory until the importer dies."""
+        """The exporter's capsule. It keeps the memory alive as long as the importer's object."""
         capsule = self.memory.__dlpack__(**how)
         if _is_valid(capsule, b"dltensor_versioned"):
             managed = _pointer(capsule, b"dltensor_versioned")
@@ -218,13 +218,13 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_CAPSULE)(("PyCapsule_GetPointer"
 
 
 def _from_dlpack(memory: Any) -> Foreign:
-    """NumPy's import of CPU memory; torch's of a GPU's, and of bfloat16, which NumPy lacks."""
+    """Import CPU memory by NumPy; GPU memory, and bfloat16, which NumPy lacks, by torch."""
     exporter = _Exporter(memory)
     try:
         if exporter.__dlpack_device__()[0] not in _GPUS:
             try:
                 found = _from_array(np.from_dlpack(exporter), memory)
-                # By itself NumPy makes all read-only that comes from before DLPack 1.0.
+                # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
                 return found._replace(bytes=found.bytes._replace(readonly=exporter.readonly))
             except RuntimeError:
                 pass
@@ -243,7 +243,7 @@ def _from_dlpack(memory: Any) -> Foreign:
 
 
 def check_dtype(member: Column, found: str, label: str) -> None:
-    """Raise CollectionError where a column's values are of another dtype than the layout says."""
+    """Raise CollectionError if the dtype of a column's values is not the layout's."""
     if found != member.dtype:
         other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
         raise CollectionError(
@@ -252,9 +252,9 @@ def check_dtype(member: Column, found: str, label: str) -> None:
 
 
 def as_opaque(member: Column, values: Any) -> Array:
-    """Any array whose rows have the bytes of an opaque member each, as one element a row.
+    """An array as one opaque element per row; each row must have as many bytes as the member.
 
-    In place where the rows lie without gaps; else a copy.
+    A view if the array has no gaps, else a copy.
     """
     rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
     if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
@@ -278,7 +278,7 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
 
 
 def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list[Span]]:
-    """Each column of a layout as its components' spans, without a copy."""
+    """For each column of a layout, the spans of its components, without a copy."""
     _check_names(layout, columns)
     spans_of: dict[str, list[Span]] = {}
     for member in layout.columns:
@@ -296,7 +296,7 @@ def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list
 
 
 def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | torch.Tensor]:
-    """What is to be copied into each column; lists and the like become arrays."""
+    """The values to copy into each column; lists and other sequences become arrays."""
     _check_names(layout, arrays)
     return {name: _as_values(layout[name], value) for name, value in arrays.items()}
 

@@ -1,8 +1,8 @@
 """Make a Collection of columns that other libraries hold: in place if possible, else by a copy.
 
-`as_collection` is the only way in, and says which columns it copied. An Eigen column is a struct
-(Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`. Only
-an array in Fortran's order has each entry as a column. Lists of one length count as such an array.
+`as_collection` does this and records which columns it copied. An Eigen column is a struct (Arrow)
+or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`, which is used
+in place only in Fortran order. Lists that all have the same length count as such an array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from soa.memory.to_libraries import to_numpy
 if TYPE_CHECKING:
     import awkward as ak
 
-# Arrow's types with the same bytes, by name. Arrow has no bfloat16, and its bool is one bit.
+# Our dtypes by Arrow's name of the same bytes. Arrow has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _IN_PLACE = {
     _ARROW_NAMES.get(d, d): d for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")
@@ -44,11 +44,11 @@ def as_collection(
     h5py; an .npz file. Scalars are single values of a dict.
 
     With `layout`, such as `session.layout("jets")`, its columns are looked up by name and the
-    others ignored; for a `buffer` layout all are copied. Without it every column is taken, each in
-    its own memory. `fill` has values for missing elements, by column.
+    others ignored; for a `buffer` layout all are copied. Without it every column is taken, as a
+    `columns` layout. `fill` has values for missing elements, by column.
 
-    `Collection.copied` names the columns that had to be copied: chunks, gaps between elements, bits
-    for booleans, filled values, files, memory without the needed alignment. A collection with
+    `Collection.copied` names the columns that had to be copied because of chunks, gaps between
+    elements, booleans as bits, filled values, files, or too little alignment. A collection with
     copied columns is read-only, because a write to it would not reach `data`. Memory that Arrow,
     Awkward or JAX share is read-only too. uint8 of zeros and ones is accepted for a bool column. A
     CollectionError names the column and what to do.
@@ -189,7 +189,7 @@ def _stacked(name: str, rows: Array) -> Array:
 
 
 def _check_lengths(name: str, counts: Any) -> None:
-    """Refuse lists of different lengths: they are not vectors."""
+    """Raise CollectionError for lists of different lengths: they are not vectors."""
     if len(counts) and (low := min(counts)) != (high := max(counts)):
         raise CollectionError(
             f"column {name!r} is jagged (lists of {low} to {high} items), and a vector has as many "
@@ -213,7 +213,7 @@ def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
 
 
 def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
-    """Arrow's values; it shares its buffers freely and never writes to them."""
+    """The values of an Arrow array. Arrow shares its buffers, so they are read-only."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
@@ -264,7 +264,7 @@ def _width(name: str, lists: Any) -> int:
 
 
 def _buffer(array: Any, i: int, dtype: Any, count: int) -> Any:
-    """A buffer of an Arrow array's elements. Arrow's own to_numpy would import pandas."""
+    """Buffer `i` of an Arrow array as NumPy elements. Arrow's own to_numpy would import pandas."""
     buffer, dtype = array.buffers()[i], np.dtype(dtype)
     if buffer is None or not len(array):
         return np.zeros(0, dtype)
@@ -358,7 +358,7 @@ def _parts(member: Column, values: Any) -> list[Any]:
 
 
 def _empty(member: Column, values: Array) -> Array:
-    """Give values without rows the member's shape and dtype: empty lists show neither."""
+    """Give values without rows the member's shape and dtype, because empty lists have neither."""
     if len(values) or not (0 in values.shape[1:] or values.dtype.hasobject):
         return values
     dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
@@ -384,7 +384,7 @@ def _of_dtype(member: Column, values: Any) -> Any:
 
 
 def _aligned(part: Any, dtype: str, alignment: int) -> Any:
-    """The column itself if it is dense and aligned, else a copy in memory of its own."""
+    """The column itself if it is dense and aligned, else an aligned copy."""
     dense = part.is_contiguous() if is_tensor(part) else part.flags.c_contiguous
     address = part.data_ptr() if is_tensor(part) else part.ctypes.data
     if dense and (not len(part) or address % alignment == 0):

@@ -22,9 +22,9 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
 
     `data` is an Awkward array: lists of records, or records of lists as uproot reads them; or Arrow
     data that `ak.from_arrow` takes. The columns of the model's layout are looked up by name and
-    used in place. Offsets are copied only if the data has none (lists of one size), has another
-    dtype, or is a slice that does not begin with the content. Raises CollectionError if the columns
-    are not cut into the same rows, and in the cases in which `as_collection` does.
+    used in place. Offsets are copied only if the data has none (lists of one size), has them in
+    another dtype, or is a slice that does not begin at the first item. Raises CollectionError if
+    the columns are not cut into the same rows, and in the cases in which `as_collection` does.
     """
     import awkward as ak
 
@@ -43,7 +43,7 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     filled = end > begin
     low = int(begin[filled].min()) if filled.any() else 0
     high = int(end[filled].max()) if filled.any() else 0
-    if low or (begin < 0).any() or (end > high).any():  # an empty row may lie anywhere
+    if low or (begin < 0).any() or (end > high).any():  # an empty row may have any offsets
         begin, end = np.where(filled, (begin - low, end - low), 0)
     items = [content[low:high] for _, _, content in columns.values()]
     records = ak.contents.RecordArray(items, [*columns], length=high - low)
@@ -77,6 +77,6 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
 
 
 def _rows(content: Any) -> Any:
-    """The rows as they are. If an index picks the rows, it is applied to their offsets."""
+    """The rows. If an index selects them, it is applied to their offsets."""
     content = unmasked(content)
     return content.project() if content.is_indexed and not content.is_option else content

@@ -1,4 +1,4 @@
-"""Span: dense memory of one dtype and shape, by address; and the device it lies on.
+"""Span: the address, dtype, shape and device of dense memory.
 
 A span needs no torch. `numpy` and `tensor` give views of the same bytes and keep them alive.
 """
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Device(str):
-    """A device by its name in torch: "cpu", or "cuda:1" (an AMD GPU too). "cuda" is "cuda:0".
+    """A device by its name in torch: "cpu", or "cuda:1" (also an AMD GPU). "cuda" is "cuda:0".
 
     torch accepts it for any device argument, and it equals the torch.device of that name.
     """
@@ -63,7 +63,7 @@ CPU = Device("cpu")
 class Span(NamedTuple):
     """Borrowed memory: `shape` elements of `dtype`, row by row without gaps.
 
-    `owner` keeps the memory alive. If the memory came from torch, it is a flat uint8 tensor around
+    `owner` keeps the memory alive. For memory of torch, `owner` is a flat uint8 tensor that covers
     it.
     """
 
@@ -79,7 +79,7 @@ class Span(NamedTuple):
         return math.prod(self.shape) * itemsize(self.dtype)
 
     def at(self, offset: int, dtype: str, *shape: int) -> Span:
-        """Other elements in the same memory, from a byte offset on."""
+        """The span of other elements, `offset` bytes after the start of this one."""
         return Span(self.address + offset, dtype, shape, self.device, self.readonly, self.owner)
 
     def first(self, n: int) -> Span:
@@ -117,8 +117,8 @@ class Span(NamedTuple):
         self.tensor().copy_(torch.as_tensor(values))
 
     def tensor(self) -> torch.Tensor:
-        """A torch tensor over the memory. It is never read-only: if the span is, do not write to
-        it.
+        """A torch tensor over the memory. torch has no read-only tensors: do not write to it if the
+        span is read-only.
 
         For an opaque dtype the last dimension holds the bytes of an element.
         """
@@ -143,7 +143,7 @@ class Span(NamedTuple):
 
 
 class At:
-    """A span in the form that NumPy imports, or torch from a GPU; it holds the span's owner."""
+    """Exports a span to NumPy, or from a GPU to torch, and keeps the span's owner alive."""
 
     def __init__(self, span: Span, typestr: str, protocol: str = "__array_interface__") -> None:
         self.owner = span.owner
@@ -153,7 +153,7 @@ class At:
 
 
 def torch_drives_gpus() -> bool:
-    """Whether torch is installed and built for GPUs, even if it sees none. It is imported."""
+    """Whether torch is installed and built for GPUs, even if it sees none. Imports torch."""
     try:
         import torch
     except ImportError:
@@ -162,7 +162,7 @@ def torch_drives_gpus() -> bool:
 
 
 def _require_torch(device: str | torch.device) -> None:
-    """CollectionError for memory of a GPU where torch does not drive it."""
+    """Raise CollectionError for GPU memory if no torch built for GPUs is installed."""
     if Device(device).type == "cuda" and not torch_drives_gpus():
         raise CollectionError(
             f"memory of {device} is allocated, copied and viewed by torch, and no torch that is "

@@ -1,9 +1,9 @@
 """Give a collection's columns to other libraries, in place if possible.
 
-`collection["pt"]` is NumPy's view of a column, `collection.tensor("pt")` torch's, and both export
-DLPack. An Eigen column is a struct (Arrow) or a record (Awkward) of its entries, row by row: `e0,
-e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All functions here take CPU memory. Their
-result keeps the memory alive, and shows later writes to it unless it is a copy.
+`collection["pt"]` is a NumPy view of a column, `collection.tensor("pt")` a torch tensor over it;
+both export DLPack. An Eigen column is a struct (Arrow) or a record (Awkward) of its entries, row by
+row: `e0, e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All functions here take CPU memory.
+Their result keeps the memory alive, and shows later writes to it unless it is a copy.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
 
 def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
-    """The NumPy view `collection[name]` of each member. An Eigen column whose components lie apart
-    is copied."""
+    """The NumPy view `collection[name]` of each member. An Eigen column of a `columns` layout is
+    copied."""
     names = [c.name for c in collection.layout.columns] if columns is None else columns
     found: dict[str, Array] = {}
     for name in names:
