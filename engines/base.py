@@ -27,7 +27,7 @@ _FOUND = declared("engines", "engine")
 
 ENGINES: tuple[str, ...] = tuple(_FOUND)
 
-# The candidates if neither the config nor the command line names engines.
+# The candidates if no engines are named.
 DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
 
 # The candidates of a quick build, for work in progress: `exported` is the fallback, it needs no
@@ -75,8 +75,7 @@ class Executable(ABC):
 class Prepared(Protocol):
     """Arguments tied to an artifact, for many runs.
 
-    Only one thread at a time may use it. `Binding` raises an error for a second thread; a native
-    call does so by itself.
+    Only one thread at a time may use it; `Binding`, or a native call, raises an error for others.
     """
 
     def run(self, stream: int = 0, /) -> None:
@@ -119,8 +118,8 @@ class Engine(ABC):
     """Modules that `compile` needs and that take long to import."""
     in_place_of: ClassVar[str] = ""
     """The name of a preferred engine, or empty. If no engines are named, this engine is built only
-    if the preferred engine made no artifact. The preferred engine was faster at every size of every
-    network in benchmarks/RESULTS.md."""
+    if the preferred engine made no valid artifact. The preferred engine was faster at every size of
+    every network in benchmarks/RESULTS.md."""
     for_heavy_rows: ClassVar[bool] = False
     """True if it is also built when the preferred engine (`in_place_of`) takes more than one
     millisecond for the fewest rows, since it may be faster for such models."""
