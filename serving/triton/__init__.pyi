@@ -1,11 +1,11 @@
+from .batch_sizes import preferred_sizes as preferred_sizes
+from .batch_sizes import run_times as run_times
+from .batch_sizes import why_merging_does_not_pay as why_merging_does_not_pay
 from .config import BLOCKS_ALONE as BLOCKS_ALONE
 from .config import DIGEST as DIGEST
 from .config import REQUESTS as REQUESTS
 from .config import TARGET as TARGET
 from .config import Service as Service
-from .merging import preferred_sizes as preferred_sizes
-from .merging import run_times as run_times
-from .merging import why_merging_does_not_pay as why_merging_does_not_pay
 from .repository import BUNDLE as BUNDLE
 from .repository import write_native_repository as write_native_repository
 from .repository import write_repository as write_repository

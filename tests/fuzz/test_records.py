@@ -58,7 +58,7 @@ from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening
 from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
-from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
+from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import (

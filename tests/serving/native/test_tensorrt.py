@@ -35,8 +35,8 @@ from serving.native.tensorrt import (
     profile,
     require_carried,
 )
+from serving.triton.batch_sizes import preferred_sizes
 from serving.triton.config import Service, config_text
-from serving.triton.merging import preferred_sizes
 from serving.wire import FORMS, Form, Wire
 from soa import Signature
 from soa.dtypes import numpy_dtype

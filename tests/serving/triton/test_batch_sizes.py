@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.bundle.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
-from serving.triton.merging import (
+from serving.triton.batch_sizes import (
     preferred_sizes,
     why_merging_does_not_pay,
 )
