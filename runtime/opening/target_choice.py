@@ -140,15 +140,19 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
         statuses += WAITING
     elif why := why_torch(manifest):
         raise LoadError(why, code="load-without-torch")
-    targets = {}
+    targets, withheld = {}, dict(opened.withheld)
     for target, record in manifest.targets.items():
         engine = engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
         if engine or device.type != "cpu":  # there what needs torch is refused by its name
             targets[target] = record
+        elif target.startswith("cpu/"):
+            waits = engine_without_torch(record, WAITING) is not None
+            why = f"is {record.status}: its first use, with torch, has to validate it"
+            withheld[target] = why if waits else "runs on torch"
     found = replace(manifest, targets=targets)
-    return replace(opened, bundle=replace(opened.bundle, manifest=found))
+    return replace(opened, bundle=replace(opened.bundle, manifest=found), withheld=withheld)
 
 
 def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:

@@ -12,6 +12,7 @@ from pipeline import loading, promotion
 from pipeline.loading import load
 from registry.bundle import Bundle, PulledNote, write_note
 from runtime.errors import LoadError
+from runtime.opening import target_choice
 from tests.models.project import TARGET, Built, resealed
 
 ENGINE = "lanes"
@@ -70,6 +71,26 @@ def test_without_torch_nothing_is_validated(
         load(folder)
     assert refused.value.code == "load-without-torch"
     assert not cache.exists()  # that is no verdict: where torch is installed, it is asked
+
+
+def test_a_worker_without_torch_names_what_waits(
+    bare_jets: Built, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        candidate = {**record["candidates"][ENGINE], "status": "emulated"}
+        waits = {**record, "status": "emulated", "chosen": ENGINE, "below": []}
+        manifest["targets"] = {
+            TARGET: {**waits, "candidates": {ENGINE: candidate}},
+            "cpu/x86-64-v2": {**record, "raced_with": []},
+        }
+
+    folder = resealed(bare_jets.bundle, tmp_path / "edited", edit).path
+    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
+    monkeypatch.setattr(target_choice, "torch_runs_on", lambda device: False)
+    with pytest.raises(LoadError, match=f"{TARGET} is emulated"):
+        load(folder, target=TARGET)
+    assert not cache.exists()
 
 
 def test_what_was_verified_comes_first(bare_jets: Built, tmp_path: Path, cache: Path) -> None:
