@@ -33,7 +33,7 @@ collections:
 inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
 outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
 rows: {{n: {{max: 65536, typical: [1000, 65536], unbounded: true}}}}
-engines: [aoti, onnxruntime, exported]
+engines: [lanes, aoti, onnxruntime]
 compile: {{benchmark_s: 2}}
 """
 
