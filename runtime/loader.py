@@ -1,5 +1,7 @@
-"""Sessions of what `runtime.opening` has opened, on the devices where the data is; one that was
-pickled is opened again by the same way."""
+"""Make sessions of versions that `runtime.opening` has opened, on the devices where the data is.
+
+A pickled session is opened again in the same way.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,14 @@ def load(
 ) -> Session:
     """A session on devices of this host; the options are those of `Opening`.
 
-    `pipeline.load` has more ways to run, and comes here for this one.
+    `pipeline.load` offers more ways to run, and calls this function for this one.
     """
     return load_here(Opening(ref, mode=mode, **options), device)
 
 
 def load_here(opening: Opening, device: str | torch.device, live: bool = False) -> Session:
-    """A session on a device of this host, or with "auto" wherever the data is; `live`: one that
-    moves to what the name means later."""
+    """A session on a device of this host; "auto": on each device with data. `live`: a session that
+    follows the name to later versions."""
     where = None if device == AUTO else device_here(device)
     if where is None and opening.target is not None:
         raise LoadError(
@@ -85,7 +87,7 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
 
 
 def session_on(opened: Opened, device: torch.device | None) -> Session:
-    """A session on one device; with None on each, opened at the first event there."""
+    """A session on `device`; None: on each device with data, opened at the first event there."""
     _require_reference(opened, device or CPU)
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
@@ -100,7 +102,7 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
 
 
 def _require_reference(opened: Opened, device: Device | torch.device) -> None:
-    """LoadError where test mode has no torch to run the portable program on."""
+    """Raise LoadError if test mode has no torch that runs the portable program on `device`."""
     if opened.production or torch_runs_on(device):
         return
     lacks = "is not built for GPUs" if has_torch() else "is not installed here: pip install torch"
@@ -122,23 +124,22 @@ def _session(opened: Opened, device: torch.device) -> Session:
 
 @dataclass(frozen=True)
 class Reopening:
-    """Which version a session runs, and how: what it is pickled as.
+    """The version that a session runs, and how it was opened. The session is pickled as this.
 
-    `opening` names a version by its number, or a folder by its whole path, and the target that the
-    session has, so that every host with torch runs the same artifact. `registry` may hold a
-    password.
+    `opening` has the version with its number, or a folder by its full path, and the target of the
+    session, so that every host with torch runs the same artifact. `registry` may hold a password.
     """
 
     opening: Opening
     registry: str | None = field(repr=False)
     digest: str
-    """The bundle's."""
+    """The bundle's digest."""
     device: str
 
     def __call__(self) -> Session:
-        """This process's session: opened once, shared by all that ask for the same.
+        """The session of this process, opened once and shared by all that unpickle the same one.
 
-        Raises what `load` does, and LoadError where the version has another digest by now.
+        Raises the errors of `load`, and LoadError if the version has another digest now.
         """
         with _one_opens:
             session = _reopened.pop((os.getpid(), self), None)  # a child of a fork opens its own
@@ -147,12 +148,12 @@ class Reopening:
             return self._kept(session)
 
     def share(self, session: Session) -> None:
-        """Let this process's session be that one, which is open already, and pickled as this."""
+        """Use `session`, which is open and is pickled as this, as the session of this process."""
         with _one_opens:
             self._kept(session)
 
     def _kept(self, session: Session) -> Session:
-        _reopened[os.getpid(), self] = session  # the one used last is the last
+        _reopened[os.getpid(), self] = session  # at the end: used last
         if len(_reopened) > _KEPT:
             del _reopened[next(iter(_reopened))]
         return session
@@ -168,7 +169,7 @@ class Reopening:
         return session_on(opened, None if self.device == AUTO else device_here(self.device))
 
 
-# By process, too; a worker that lives long meets many versions.
+# The process is part of the key. Only _KEPT sessions stay: a long-lived worker meets many versions.
 _reopened: dict[tuple[int, Reopening], Session] = {}
 _one_opens = Lock()
 _KEPT = 8
@@ -194,7 +195,7 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
 def checked(
     opened: Opened, executable: Any, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
-    """Every answer is compared with that of the portable program on the same device."""
+    """A session that compares every answer with the portable program's, on the same device."""
     from runtime.checked import CheckedSession, recorded_tolerances  # they need torch
 
     reference = open_program(opened, device)
@@ -205,8 +206,8 @@ def checked(
 
 
 def measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
-    """A plain session of one target, on a device of its kind, for those who measure it: by what was
-    chosen there, or by one engine, whatever its verdict."""
+    """A session of one target for measurements, on a device of its kind. It runs the artifacts
+    chosen for the target, or the artifact of one engine, even if that is not valid."""
     import torch
 
     device = torch.device(Target.parse(target).torch_device)
@@ -218,10 +219,10 @@ _ONLY_CPU = "without torch, which is not installed, use 'cpu'"
 
 
 def device_here(device: str | torch.device) -> torch.device:
-    """A device of this host, as torch knows it; also without torch the CPU, and an NVIDIA GPU that
-    its driver sees. LoadError."""
+    """A device of this host. The CPU, and an NVIDIA GPU that its driver sees, need no torch. Raises
+    LoadError for a device that is not here."""
     if str(device) == "cpu" and "torch" not in sys.modules:
-        return cast("torch.device", CPU)  # torch takes it as one
+        return cast("torch.device", CPU)  # torch accepts it
     if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
         return cast("torch.device", _by_driver(Device(str(device))))
     if not has_torch():
@@ -246,7 +247,7 @@ def device_here(device: str | torch.device) -> torch.device:
 
 
 def _by_driver(device: Device) -> Device:
-    """An NVIDIA GPU that its driver sees, where no torch is built for GPUs."""
+    """An NVIDIA GPU that its driver sees, if no torch that is built for GPUs is installed."""
     code = LoadError.code if has_torch() else "load-without-torch"
     lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU
     try:

@@ -22,18 +22,18 @@ _NEVER = 2**31 - 1
 
 _lock = threading.Lock()
 _tf32: list[bool] = []
-"""How GPUs of this process compute float32; None until the first version is opened on one."""
+"""Whether GPUs of this process use TF32; empty until the first version is opened on a GPU."""
 
 
 @known_options()
 def keep_freed_memory() -> None:
     """Have the C library reuse freed memory rather than return it, for the rest of this process.
 
-    glibc maps every large block anew, so each run of a model with large intermediates pays a page
-    fault for every 4 KiB of them: on ParticleNet at 32 rows two thirds of the CPU time. Use this in
-    a process that only runs models. Memory that a model allocates then holds old content instead of
-    zeros. Memory that the caller maps itself, such as guarded collections, is not affected. Without
-    glibc nothing changes.
+    glibc maps every large block anew, so a model with large intermediate tensors causes a page
+    fault for every 4 KiB of them in each run: on ParticleNet at 32 rows two thirds of the CPU time.
+    Use this in a process that only runs models. Memory that a model allocates then holds old
+    content instead of zeros. Memory that the caller maps itself, such as guarded collections, is
+    not affected. Without glibc nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -47,16 +47,15 @@ def has_torch() -> bool:
 
 
 def torch_runs_on(device: Device | torch.device) -> bool:
-    """Whether torch of this host works on such a device."""
+    """Whether torch is installed here and works on such a device."""
     return has_torch() if device.type == "cpu" else torch_drives_gpus()
 
 
 def settle_threads(threads: int, limit: bool, production: bool) -> None:
-    """Check that a run with `threads` threads is possible; with `limit`, give torch so many
-    threads.
+    """Check that a run with `threads` threads is possible; with `limit`, set torch to this number.
 
-    In production torch starts no other threads of its own. If torch is not imported yet, this does
-    not import it. Raises RunError after a fork, see `require_openmp`.
+    In production torch also gets no more than one inter-op thread. If torch is not imported yet,
+    this does not import it. Raises RunError after a fork, see `require_openmp`.
     """
     require_openmp(threads)
     torch = sys.modules.get("torch")
@@ -85,7 +84,7 @@ def settle_tf32(wanted: bool, what: str) -> None:
                 f"{what} computes in {one}, and this process has opened a version in {other} on a "
                 "GPU: torch has one setting for the whole process; load it in another process"
             )
-        # Uses the older of two switches: after the newer one torch 2.13 can export no model.
+        # torch has an older and a newer switch. After the newer one torch 2.13 cannot export.
         torch.backends.cudnn.allow_tf32 = wanted
         torch.backends.cuda.matmul.allow_tf32 = wanted
         _tf32[:] = [wanted]

@@ -34,8 +34,8 @@ _CPU = torch.device("cpu")
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
-# A first call that took so long is no slower than later ones. A round that takes so long is run
-# only a few times.
+# A first call this long counts as warm, and is not timed again. A round this long is run only a few
+# times.
 _LONG_S = 0.5
 _HOPELESS = 2.0  # times the fastest: a slower candidate takes part in the first rounds only
 
@@ -69,10 +69,10 @@ def benchmark(
     model: torch.nn.Module | None = None,
     seconds: float = 1.0,
 ) -> BenchmarkReport:
-    """Time every session, and the eager model where given, for about `seconds` a size.
+    """Time every session, and the eager model if given, for about `seconds` per size.
 
     Uses one torch thread, as production does. The fastest candidate has the smallest geometric mean
-    of medians. With one row dimension, another one is taken for sizes at which it saves 5 %.
+    of times. With one row dimension, another candidate is chosen for sizes at which it saves 5 %.
     """
     (report,) = benchmark_targets(signature, {"": sessions}, inputs, model, seconds).values()
     return report
@@ -102,7 +102,7 @@ def benchmark_targets(
             if model is not None:
                 runs[EAGER] = row_major_call(signature, model, inputs, case)
                 copies = row_major_call(signature, None, inputs, case)
-                # Timed alone: it computes nothing, beside it every candidate would look hopeless.
+                # Timed alone: it computes nothing. In the race all others would count as hopeless.
                 baseline = race({COPIES: copies}, _TURN_S)
             found = race(runs, seconds, stay=())
             if model is not None:
@@ -215,8 +215,8 @@ def p99_us(run: Callable[[], object], seconds: float = 1.0) -> float:
 def memory_here(
     name: str, file: str, signature: dict[str, Any], reference: str, rows: Case, tile: int
 ) -> float:
-    """What opening an artifact and running it adds to this process's peak of memory, in MB. The
-    collections are not counted. Call it in a process of its own that has imported torch."""
+    """The MB by which opening and running an artifact raises this process's peak memory, without
+    the collections. Call it in a separate process that has imported torch."""
     torch.set_num_threads(1)
     kept = Signature.from_dict(signature)
     memory = filled_collections(kept, Reference.load(Path(reference)).inputs, rows, _CPU)
@@ -235,7 +235,7 @@ def _peak_mb() -> float:
 
 
 def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
-    """A call on reference inputs that ends when its outputs are there, also on a GPU."""
+    """A call on reference inputs that returns when its outputs are written, also on a GPU."""
     binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))
     if session.device.type == "cpu":
         return binding

@@ -1,8 +1,8 @@
 """Capture: from a model to one portable program in the calling convention.
 
 The model is exported inside the calling convention, with dynamic row counts, and also scripted or
-traced inside it. If this export fails, the bare model is exported on row-major tensors. An error
-then names the user's own line: a model that keeps state, fixes n, or cannot be exported.
+traced inside it. If this export fails, the bare model is exported on row-major tensors. The error
+of that export names the user's own line, where the model keeps state, fixes n, or does not export.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
 @dataclass(frozen=True)
 class Capture:
-    """What capture wrote into its folder."""
+    """The files and facts that capture wrote into its folder."""
 
     folder: Path
     signature: Signature
@@ -74,11 +74,11 @@ class Capture:
     torchscript_note: str | None
     precision: Precision = "fp32"
     dependence: str | None = None
-    """Why rows may see each other, by the graph. Empty: they do not. None: not recorded."""
+    """Why a row's answer may depend on other rows. Empty: it does not. None: not recorded."""
 
     @cached_property
     def why_dependent(self) -> str | None:
-        """Why rows may see each other; the graph is read if the capture does not record it."""
+        """Why a row's answer may depend on other rows; None if not. Reads the graph if needed."""
         return dependence_of(self.dependence, self.program)
 
     @property
@@ -95,8 +95,8 @@ class Capture:
 
     @property
     def more(self) -> Path | None:
-        """The answers to further rows, a case for each window; None if the user has given no
-        rows."""
+        """The file of answers to further rows, with a case for each window; None if the user gave
+        no further rows."""
         file = self.folder / "more.safetensors"
         return file if file.exists() else None
 
@@ -121,8 +121,8 @@ class Capture:
 
 
 def dependence_of(recorded: str | None, program: Path) -> str | None:
-    """Why the rows of a program may see each other; None: they do not. `recorded` is the answer in
-    a capture or a manifest; it is None in older ones, which did not record it."""
+    """Why a row's answer may depend on other rows; None if it does not. `recorded` is this text in
+    a capture or manifest; older ones did not record it (None), so the program is read."""
     return (why_dependent(load_program(program)) if recorded is None else recorded) or None
 
 
@@ -138,11 +138,11 @@ def capture(
     more: Arrays | None = None,
     stated: frozenset[str] = frozenset(),
 ) -> Capture:
-    """Write program.pt2, model.ts and reference.safetensors into `folder`, and look at the rows.
+    """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
 
     `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
-    more.safetensors is written too. Integers of `stated` columns have only the values given here.
-    The program is in `precision`; the reference is the model's own. Of each output of the
+    more.safetensors is written too. Integer columns named in `stated` get no extreme values. The
+    program is in `precision`; the reference is in the precision of the model. Of each output of the
     reference, at most the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with the
     model's line if capture fails, ReferenceDataError if the reference proves nothing.
     """
@@ -186,8 +186,8 @@ def capture(
 
 
 def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[str], None]) -> str:
-    """Why rows may see each other. Prints a note if the model could else run in tiles; raises
-    CaptureError if rows are unbounded."""
+    """Why a row's answer may depend on other rows, else "". Such a model cannot run in tiles: this
+    prints a note, or raises CaptureError if rows are unbounded."""
     found = why_dependent(program)
     if found and any(rows.unbounded for rows in signature.ranges.values()):
         raise CaptureError(
@@ -215,7 +215,7 @@ def example_case(signature: Signature) -> Case:
 
 
 def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> list[torch.Tensor]:
-    """Arguments in the calling convention for a case, in memory of their own.
+    """Arguments in the calling convention for a case, in new memory.
 
     Each collection gets spare room, so that the padded length is not equal to a row count by
     chance.
@@ -232,7 +232,7 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
 
 @dataclass(frozen=True)
 class _Checked:
-    """The eager model's answers, and the places of the inputs that the model writes into."""
+    """The eager model's answers, and the indices of the inputs that the model writes into."""
 
     answers: dict[str, torch.Tensor]
     written: tuple[int, ...]
@@ -307,7 +307,7 @@ def _exported(
 def _check_export(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> None:
-    """Export the bare model with every row count dynamic; refuse it with its own line."""
+    """Export the bare model with every row count dynamic. CaptureError names the line at fault."""
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
@@ -358,7 +358,7 @@ def export_convention(
             _keep_apart(functional)
             return functional
         except Exception as error:
-            if "data-dependent" in str(error):  # from state that calls change: a counter
+            if "data-dependent" in str(error):  # from state that changes, such as a counter
                 why = why_not_exported(wrapped, arguments, (tuple(shapes),), error)
                 raise CaptureError(why) from error
             raise CaptureError(
@@ -368,7 +368,7 @@ def export_convention(
 
 
 def _keep_apart(program: ExportedProgram) -> None:
-    """Remove a stack of columns that the graph takes apart again: the stack would copy them."""
+    """Remove stacks of columns that the graph splits again, because they would be copied."""
     for node in program.graph.nodes:
         args: Any = node.args
         if node.target is torch.ops.aten.select.int and (
@@ -379,7 +379,7 @@ def _keep_apart(program: ExportedProgram) -> None:
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:
-    """What export may assume for the padded length S: at least the rows and one aligned line.
+    """The least padded length S that export may assume: the least n, and one aligned line.
 
     Torch asks for more when it sorts strides (S > 2) and when the rows are fixed (S != n), though
     the operations do not need it. No engine checks this at run time; validation runs such sizes.
@@ -436,8 +436,8 @@ def _torchscript(
 
 
 def _scripted(model: torch.nn.Module) -> torch.nn.Module:
-    """Script the model. A module in front of it takes any number of inputs, so that one is
-    traced."""
+    """Script the user's model. Modules in front of it are left to be traced: they take any number
+    of inputs."""
     if isinstance(model, InFront):
         return model.around(_scripted(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stages.reports import Timing
 
-_WORTH = 0.95  # another engine is taken if it needs at most this part of the best engine's time
+_WORTH = 0.95  # another engine is taken if it needs less than this part of the overall one's time
 _NOISE = 1.03  # engines within this factor of the best are equal; the first named one is taken
 
 
@@ -32,7 +32,7 @@ def choose_by_rows(
     """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
 
     `overall` runs unless another engine saves enough: a second artifact costs memory and a load.
-    Between two sizes the change lies at their geometric mean.
+    If the engine changes between two sizes, it does so at their geometric mean.
     """
     best: list[tuple[int, str]] = []
     for n, times in sorted(zip(sizes, timings, strict=True), key=lambda pair: pair[0]):
@@ -47,11 +47,11 @@ def choose_by_rows(
 
 
 def _cost(timing: Timing) -> float:
-    """A time between the median and the fastest turns, which the machine's noise changes least."""
+    """The geometric mean of the median and the fastest turns: noise changes it least."""
     return math.sqrt(timing.median_us * timing.p05_us)
 
 
 def _saves(timing: Timing, other: Timing) -> bool:
-    """Whether the first saves time both by the median and by the fastest turns, not by noise
-    only."""
+    """Whether `timing` is shorter than `other` by more than noise, in the median and in the fastest
+    turns."""
     return timing.median_us < other.median_us * _WORTH and timing.p05_us < other.p05_us * _WORTH

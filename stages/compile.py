@@ -1,4 +1,4 @@
-"""Compile: one candidate per engine, each in a process of its own."""
+"""Compile: one candidate per engine, each in a separate process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
 
 TO_READ_PROGRAMS = ("torch._export.serde.serialize",)
-"""Modules that take long to import and that every job needs which compiles."""
+"""Modules that every compile job needs and that take long to import."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A candidate: its files relative to `folder`, or its failure. Without files of its own it runs
+    """A candidate: its files relative to `folder`, or its failure. A candidate without files runs
     the portable file.
 
     `log` is the compiler's output, `script` repeats the compilation.
@@ -41,7 +41,7 @@ class Compiled:
     """Whether the failure may be temporary: the time limit, or a kill such as for lack of
     memory."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the engine records about its artifact."""
+    """Facts that the engine records about its artifact."""
     not_applicable: bool = False
     """Whether the error says that the engine is not for this model or target."""
     code: str = ""
@@ -49,10 +49,10 @@ class Compiled:
 
 
 class Step(ABC):
-    """Finds something out about every candidate that compiled; the result is recorded.
+    """Computes facts about every candidate that compiled; they are recorded in the manifest.
 
     A subclass in a file of `stages/` declares itself by literal keywords: `step` is its name,
-    `order` its place. Nothing else is edited.
+    `order` its place. No other file has to name it.
     """
 
     def __init_subclass__(cls, step: str, order: int = 0) -> None:

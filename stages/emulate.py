@@ -1,8 +1,8 @@
-"""Emulate: an artifact for what this host lacks, against the reference, as near as it can be had.
+"""Emulate: compare an artifact with the reference, for a device that this host does not have.
 
-Another processor's artifact runs under qemu. A kernel runs on a driver for the CPU
-(engines/native/emulated), which executes the same text compiled as C++. Both are bound and judged
-by the test mode of the C++ library (engines/native/library/prove.cpp).
+An artifact for another processor runs under qemu. A GPU's kernel runs on an emulated driver
+(engines/native/emulated), which executes the same source compiled as C++ for the CPU. Both are
+bound and judged by the test mode of the C++ library (engines/native/library/prove.cpp).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from stages.reports import ValidationReport
 _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
 _SYSROOT = "/usr/{machine}-linux-gnu"
-_LONGEST = 300  # characters of what an emulator said
+_LONGEST = 300  # characters of an emulator's message
 _CODES = {"deviation": "candidate-deviates", "deviation-memory": "candidate-elsewhere"}
-"""What `prove` found wrong with the answers, and a candidate's code for it."""
+"""Codes of the errors of `prove` about answers, and the code that a candidate gets for each."""
 
 _DRIVERS = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 _KERNEL = (
@@ -48,7 +48,7 @@ _FMA = {"x86_64": ("-mfma", "-mavx2")}
 
 @dataclass(frozen=True)
 class Emulator:
-    """What stands in for a target's device: how `prove` is started, and what for."""
+    """Replaces a target's device: how `prove` is started, and for which machine and device."""
 
     said: str
     machine: str
@@ -58,8 +58,8 @@ class Emulator:
 
 
 def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
-    """EngineError names what is missing, and the command that installs it. What has to be made for
-    the artifact is made in `folder`."""
+    """The emulator of a target; files that it needs for the artifact are written into `folder`.
+    Raises EngineError with what is missing and the command that installs it."""
     return _processor(target) if target.device == "cpu" else _driver(target, artifact, folder)
 
 
@@ -82,7 +82,7 @@ def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
 
 
 def _architecture(arch: str) -> int:
-    """As drivers number it: 90 of sm_90, 94 of gfx942, 110 of gfx1100."""
+    """The number that drivers give: 90 for sm_90, 94 for gfx942, 110 for gfx1100."""
     if arch.startswith("sm_"):
         return int(arch[3:].rstrip("abcdefgh"))
     return 10 * int(arch[3:-2]) + int(arch[-2], 16)
@@ -117,9 +117,9 @@ def emulate_candidate(
     *,
     emulator: Emulator | None = None,
 ) -> ValidationReport:
-    """Run an artifact on the whole reference in a process of its own. Where nothing can stand in
-    for the target, the report says that the artifact compiles, and what is missing. `emulator` is
-    to be used instead of the one that is known."""
+    """Run an artifact on the whole reference in a separate process. If there is no emulator for the
+    target, the report says that the artifact compiles, and what is missing. `emulator`: use this
+    one instead of the target's."""
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -169,8 +169,8 @@ def prove_candidate(
     target: Target,
     tile: int = 0,
 ) -> ValidationReport:
-    """The same on this host's own GPU, by its driver, with no emulator in front: where torch does
-    not drive it. EngineError where the C++ compiler is missing."""
+    """Do the same on a GPU of this host, through its driver, without an emulator: for GPUs that no
+    torch here drives. Raises EngineError if the C++ compiler is missing."""
     gpu = Emulator("on this GPU", family(target), device="cuda:0")
     _program(gpu.machine)
     found = emulate_candidate(
@@ -198,7 +198,7 @@ def _refused(
         why = f"{emulator.said}: {line[:_LONGEST]}"
         return ValidationReport.failed(name, why, code="candidate-failed")
     said = line[:_LONGEST]
-    code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
+    code = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"
     return ValidationReport.failed(
@@ -232,7 +232,7 @@ def _program(machine: str) -> Path:
 
 
 def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
-    """A program or a library of our own sources, from this host's cache."""
+    """A program or a library, built from our own sources once and kept in this host's cache."""
     key = hashlib.sha256(" ".join(words).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())

@@ -38,10 +38,9 @@ class Histogram:
 
     @classmethod
     def over(cls, values: npt.NDArray[Any], tail: float = 0.0) -> Histogram:
-        """An empty histogram with edges for such values: from the quantile `tail` to 1 - `tail`.
+        """An empty histogram with edges for values like these: their quantiles `tail`, 1 - `tail`.
 
-        Scores that fill most of the range 0 to 1 get the edges 0 and 1, whatever the first scores
-        are.
+        If these lie in 0 to 1, more than 0.5 apart, as for scores, the edges are 0 and 1.
         """
         import numpy as np
 

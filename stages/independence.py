@@ -27,7 +27,7 @@ def rows_are_independent(
     """Whether every row's answer depends on this row only, within the tolerances. The test uses
     rows of the reference.
 
-    `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
+    `inputs[collection][column]` has as many rows as the largest n; up to 256 of them are used.
     """
     signature = session.signature
     if signature.tile_kinds is None:

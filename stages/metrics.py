@@ -29,9 +29,9 @@ class Metric:
     """`function(labels, output, **kwargs)`: a scikit-learn name, `efficiency`, `resolution`, or a
     callable as `file.py:name` or `module:name`, which also gets `column(name)` for other columns.
 
-    Labels are `(rows,)`. With `signal` they are 1 where equal to it, else 0. `output` is an output
-    column, `(rows,)`, or a block, `(rows, columns)`. A function of classes gets whether the output
-    is above `threshold`; for several columns it gets the number of the largest.
+    Labels are `(rows,)`. With `signal`, a label equal to it becomes 1, any other 0. `output` is an
+    output column, `(rows,)`, or a block, `(rows, columns)`. A function of classes gets the bools
+    output > `threshold`; for several columns it gets the index of the largest one in each row.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Metric:
 
 
 def _own(values: Values) -> Values:
-    """A copy for one function. If it sorts its labels, other functions do not see that."""
+    """A read-only copy for one function, which can then not change the values for the others."""
     copy = values.copy()
     copy.flags.writeable = False
     return copy
@@ -139,8 +139,8 @@ def _own(values: Values) -> Values:
 def efficiency(
     labels: Values, scores: Values, background: float | None = None, threshold: float = math.nan
 ) -> float:
-    """The fraction of signal (label 1) with a score above `threshold`. It is given, or it is the
-    lowest one that at most the fraction `background` of all other rows exceeds."""
+    """The fraction of signal (label 1) with a score above `threshold`. With `background`, it is the
+    lowest threshold above which at most this fraction of all other rows lies."""
     signal = labels == 1
     if background is not None:
         other = np.sort(scores[~signal])
@@ -150,7 +150,7 @@ def efficiency(
 
 
 def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
-    """The curve with as many points as a plot shows, on a linear and on a logarithmic axis."""
+    """The ROC curve, with enough points for a plot with a linear or a logarithmic axis."""
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     ranked, passing = scores[order], signal[order]
     if passing.all() or not passing.any():

@@ -59,7 +59,7 @@ NO_BASELINE = (
 
 @dataclass(frozen=True)
 class TargetResult:
-    """What the stages made for one target: candidates, verdicts, and the race of the valid ones."""
+    """The results for one target: candidates, their reports, and a benchmark of the valid ones."""
 
     target: str
     options: Mapping[str, Mapping[str, Any]]
@@ -108,8 +108,8 @@ def package(
 
     `labelled`: the record of labelled rows, and the folder with the files that it names.
 
-    Refused if no target has a valid artifact, also if targets only wait for their device: a version
-    must be verified on at least one target.
+    A version must be verified on at least one target. Targets that wait for their device do not
+    count.
     """
     if not any(result.status == "verified" for result in results.values()):
         reasons = "; ".join(_why_not(result) for result in results.values())
@@ -223,7 +223,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    # The files that programs without Python read, beside every native library or kernel.
+    # Programs without Python read this file, next to each native library or kernel.
     for place in {
         file.parent for each in ("*.so", "*.kernel") for file in folder.glob(f"*/{each}")
     }:

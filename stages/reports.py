@@ -109,18 +109,18 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")
 
 @dataclass(frozen=True)
 class CaseReport:
-    """One size: every output against the reference, and what else went wrong."""
+    """One case: the deviation of every output from the reference, and other faults."""
 
     rows: dict[str, int]
     outputs: dict[str, Deviation]
     faults: tuple[str, ...]
     window: str = NOT_TRIED
-    """What went wrong when the rows were a window from an odd row on; empty: nothing."""
+    """The fault of a run on a window that begins at an odd row; empty if there is none."""
     code: str = ""
     """The code of the first fault; empty without a fault, and in reports of earlier releases."""
 
 
-# The codes of artifacts that are not valid, if no code is recorded, as by earlier releases.
+# The codes of artifacts that are not valid, for reports without a code, as of earlier releases.
 _CODES = {
     "refused": "candidate-refused",
     "failed": "candidate-failed",
@@ -132,8 +132,8 @@ _CODES = {
 class ValidationReport:
     """The verdict on one artifact. `reason` says why it is not valid.
 
-    `unverified`: the artifact is not refused, but no device here could run it; `evidence` says what
-    shows that it is right.
+    `unverified`: the artifact is not refused, but no device here could run it; `evidence` says how
+    it was tested instead.
     """
 
     engine: str
@@ -158,8 +158,8 @@ class ValidationReport:
     """The code of the refusal, see docs/reference/refusals.md. Empty if the artifact is valid."""
 
     def __post_init__(self) -> None:
-        """Set the verdict: of an artifact that is not valid, `failed` and `not applicable` are
-        kept; any other is refused."""
+        """Set the verdict: `valid`; or `evidence`, if unverified; else `failed` or `not applicable`
+        are kept, and any other becomes `refused`."""
         said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
         settled = "valid" if self.valid else self.evidence if self.unverified else said
         object.__setattr__(self, "verdict", settled)

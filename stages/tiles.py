@@ -1,8 +1,8 @@
-"""Tiles: run so many rows at a time through the same bound memory, if rows do not see each other.
+"""Tiles: run a fixed number of rows at a time in the same bound memory, if rows are independent.
 
 The intermediate values of a run then stay in the processor's cache for any number of rows, and
-several threads may share the tiles. Whether a row's answer depends on this row only is tested first
-(independence.py); every case of the reference is then validated through the tiles as well.
+several threads may share the tiles. First the artifact must show that each row's answer depends on
+this row only (independence.py). Then every case of the reference is validated in tiles.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
-_AS_GOOD = 1.03  # within this factor of the fastest tile the smaller one is taken: more threads
+_AS_GOOD = 1.03  # the smallest tile within this factor of the fastest: more threads can share it
 _SECONDS = 0.3
-_LONG_S = 0.1  # a call takes at most so long while tiles are tried
+_LONG_S = 0.1  # a call takes at most about this long while tiles are tried
 _MANY = 8 * TILES[-1]
 
 

@@ -4,10 +4,10 @@ Each case runs the artifact as production does: bound to collections, outputs wr
 Memory is poisoned beforehand: padding and outputs hold patterns that differ between runs. This
 shows an element that is never written, a byte written outside the rows in use, an input that
 changes, and an answer that depends on padding. On a CPU the memory also lies between pages without
-access: an artifact that reads past an end is killed, in the child process that validates it. At
-last the rows are windows of larger collections that begin at odd rows. If the answers are wrong
-there, the artifact is refused if a layout asks for an element's alignment only; else such windows
-are refused.
+access: an artifact that reads past an end is killed, in the child process that validates it. Last,
+the artifact runs on windows of larger collections that begin at odd rows. If that goes wrong, the
+artifact is refused if a layout aligns its columns to their elements only (`row_step` 1); otherwise
+only such windows are refused.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def validate_candidate(
 
     `more` is a reference of further rows, with a case for each window.
 
-    With `tile`, the artifact runs on so many rows at a time, and its rows must not see each other.
+    With `tile`, the artifact runs on this number of rows at a time, and is refused if a row's
+    answer depends on other rows.
 
     If memory runs out, validation runs once more without keeping free memory.
     """
@@ -127,7 +128,7 @@ def validate_candidate(
 
 
 def _last_case(log: Path) -> str:
-    """The case that ended the child, from the last line of its log."""
+    """The case at which the child was killed, from the last such line of its log."""
     said = [line for line in log.read_text(errors="replace").splitlines() if line[:3] == "at "]
     if not said:
         return "before its first run"
@@ -192,7 +193,7 @@ def validate_session(
     say: Callable[[str], None] = lambda text: None,
     more: Reference | None = None,
 ) -> ValidationReport:
-    """Run every case of the reference, and the windows of `more`, through a session here."""
+    """Run every case of the reference, and the windows of `more`, in this process."""
     begun = time.monotonic()
     cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
@@ -395,7 +396,7 @@ def _broken(case: Case, error: Exception) -> CaseReport:
 
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
-    """Which poison reached the answers: that in the inputs' padding, or that in the outputs."""
+    """Which pattern shows in the answers: the one in the inputs' padding, or in the outputs."""
     padded = poisoned_run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
     if not same_answers(first, padded):
         why = "the answers depend on what lies in the padding of the inputs"

@@ -1,4 +1,4 @@
-"""Test mode: computes a second answer for every event, and watches the memory around it."""
+"""Test mode: compares each event with a reference program, and looks for writes elsewhere."""
 
 import lazy_loader
 

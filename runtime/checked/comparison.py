@@ -118,7 +118,7 @@ def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
 
 
 def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-    """The fraction of rows in which both have one class, and Deviation.reclassified."""
+    """The fraction of rows that have the same class in both, and Deviation.reclassified."""
     found, wanted = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (a, b))
     differ = found != wanted
     pairs = Counter(zip(wanted[differ].tolist(), found[differ].tolist(), strict=True))
@@ -130,7 +130,8 @@ def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
 
 
 def combine(parts: list[Deviation]) -> Deviation:
-    """Combine the cases of one output: the worst of each number; fractions over all elements."""
+    """Combine the cases of one output: sums of counts, `outside` over all elements, else the
+    worst."""
     full = [p for p in parts if p.elements] or parts
     total = sum(p.elements for p in full) or 1
 

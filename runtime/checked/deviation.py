@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Deviation:
-    """One output against the reference, over all its elements.
+    """How far one output was from the reference, over all its elements.
 
     `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
     integers). `argmax` is the fraction of rows whose largest element is in the same place (None if

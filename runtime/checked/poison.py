@@ -1,7 +1,7 @@
 """Test whether a run touched memory that it must not touch.
 
-Writes are found with a pattern that fills the memory before the run: afterwards it must still be
-there. A read past an end hits a page without access, and the process is killed.
+To find writes, a pattern fills the memory before the run; afterwards it must be unchanged. A read
+past an end reaches a page without access, and the process is killed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def poisoned(
 
 
 def snapshot(collection: Collection) -> Collection:
-    """A copy of every byte, also of the padding. A typed copy would change bytes that are no
-    bool."""
+    """A copy of every byte, also of the padding. A copy of bools would change bytes above 1."""
     copy = collection.to(collection.device)
     for theirs, mine in zip(copy.memory(), collection.memory(), strict=True):
         theirs.view(torch.uint8).copy_(mine.view(torch.uint8))
@@ -81,7 +80,7 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
 
 @dataclass(frozen=True)
 class PoisonedRun:
-    """The outputs of a run, and the places where it wrote or changed other memory."""
+    """The outputs of a run, and a message for each fault: memory that it must not change."""
 
     outputs: dict[str, torch.Tensor]
     faults: list[str]
@@ -99,9 +98,9 @@ def poisoned_run(
 ) -> PoisonedRun:
     """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
 
-    `moved`: the rows are windows of larger collections, each from another odd row on. Separate
-    columns then begin an odd number of elements behind a page. In a buffer the pitch of the last
-    row reaches into a page without access.
+    `moved`: run on windows of larger collections, each from a different odd row on. Separate
+    columns then begin an odd number of elements after a page boundary. In a buffer the padding of
+    the last column reaches into a page without access.
     """
     signature = session.signature
     starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
@@ -150,7 +149,7 @@ def poisoned_run(
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
-    """Poison the columns that the model writes in a collection that it also reads."""
+    """Fill with `pattern` the columns that the model writes in a collection that it also reads."""
     for bound in signature.outputs:
         if bound.block.collection == name:
             for column, k in bound.plan.components:
@@ -171,7 +170,7 @@ def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Col
     """A collection in CPU memory whose start ("front") or end ("back") touches a page without
     access.
 
-    At the back there may be a gap smaller than the alignment if columns are separate.
+    Before a page at the back, separate columns may leave a gap smaller than the alignment.
     """
     if layout.storage == "buffer":
         memory = guarded_bytes(layout.nbytes(capacity), layout.alignment, side)

@@ -74,7 +74,7 @@ class CheckedSession(Session):
         self._lock = Lock()
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        """Bind as `Session.bind` does. Runs that test mode checks do not use a graph."""
+        """Bind as `Session.bind` does. `graph` is ignored: test mode uses no CUDA graph."""
         return _CheckedBinding(self, *self._named(inputs, outputs))
 
     def add(

@@ -1,4 +1,4 @@
-"""How far an output may be from the reference: by default, and as a version was validated."""
+"""Tolerances of outputs: the defaults by dtype, and those that a version was validated with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from soa.signature import Signature
 
 
 def default_tolerance(dtype: str) -> Tolerance:
-    """What a correct compiler may change by reordering sums, by output dtype; integers exactly."""
+    """The tolerance of an output: rounding differences of reordered sums; zero for integers."""
     table = {
         "float64": Tolerance(1e-10, 1e-9),
         "float32": Tolerance(1e-5, 1e-4),

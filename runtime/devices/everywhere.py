@@ -104,7 +104,7 @@ class _OnDevice:
 def _indexed(device: torch.device | str) -> torch.device:
     """The device with its index: `cuda` is the current GPU."""
     if not torch_drives_gpus():
-        return cast("torch.device", Device(device))  # torch takes it as one
+        return cast("torch.device", Device(device))  # torch accepts it
     import torch
 
     where = torch.device(device)

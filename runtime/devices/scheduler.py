@@ -35,15 +35,15 @@ class _Event:
 
 @dataclass(eq=False, kw_only=True)
 class Workload:
-    """The work of a device or server, to choose among several. The owner of the object locks it."""
+    """The load of a device or server, to choose among several. Its owner must lock it."""
 
     running: int = 0
     seconds: float = 0.0
-    """A running mean of one run's time; 0 before the first."""
+    """A running mean of the time of one run; 0 before the first run."""
 
     def wait_s(self, ahead: int, unmeasured: float = 0.0) -> float:
-        """Seconds until `ahead` runs have ended here; without a measured time a run has
-        `unmeasured`."""
+        """Expected seconds until `ahead` runs have ended here. `unmeasured` is the time of a run if
+        none was measured."""
         return ahead * (self.seconds or unmeasured)
 
     def took(self, seconds: float) -> None:
@@ -64,13 +64,13 @@ class _Lane(Workload):
 
 
 class Scheduler:
-    """Runs events on several sessions of one model, on threads of its own.
+    """Runs events on several sessions of one model, in its own threads.
 
-    An event goes to a session on the device where its collections lie. If there are several (or
-    none, then of all sessions) it goes to the one that is expected to finish first. At most `queue`
-    events wait for a session. If the queues that come first are full, `submit` waits ("wait"),
-    takes another device and copies there and back ("spill"), or raises QueueFullError ("raise").
-    `workers` threads serve each session; on a GPU each thread has a stream of its own.
+    An event may run in the sessions on the device of its collections, or in all sessions if that
+    device has none. It goes to the session that is expected to finish first. At most `queue` events
+    wait for a session. If all these queues are full, `submit` waits ("wait"), uses another device
+    and copies there and back ("spill"), or raises QueueFullError ("raise"). `workers` threads serve
+    each session; on a GPU each thread has its own stream.
 
     The scheduler borrows the sessions. `close`, or the end of a `with` block, waits for all
     submitted events. It belongs to its process: in the child of a fork it raises RunError.
@@ -106,11 +106,11 @@ class Scheduler:
             thread.start()
 
     def submit(self, inputs: Collections, outputs: Collections) -> Future[None]:
-        """Queue one event; the future ends when its outputs are ready to be read on the host.
+        """Queue one event. The returned future is done when the outputs are written.
 
-        The memory must not change until then. On a GPU the event runs after the work that is now in
-        the calling thread's current stream. Raises BindError at once if the memory does not fit,
-        QueueFullError by the policy, RunError after `close`.
+        Do not change the collections before the future is done. On a GPU the event runs after the
+        work that is now in the calling thread's current stream. Raises BindError at once if the
+        memory does not fit, QueueFullError if a queue is full ("raise"), RunError after `close`.
         """
         self._process.require()
         signature = self.signature
@@ -205,7 +205,7 @@ class Scheduler:
 
 
 def _runner(session: Session) -> Callable[[_Event], None]:
-    """The function with which one thread runs its events; with staging memory, and a GPU stream."""
+    """A function that runs the events of one thread, with its staging memory and GPU stream."""
     staging = Staging(session)
 
     def run(event: _Event) -> None:

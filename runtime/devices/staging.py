@@ -1,8 +1,8 @@
-"""Staging: run on another device than the data's, by copies through memory that is used again.
+"""Staging: run on another device than that of the data, by copies through reused memory.
 
 Between host and GPU the copies go through pinned memory, in one transfer for each collection. Only
-the columns that the model reads are copied in, and only the rows that it answers are copied back,
-so the caller's other columns and padding do not change.
+the columns that the model reads are copied in, and only the output rows are copied back, so the
+caller's other columns and padding do not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The last step of opening: an engine opens exactly the files that were hashed.
 
-`Engine.open` is called only in this file. The opened files belong to a version that came along the
-route. The exception is `open_candidate`: the stages prove an artifact before a bundle holds it.
+`Engine.open` is called only in this file, for files of a version that has passed the checks of its
+mode. The exception is `open_candidate`: the stages validate an artifact before it is in a bundle.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def open_artifact(
     threads: int = 1,
     instances: int | None = None,
 ) -> Executable:
-    """One candidate of a target, whatever its verdict: the caller has checked it. Without a name:
-    the artifact chosen for the target, or several that share the row counts."""
+    """Open one candidate of a target; the caller has checked its status. Without `engine_name`:
+    open the artifact chosen for the target, or several for different row counts."""
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
     made: dict[str, Executable] = {}
@@ -83,7 +83,7 @@ def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
 @contextmanager
 def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
     """A candidate's files with the program and the reference, as they were hashed, for a process
-    that judges the candidate. They are checked again at the end."""
+    that validates the candidate. They are checked again at the end."""
     manifest = opened.bundle.manifest
     names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
     with _held(opened.bundle, names, for_others=True) as pinned:
@@ -94,7 +94,7 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
 def open_candidate(
     engine_name: str, file: Path, device: torch.device, threads: int = 1
 ) -> Executable:
-    """Open an artifact by its path, while it is made or judged. Only the stages call this."""
+    """Open an artifact by its path, to compile or validate it. Only the stages call this."""
     return engine(engine_name).open(file, device, threads)
 
 
@@ -142,7 +142,7 @@ def _open(
 def _held(
     bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
 ) -> Iterator[Pinned]:
-    """The files, open; errors name the bundle's folder. With `close` false they stay open."""
+    """Open the files; errors name the bundle's folder. With `close` false they stay open."""
     from registry.bundle import Pinned
 
     pinned = Pinned(bundle, files, for_others=for_others)

@@ -1,8 +1,8 @@
-"""Check that an artifact gives the same bits here, by a digest of its answers to the reference.
+"""Check that an artifact gives the same bits on this host as where it was validated.
 
-A version records the digest of its artifacts' answers to a few rows at validation. A host computes
-its own digest at the first load, and logs a warning if they differ. Other bits may still be right
-within the tolerances. For a processor that this host does not have:
+Validation records a digest of an artifact's outputs for a few rows of the reference. A host
+computes the digest again at the first load, and logs a warning if it differs. Outputs with other
+bits may still be within the tolerances. For a processor that this host does not have:
 
     qemu-x86_64 -cpu Haswell python -m runtime.opening.bits <job.json
 """
@@ -57,7 +57,7 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
 
 
 def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
-    """The case whose answers are digested: the largest with up to 33 rows, else the smallest."""
+    """The case used for the digest: the largest one with up to 33 rows, else the smallest one."""
     some = [case for case in cases if min(case.values()) > 0]
     few = [case for case in some if max(case.values()) <= FEW]
     return max(few, key=_size) if few else min(some, key=_size)
@@ -71,7 +71,7 @@ def _unreadable(signature: Signature) -> bool:
 def _collections(
     signature: Signature, reference: Path, every: bool
 ) -> Iterator[tuple[Mapping[str, int], dict[str, Collection], dict[str, Collection]]]:
-    """Cases of a reference that stages/reference has stored, in memory for `bind`."""
+    """Cases of a stored reference (stages/reference), each with input and output collections."""
     from safetensors import safe_open
 
     if _unreadable(signature):
@@ -86,7 +86,7 @@ def _collections(
                 given[name] = Collection(signature.layouts[name], n)
                 for column in signature.layouts[name].numbers:
                     key = f"input/{name}/{column.name}"
-                    if key in names:  # else it is a column that the model itself writes
+                    if key in names:  # else the model writes this column
                         part = stored.get_slice(key)
                         scalar = column.kind == "scalar"
                         given[name].fill(
@@ -128,14 +128,14 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
         found: str | None = read_plain(note).decode()
     except (OSError, ValueError):
         if isinstance(executable, RangedExecutable):
-            executable = executable.at(sys.maxsize)  # the artifact chosen over all sizes
+            executable = executable.at(sys.maxsize)  # the chosen artifact
         session = Session(opened.signature, executable)
         try:
             found = answer_bits(session, opened.bundle.file(manifest.reference))
         except Exception as error:  # the first event raises the error again, to the user
             log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
             return
-        with contextlib.suppress(OSError):  # without a cache the next load repeats it
+        with contextlib.suppress(OSError):  # without a cache the next load checks again
             note.parent.mkdir(parents=True, exist_ok=True)
             write_whole(note, str(found))
     if found != known:
@@ -147,7 +147,7 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
 
 
 def main(job: dict[str, Any]) -> str | None:
-    """The bits of an artifact described by plain data, computed in this process."""
+    """Compute an artifact's digest in this process. `job` has its files, engine and signature."""
     opened = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
     return answer_bits(Session(signature, opened), Path(job["reference"]))

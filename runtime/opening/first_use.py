@@ -1,7 +1,7 @@
-"""The first use of an artifact that an emulator alone has run, on a device of its kind.
+"""Validate an artifact at its first use, if it was built on a host without a device of its kind.
 
-It is validated here before it runs, in a process of its own. The verdict stays in this host's
-cache, for this bundle and this very kind of device.
+It is validated before it runs, in a separate process. The result stays in this host's cache, for
+this bundle and exactly this kind of device.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ WAITING = ("compiles", "emulated")
 
 
 def proven(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
-    """The same with the target verified; LoadError with the numbers where it gives wrong answers.
+    """Validate `target` if it waits for that, and return `opened` with the target as verified.
 
-    A target that does not wait for it stays as it is.
+    Raises LoadError with the deviations if the artifact gives wrong answers.
     """
     record = opened.bundle.manifest.targets[target]
     if record.status not in WAITING:
@@ -64,7 +64,7 @@ def _verified(record: TargetRecord) -> TargetRecord:
 def _verdict(
     opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
 ) -> str | None:
-    """Why it is refused here; None where it is right. What was found before is not asked again."""
+    """Why the artifact is refused here; None if it is valid. Uses the cached result if any."""
     from registry.store import cache_root
 
     kind = hashlib.sha256(_kind(device).encode()).hexdigest()[:16]
@@ -75,7 +75,7 @@ def _verdict(
         return None if said is None else str(said)
     log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
     why = prover(opened, target, engine)
-    with suppress(OSError):  # a host whose cache cannot be written does it again
+    with suppress(OSError):  # without a cache the next load validates again
         note.parent.mkdir(parents=True, exist_ok=True)
         write_whole(note, json.dumps({"refused": why}))
     return why

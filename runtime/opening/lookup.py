@@ -1,9 +1,9 @@
-"""The one route from a name to a version that may be used: look up, fetch, judge.
+"""The one route from a name to a version that may be used: look up, fetch, check.
 
-All that runs a version, or hands it on to be run, comes this way. The registry says which version a
-name means and gives its files; this file judges whether it may be used. Only `Opening.mode` decides
-which checks are left out. A version from this host's record of an earlier lookup (`Opening.lookup`)
-passes the same checks, with the promotion and the keys in that record.
+Everything that runs a version, or passes it on to be run, uses this file. The registry says which
+version a name means and gives its files; this file checks whether it may be used. Only
+`Opening.mode` decides which checks are left out. A version from this host's record of an earlier
+lookup (`Opening.lookup`) passes the same checks, with the promotion and the keys in that record.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Name:
         return Opened(bundle, version.name, version.number, found, opening, withheld)
 
     def _ask(self) -> Lookup:
-        """Ask the registry for all that is judged; production needs more of it."""
+        """Ask the registry for all that is checked; in production also policies and promotions."""
         from registry.history import PRODUCTION
         from registry.store import Lookup
 
@@ -219,7 +219,7 @@ def _note_of(folder: Path, digest: str) -> PulledNote | None:
 
 
 def _named(note: PulledNote | None) -> Ref | None:
-    """The version that a pulled folder copies, as its note says."""
+    """The version of which a pulled folder is a copy, by its note; None if it names none."""
     try:
         ref = parse_ref(note.ref) if note else None
     except RegistryError:

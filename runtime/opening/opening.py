@@ -27,8 +27,8 @@ Builder = Callable[[Bundle, Target], Annex]
 
 
 Prover = Callable[["Opened", str, str], str | None]
-"""Returns why an artifact is refused on this host's own device, or None if it is right. LoadError
-where that cannot be found out here."""
+"""Returns why an artifact is refused on this host's device, or None if it is valid. Raises
+LoadError if it cannot be validated on this host."""
 
 
 class Options(TypedDict, total=False):
@@ -50,9 +50,9 @@ class Options(TypedDict, total=False):
 class Opening:
     """What to open, and the rules for it. Raises LoadError for rules that contradict each other.
 
-    `mode`: "test" takes any version. "production" takes a version only if a gate has promoted it,
-    by this model, number and digest, and if it is signed as the host, the registry's policies and
-    `trusted_keys` ask: each of these by one of its own keys.
+    `mode`: "test" takes any version. "production" takes a version only if a gate has promoted this
+    model, number and digest, and if it has all required signatures: by one of the host's keys, of
+    each registry policy's keys, and of `trusted_keys`, for each of these that is set.
 
     `lookup`: "fresh" asks the registry what a name means, and fails if it cannot be asked.
     "prefer-cache" takes a result found on this host less than `max_age_s` ago. Else it asks; if

@@ -1,4 +1,4 @@
-"""Which of a version's targets and engines runs on this host, and why none."""
+"""Choose which of a version's targets and engines runs on this host, or say why none does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 
-# What a higher level must save for it: within that, a lower one is taken.
+# A lower CPU level is taken if it needs less than this multiple of the highest level's time.
 _WORTH = 1.03
 
 
 def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str, bool]:
-    """The artifact to run on a device of this host, its target, its engine for people, and whether
-    it was validated on windows that begin at any row."""
+    """The artifact to run on a device of this host, its target, its engine's name for messages, and
+    whether it was validated on windows that begin at any row."""
     opening = opened.opening
     if opening.builder is not None:
         opened = _completed(opened, device, opening.target, opening.builder)
@@ -47,7 +47,7 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
     made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
-    # Torch may have come with the artifact.
+    # Opening the artifact may have imported torch.
     limit = opened.production or opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device.type == "cpu":
@@ -58,7 +58,7 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
-    """The target `wanted`, or the best of this host: of those that may be used."""
+    """The target `wanted`, or the best one for this host, of the targets that may be used."""
     name, targets = opened.bundle.manifest.name, opened.bundle.manifest.targets
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
@@ -85,8 +85,8 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
 
 
 def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
-    """`best`, a host's highest level, or a lower one that was as fast in the same race: its answers
-    are the same bits on more hosts."""
+    """`best`, the highest CPU level of this host, or a lower level that was as fast in the same
+    race, because that gives the same bits on more hosts."""
 
     def taken(record: TargetRecord) -> dict[str, float]:
         return {
@@ -105,8 +105,8 @@ def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
 
 
 def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid",)) -> str | None:
-    """Of a target, the candidate that runs where torch is not installed: the chosen one, if it
-    does, else the first valid one that does; None where there is none."""
+    """The candidate of a target that runs without torch: a chosen one if possible, else the first
+    one with a status in `statuses`; None if there is none."""
     order = dict.fromkeys((*record.engines(), *record.candidates))
     for engine in order:
         candidate = record.candidates[engine]
@@ -116,7 +116,7 @@ def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid
 
 
 def why_torch(manifest: Manifest) -> str | None:
-    """Why a version does not run without torch; None where it does, on a CPU."""
+    """Why a version does not run on a CPU without torch; None if it does."""
     needs = {
         target: ", ".join(record.engines())
         for target, record in manifest.targets.items()
@@ -132,8 +132,8 @@ def why_torch(manifest: Manifest) -> str | None:
 
 
 def _without_torch(opened: Opened, device: torch.device) -> Opened:
-    """Of its targets those that run where torch is not installed, or on a GPU that torch does not
-    drive, each by what runs there. On a GPU also what waits for its first use."""
+    """The version with only the targets that run on `device` without torch, each with an artifact
+    that does. On a GPU artifacts may still wait for validation at their first use."""
     manifest = opened.bundle.manifest
     statuses: tuple[str, ...] = ("valid",)
     if device.type != "cpu":
@@ -145,7 +145,7 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
         engine = engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
-        if engine or device.type != "cpu":  # there what needs torch is refused by its name
+        if engine or device.type != "cpu":  # refused later, with its name
             targets[target] = record
         elif target.startswith("cpu/"):
             waits = engine_without_torch(record, WAITING) is not None
@@ -156,7 +156,7 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
 
 
 def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:
-    """LoadError unless an artifact for a GPU runs by the driver alone."""
+    """Raise LoadError unless the artifacts for a GPU need only the driver, not torch."""
     record = opened.bundle.manifest.targets[target]
     needs = [
         name for name in ([wanted] if wanted else record.engines()) if name not in WITHOUT_TORCH
@@ -170,13 +170,13 @@ def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:
 
 
 def withheld(opened: Opened) -> str:
-    """Which targets the version has besides, and why they may not be used."""
+    """The end of an error: the version's targets that may not be used, and why."""
     return "".join(f"; {target} {why}" for target, why in sorted(opened.withheld.items()))
 
 
 def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
-    """LoadError unless there is an artifact of the engine `wanted`, or of the one chosen for the
-    target; in production, one that is valid."""
+    """Raise LoadError unless the target has an artifact of the engine `wanted`, or of the chosen
+    engine; in production the artifact must be valid."""
     name, record = opened.bundle.manifest.name, opened.bundle.manifest.targets[target]
     if opened.production and record.status != "verified":
         raise LoadError(
@@ -205,7 +205,7 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
 def _completed(
     opened: Opened, device: torch.device, wanted: str | None, builder: Builder
 ) -> Opened:
-    """With a verified artifact for this host: its own, or one that is built now."""
+    """The version with a verified target for this host; if it has none, one is built now."""
     targets = opened.bundle.manifest.targets
     verified = [name for name, record in targets.items() if record.status == "verified"]
     if wanted is None:
@@ -216,7 +216,7 @@ def _completed(
     else:
         target = Target.parse(wanted)
         check_host_runs(target)
-    # A wanted target of another device is refused in its place.
+    # `choose` refuses a wanted target of another device.
     if str(target) in verified or target.torch_device != device.type:
         return opened
     return replace(opened, bundle=attach(opened.bundle, [builder(opened.bundle, target)]))

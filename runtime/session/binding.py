@@ -105,8 +105,8 @@ class Binding:
         self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
-        """The one native call that a call on the bound rows consists of, if it does. It refuses a
-        second thread itself. None on a GPU, because a call there needs a stream.
+        """The native call that alone runs the bound rows, and refuses a second thread itself. None
+        if the engine has no such call, and on a GPU, because a call there needs a stream.
         """
         call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):

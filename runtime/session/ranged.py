@@ -46,7 +46,7 @@ class RangedExecutable(Executable):
 
 
 class _RangedCall(Prepared):
-    """Arguments tied to the artifact for their n; to other artifacts when an n needs them."""
+    """The prepared calls on one set of arguments: one for each artifact that some n needed."""
 
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable

@@ -27,7 +27,7 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
         if stream < 0:
             raise BindError(f"stream {stream} is no raw handle: give the address as it is")
         return stream
-    torch = sys.modules.get("torch")  # without it nothing is torch's
+    torch = sys.modules.get("torch")  # if it is not imported, there is no torch stream
     if torch is not None and isinstance(stream, torch.cuda.Stream):
         _require_device(stream.device, device)
         return int(stream.cuda_stream)

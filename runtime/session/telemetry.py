@@ -71,7 +71,7 @@ class Telemetry:
             ) from None
 
     def timed(self, run: Callable[P, object], origin: Origin | None, n: int) -> Callable[P, None]:
-        """The call of an artifact on n rows, with the addition to these counts."""
+        """Wrap a call of an artifact on n rows, so that it adds to these counts and times."""
         labels = labels_of(origin)
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 

@@ -1,7 +1,7 @@
-"""An artifact that runs on so many rows at a time, through the same bound memory.
+"""Run an artifact in tiles: on a fixed number of rows at a time, in the same bound memory.
 
 The arguments of a tile are those of the run, moved to the tile's first row. A matrix (F, S) keeps
-its pitch S, so its last row ends beyond the memory. No run reads there: a run knows its own n.
+its pitch S, so its last column ends beyond the memory. A run reads only its n rows, never there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def in_tiles(
     executable: Executable, signature: Signature, rows: int, threads: int = 1
 ) -> Executable:
-    """`executable` on `rows` rows at a time, if there are at least twice as many; 0: on all at
-    once.
+    """An executable that runs tiles of `rows` rows if n is at least twice that, else all rows at
+    once. With `rows` 0, or if the signature allows no tiles, `executable` itself.
 
-    The rows must not see each other. With the native runner `threads` threads share the tiles, and
-    the answers are the same bits. Other engines use threads inside each run.
+    No row's answer may depend on other rows. With the native runner `threads` threads share the
+    tiles, and the answers are the same bits. Other engines use threads inside each run.
     """
     kinds = signature.tile_kinds
     if not rows or kinds is None:

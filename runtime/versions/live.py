@@ -87,7 +87,7 @@ class LiveSession(Session):
             if not self._is_news(found):
                 return False
             opened = self._name.open(found)
-            if not self._is_news(_lookup(opened)):  # an older one: files were missing
+            if not self._is_news(_lookup(opened)):  # the recorded version, as files were missing
                 return False
             coming = self._open(opened)
             try:
@@ -257,12 +257,12 @@ class Watcher:
 
 
 def _lookup(opened: Opened) -> Lookup:
-    assert opened.lookup is not None  # it has come by a name
+    assert opened.lookup is not None  # it was opened by name
     return opened.lookup
 
 
 def contract(signature: Signature) -> dict[str, Any]:
-    """The whole signature without the typical sizes."""
+    """The whole signature without the typical sizes and `unbounded`."""
     said = signature.to_dict()
     said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
     return said

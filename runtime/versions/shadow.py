@@ -3,7 +3,7 @@
 A fraction of the calls is sampled. When production has its answer, the calling thread copies the
 inputs and the answer; another thread runs the shadow and compares. That thread needs the GIL and
 may share a core with production, which then waits. So the thread rests after each event: copies and
-work together take less than the sampled fraction of the time. Only a few copies have room. If all
+work together take less than the sampled fraction of the time. There are only a few copies: if all
 are in use, the event is dropped and counted.
 """
 
@@ -34,9 +34,9 @@ from soa.memory import Collection
 from soa.text import logger
 
 log = logger("soa-pipeline")
-_ROOM = 8  # events that are copied and not yet compared
-_REST = 2.0  # times the sampled fraction: switches of threads and cold caches cost time too
-_draw = Random().random  # not the common generator: the program may have seeded it
+_ROOM = 8  # the most events that are copied and not yet compared
+_REST = 2.0  # more than 1, because thread switches and cold caches cost time too
+_draw = Random().random  # its own generator: the program may have seeded the common one
 
 
 class ShadowedSession(Session):
@@ -59,7 +59,7 @@ class ShadowedSession(Session):
         self.inner = inner
         self.fraction = fraction
         self._worker = _Worker(shadow, fraction, begun, keep)
-        # Also at the end of the process, if nobody closes the session.
+        # Called at the end of the process too, if nobody closes the session.
         self._end = weakref.finalize(self, self._worker.close)
         self.offer = self._worker.offer
 

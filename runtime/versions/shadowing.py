@@ -71,7 +71,7 @@ def shadowed(
 def _keeper(
     begun: ShadowRecord, file: Path | None, asked: Opening
 ) -> Callable[[ShadowRecord], None]:
-    """A function that adds to the record, in the registry or in the new file `file`; LoadError."""
+    """A function that adds to the record in the registry or in `file`. LoadError if that exists."""
     whole = begun
 
     def keep(seen: ShadowRecord) -> None:

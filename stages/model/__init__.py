@@ -1,4 +1,4 @@
-"""The user's model: where it comes from, and what is put around it."""
+"""The user's model: how it is built, and the modules that are put around it."""
 
 import lazy_loader
 

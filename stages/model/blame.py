@@ -123,9 +123,9 @@ def _draft_frame(
 ) -> tuple[str, bool]:
     """The line that draft_export blames first, read from its findings, not from its printed report.
 
-    The second value: whether Python asked for the number there, and not an operation of torch that
-    needs two sizes to be equal. The report names a file only the first time a process mentions it;
-    the findings hold an index into torch's table of names.
+    The second value is true if Python code used the size as a number there, false if an operation
+    of torch needs two sizes to be equal. The report names a file only the first time a process
+    mentions it; the findings hold an index into torch's table of names.
     """
     from torch._logging.structured import INTERN_TABLE
 

@@ -1,6 +1,6 @@
 """The calling convention as a torch module: dense arguments in, the model, outputs in place.
 
-It is what gets exported, scripted and compiled. Narrowing, transposing, stacking, casting and the
+This module is exported, scripted and compiled. Narrowing, transposing, stacking, casting and the
 store into the caller's columns are all inside the graph, where a compiler fuses them.
 """
 

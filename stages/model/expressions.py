@@ -1,4 +1,4 @@
-"""Expressions of columns, as plain data: how raw columns become what a network was trained on.
+"""Expressions of columns, as plain data: they compute a network's features from raw columns.
 
 An expression begins with a column and applies one step after another. Nothing in a config is ever
 evaluated as code.

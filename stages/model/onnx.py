@@ -25,16 +25,16 @@ from soa.errors import needs_extra
 from stages.errors import CaptureError, SourceError
 from stages.model.preprocess import InFront
 
-_MOST_SIZES = 256  # integer constants with at most so many entries may be sizes
+_MOST_SIZES = 256  # integer constants with at most this many entries may be sizes
 
 
 class OnnxModel(torch.nn.Module):
-    """A network that ONNX Runtime runs, with one thread inside.
+    """A network that ONNX Runtime runs, with one thread.
 
     With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
     input has a row, it is run with one row, which is not returned; if only some inputs have none,
-    it is run in a process of its own. Raises SourceError for a file that it cannot open,
-    CaptureError for inputs that do not fit.
+    it is run in a separate process. Raises SourceError for a file that it cannot open, CaptureError
+    for inputs that do not fit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,8 +93,8 @@ def _read(path: Path, weights: bool = True) -> Any:
 
 
 class _Node:
-    """A node. A call returns an attribute; `read` are the attributes that were asked for or are
-    without effect."""
+    """A node. A call returns an attribute; `read` has the attributes that were read, and those that
+    change no answer."""
 
     def __init__(self, node: Any) -> None:
         import onnx
@@ -322,7 +322,7 @@ def _filled(a: _Node, shape: Any) -> Any:
 
 
 _DOMAINS = ("", "ai.onnx")
-# Defaults of attributes, whatever their names: a node that has them may leave them unread.
+# Default values of attributes: an attribute with one of these values need not be read.
 _SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
 # Which inputs of an operator are sizes. For Reduce… they are axes.
 _SIZES_AT = {

@@ -81,5 +81,5 @@ def wrong_offsets(begin: torch.Tensor, end: torch.Tensor, count: int) -> torch.T
 
 
 def _kept(values: torch.Tensor) -> torch.Tensor:
-    """Copy (n, length) into memory of its own; else Inductor computes it again for each feature."""
+    """Copy (n, length) to new memory; else Inductor would compute it again for each feature."""
     return torch.cat([values, values.new_zeros((1, values.shape[1]))])[:-1]

@@ -1,6 +1,6 @@
-"""Run a model in less precision than it was trained in: the config asks for it, nothing else does.
+"""Run a model in less precision than it was trained in. Only the config can ask for this.
 
-The reference stays the model as it is, so validation shows what the precision costs.
+The reference is computed by the unchanged model, so validation shows the loss of precision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def precision_tolerance(precision: Precision) -> Tolerance:
 @contextmanager
 def tf32_switches(precision: Precision) -> Iterator[None]:
     """Turn TF32 on for precision tf32, else off, in the whole process while the context is open."""
-    # Uses the older of two switches: after the newer one torch 2.13 can export no model.
+    # torch has an older and a newer switch. After the newer one torch 2.13 cannot export.
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

@@ -33,7 +33,7 @@ _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Exactly one of `factory`, `program`, `torchscript`, `onnx`, `trees`.
+    """Where a model is from: exactly one of `factory`, `program`, `torchscript`, `onnx`, `trees`.
 
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
@@ -90,8 +90,8 @@ def _digest_of(path: Path) -> str:
 def loaded_sources() -> dict[str, str]:
     """Digests of the user's own Python files that are loaded now, by absolute path.
 
-    A model's code is more than its factory's file. What Python or pip installed is left out (its
-    version counts instead), and so are our own packages.
+    A model's code is more than its factory's file. Files that Python or pip installed are left out
+    (their versions count instead), and so are our own packages.
     """
     ours = Path(__file__).resolve().parents[2]
     libraries = {Path(p).resolve() for p in sysconfig.get_paths().values()}
@@ -213,7 +213,7 @@ def _reads_training(layer: torch.nn.Module) -> bool:
 def read_state(path: Path) -> dict[str, torch.Tensor]:
     """Read a state dict from safetensors, or from a torch.save file that holds only plain data.
 
-    Of a checkpoint it takes the one entry that is a state dict.
+    For a checkpoint, it takes the only entry that is a state dict.
     """
     if not path.is_file():
         raise SourceError(f"no weights at {path}")

@@ -223,7 +223,7 @@ def _xgboost(document: Any) -> Trees:
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
-    # Before 3.1 there is one value for all outputs. It is given after the link function.
+    # Before 3.1 there is one value for all outputs. The link function is already applied to it.
     base = np.asarray(param["base_score"].strip("[]").split(","), np.float32)
     base = -np.log(1 / base - 1) if link == "sigmoid" else np.log(base) if link == "exp" else base
     names = tuple(learner.get("feature_names") or ())

@@ -1,7 +1,7 @@
 """The reference: inputs, and the eager model's answers to them on ordinary row-major tensors.
 
-The reference shares only the numbers with the SoA path. Inputs are one pool of arrays per
-collection; a case takes its first n rows. The reference is stored as safetensors (no pickle).
+It has only the numbers in common with the path through SoA memory. Inputs are one pool of arrays
+per collection; a case takes its first n rows. The reference is stored as safetensors (no pickle).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Edge:
     outputs: dict[str, torch.Tensor]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors to store, copied into memory of their own."""
+        """Copies of the tensors to store, by name."""
         found = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
         found |= {f"output/{name}": value for name, value in self.outputs.items()}
         return {name: value.clone() for name, value in found.items()}
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """A stored tensor: `input/<collection>/<column>` or `output/<block>`."""
+        """Add a stored tensor: `input/<collection>/<column>` or `output/<block>`."""
         kind, where, *column = name.split("/")
         if kind == "input":
             self.inputs.setdefault(where, {})["/".join(column)] = value
@@ -89,8 +89,8 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path, signature: Signature | None = None) -> Reference:
-        """Read a file that `save` wrote; ReferenceDataError if it is not one, or of another
-        signature."""
+        """Read a file that `save` wrote. ReferenceDataError for any other file, or if the reference
+        does not fit `signature`."""
         metadata, tensors = read_tensors(path, "a stored reference")
         inputs: Arrays = {}
         try:
@@ -157,9 +157,9 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
     """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest,
     and one row more than whole tiles.
 
-    With several dimensions the lists run side by side, and the shorter ones start again. Then come
-    the case with all dimensions at their largest, and cases with one at its least and the others at
-    their largest.
+    With several dimensions, a case has one size from each list, in order; shorter lists are
+    repeated. Further cases: all dimensions at their largest; one at its least, the others at their
+    largest.
     """
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
@@ -215,8 +215,9 @@ def random_inputs(
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
-    """Check inputs from the user against the layouts. `rows` are needed, by default as many as
-    validation runs; then the first three jagged rows are made overlong, empty and full."""
+    """Check inputs from the user against the layouts. They must have at least `rows` rows; by
+    default those that validation runs. Only then are the first three jagged rows made overlong,
+    empty and full."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
@@ -343,7 +344,7 @@ def compute_reference(
     cases: tuple[Case, ...],
     known: tuple[Case, dict[str, torch.Tensor]] | None = None,
 ) -> Reference:
-    """The eager model's answers at every case; raises CaptureError where the model fails.
+    """The eager model's answers at every case; raises CaptureError if the model fails.
 
     `known`: a case whose answers are already computed, with these answers.
     """

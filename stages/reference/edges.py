@@ -1,7 +1,7 @@
 """Rows with extreme values of a column: NaN, infinities, huge numbers, integers of any size.
 
-The eager model answers to them too. For extreme floats, which no measurement has, another answer of
-an engine is only reported. Extreme integers are ordinary values: all engines must agree on them.
+The eager model gives the expected answers. Extreme floats do not occur in measurements, so other
+answers of an artifact are only reported. Extreme integers do occur: other answers are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stages.reference.finite import Case
 from stages.reference.offsets import inputs_at
 
 _ROWS = 37
-# Powers of the largest number: the square of the second overflows, sums of the third do.
+# Exponents of the largest number: the square of the second result overflows, and sums of the third.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
 Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
@@ -30,10 +30,10 @@ Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
 def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows with extreme values and the eager model's answers; a note for each kind that fails.
+    """Rows with extreme values and the eager model's answers; a note where the model fails on them.
 
-    `inputs` give the other values of such a row. Integers of the columns in `stated`, whose values
-    the user has chosen, stay as they are.
+    The other values of such a row are from `inputs`. Integer columns named in `stated`, whose range
+    the user gave, get no extreme values.
     """
     found: list[Edge] = []
     notes: list[str] = []
@@ -113,7 +113,7 @@ def _up_to(largest: float, tiny: bool = False) -> Change:
 
 
 def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
-    """The least, the largest and random integers. No -1: the least integer / -1 ends a process."""
+    """The least, the largest and random integers. No -1: least integer / -1 kills the process."""
     limits = np.iinfo(column.dtype)
     draw = np.random.default_rng(number)
     shape = tuple(values.shape)

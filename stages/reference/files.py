@@ -29,9 +29,9 @@ _WINDOWS = 64  # the most windows of further rows
 def read_set(signature: Signature, path: Path) -> Arrays:
     """A larger set of inputs: all rows of the file, checked against the layouts.
 
-    One tensor `input/<collection>/<column>` for each input column: `(N,)`, Eigen `(N, r)` or
-    `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A stored reference
-    has this form too; its outputs are not read. Raises ReferenceDataError.
+    The file has a tensor `input/<collection>/<column>` for each input column: `(N,)`, Eigen
+    `(N, r)` or `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A
+    stored reference has this form too; its outputs are not read. Raises ReferenceDataError.
     """
     given: Arrays = {}
     _, tensors = read_tensors(path, "a reference set", "input/")
@@ -96,7 +96,7 @@ def _taken(
     which: Callable[[str, int], npt.NDArray[Any]],
     rows: Case | None,
 ) -> Arrays:
-    """For each row dimension the rows of the file that `which` selects, checked as `rows`."""
+    """The rows of the file that `which` selects in each dimension, after `check_inputs`."""
     given: dict[str, dict[str, npt.NDArray[Any]]] = {}
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -128,9 +128,9 @@ def _taken(
 
 
 def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
-    """Cut the inputs into pieces that the version can run; together they are all rows.
+    """Cut the inputs into pieces that the version can run; together they hold all rows.
 
-    With several row dimensions the rows belong together: they are one piece, or are refused.
+    With several row dimensions all rows are one piece; ReferenceDataError if it is too large.
     """
     total = {
         signature.rows_of[name]: next(

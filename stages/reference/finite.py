@@ -1,4 +1,4 @@
-"""Count the NaN and infinite values of a reference; a stored one is read without torch."""
+"""Count the NaN and infinite values of a reference; a stored reference is read without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CURE = (
 
 
 class Answered(Protocol):
-    """Sizes, and at each size the values of each output, from NumPy or torch."""
+    """Cases, and for each case the values of each output, as NumPy or torch arrays."""
 
     @property
     def cases(self) -> Sequence[Case]: ...
@@ -43,7 +43,7 @@ class _Answers:
 
 
 def label(case: Case) -> str:
-    """`n=33`, or `nodes=5,edges=20`."""
+    """A case as text: `n=33`, or `nodes=5,edges=20`."""
     return ",".join(f"{dim}={n}" for dim, n in case.items())
 
 
@@ -74,7 +74,7 @@ class Nonfinite:
 
 
 def count_nonfinite(signature: Signature, found: Answered) -> tuple[Nonfinite, ...]:
-    """Counts for each output. Sizes with no rows in a dimension are left out: their mean is NaN."""
+    """Counts for each output. Cases without rows are left out: a mean over no rows is NaN."""
     return tuple(_count(signature, bound, found) for bound in signature.outputs)
 
 
@@ -149,7 +149,8 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
 
 
 def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
-    """Why the reference is refused, or None: above `limit` for an output, or nothing is finite."""
+    """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
+    output is not finite, or if no value of an output is finite in some case."""
     for one in found:
         few = one.share <= limit
         if few and not one.empty:

@@ -1,8 +1,8 @@
-"""What a reference proves, and where it proves nothing.
+"""Find the inputs and outputs for which a reference would not show a wrong artifact.
 
-If NaN or a constant is all that is expected, an artifact that reads the wrong memory passes too. So
-values that are NaN or infinite are counted, and refused above a limit. And each input column gets
-other values, to see whether any output of the eager model changes.
+If the expected answers are all NaN or all equal, an artifact that reads the wrong memory passes
+too. So NaN and infinite values are counted, and refused above a limit (finite.py). Here each input
+column gets other values, to see whether any output of the eager model changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stages.errors import ReferenceDataError
 from stages.reference.answers import Reference, eager_outputs, row_major_inputs
 from stages.reference.finite import CURE, Case, label
 
-# Row counts to try if two rows show nothing: for rare values, and for rarer ones.
+# Row counts to try if the smallest size shows nothing: more rows hold rarer values.
 _ROWS, _MORE_ROWS = 32, 1000
 
 Member = tuple[str, str]  # collection, column
@@ -26,7 +26,7 @@ Member = tuple[str, str]  # collection, column
 def weaknesses(
     model: torch.nn.Module, signature: Signature, reference: Reference
 ) -> tuple[str, ...]:
-    """Sentences that say what the reference does not show.
+    """Sentences about what the reference does not show, for the user.
 
     Raises ReferenceDataError if it shows nothing: no input changes any output.
     """
@@ -111,7 +111,7 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
 
 
 def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
-    """The first n rows in random order, some twice; None if all these rows are equal."""
+    """The first n rows in random order, some twice; None if all are equal. A scalar is changed."""
     if values.ndim == 0:
         one = values.item()
         other = (2 * one or 1.0) if isinstance(one, float) else int(one) ^ 1
