@@ -142,7 +142,7 @@ class Reopening:
         Raises the errors of `load`, and LoadError if the version has another digest now.
         """
         with _one_opens:
-            session = _reopened.pop((os.getpid(), self), None)  # a child of a fork opens its own
+            session = _reopened.get((os.getpid(), self))  # a child of a fork opens its own
             if session is None or session.closed:
                 session = self._open()
             return self._kept(session)
@@ -153,7 +153,9 @@ class Reopening:
             self._kept(session)
 
     def _kept(self, session: Session) -> Session:
-        _reopened[os.getpid(), self] = session  # at the end: used last
+        key = os.getpid(), self
+        _reopened.pop(key, None)
+        _reopened[key] = session  # at the end: used last
         if len(_reopened) > _KEPT:
             del _reopened[next(iter(_reopened))]
         return session

@@ -43,11 +43,11 @@ class MultiDeviceSession(Session):
         """The session of a device. If the model is not yet deployed there, it is deployed now."""
         where = _indexed(device)
         with self._lock:
-            if self.closed:
-                raise RunError("the session is closed")
+            self._require_open()
             there = self._by_device.setdefault(where, _OnDevice())
         with there.lock:
             if there.session is None:
+                self._require_open()  # `close` may have come while this thread waited
                 there.session = self._open_on(where)
             return there.session
 
@@ -82,6 +82,10 @@ class MultiDeviceSession(Session):
             groups.setdefault(binding.device, []).append(binding)
         for device, group in groups.items():
             self.on(device).run_many(group, threads, stream=stream)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise RunError("the session is closed")
 
     def close(self) -> None:
         with self._lock:

@@ -154,7 +154,7 @@ class LiveSession(Session):
         """Check that the new version has the same signature and devices, and that every binding
         fits."""
         ours, theirs = self.signature, coming.signature
-        if contract(theirs) != contract(ours):
+        if not can_replace(theirs, ours):
             names = {**ours.layouts, **theirs.layouts}
             changed = [n for n in names if ours.layouts.get(n) != theirs.layouts.get(n)]
             difference = f" (collection {changed[0]!r} differs)" if changed else ""
@@ -261,8 +261,14 @@ def _lookup(opened: Opened) -> Lookup:
     return opened.lookup
 
 
-def contract(signature: Signature) -> dict[str, Any]:
-    """The whole signature without the typical sizes and `unbounded`."""
+def can_replace(new: Signature, old: Signature) -> bool:
+    """True if every call of a version with the signature `old` is one for `new` too. The typical
+    sizes do not count, and the rows may become unbounded."""
+    wider = all(new.ranges[d].limit >= r.limit for d, r in old.ranges.items() if d in new.ranges)
+    return wider and _contract(new) == _contract(old)
+
+
+def _contract(signature: Signature) -> dict[str, Any]:
     said = signature.to_dict()
     said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
     return said

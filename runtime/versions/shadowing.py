@@ -14,7 +14,7 @@ from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening import Opening, keys_asked_for, open_here, open_version
 from runtime.session import Session
-from runtime.versions.live import contract
+from runtime.versions.live import can_replace
 from runtime.versions.shadow import ShadowedSession
 from soa.files import write_whole
 
@@ -48,7 +48,7 @@ def shadowed(
         production="/".join(filter(None, (origin.name, origin.version))),
         production_digest=str(origin.digest),
     )
-    if contract(opened.signature) != contract(session.signature):
+    if not can_replace(opened.signature, session.signature):
         raise LoadError(
             f"the shadow {begun.version} has another signature than {begun.production}: "
             f"`pipeline diff {begun.production} {begun.version}` says where"

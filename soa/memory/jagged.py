@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from soa.errors import CollectionError
+from soa.errors import CollectionError, needs_extra
 from soa.memory.collection import Collection
 from soa.memory.from_libraries import as_collection, unmasked
 from soa.memory.span import Array
@@ -26,7 +26,8 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     another dtype, or is a slice that does not begin at the first item. Raises CollectionError if
     the columns are not cut into the same rows, and in the cases in which `as_collection` does.
     """
-    import awkward as ak
+    with needs_extra("data", CollectionError):
+        import awkward as ak
 
     if name not in signature.jagged:
         raise CollectionError(f"{name!r} is not jagged in the model: {', '.join(signature.jagged)}")
@@ -68,8 +69,8 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
         if not content.is_record:
             kind = type(content).__name__
             raise CollectionError(
-                f"the lists hold {kind}, not records of the columns: ak.to_packed copies together "
-                "what an index picks"
+                f"the lists hold {kind}, not records of the columns: ak.to_packed copies the "
+                "selected records into one array"
             )
         content = unmasked(content.content(name))
     begin = np.asarray(lists.starts.data)

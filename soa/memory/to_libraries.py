@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soa.dtypes import is_opaque
-from soa.errors import CollectionError
+from soa.errors import CollectionError, needs_extra
 from soa.layout import Column
 from soa.memory.collection import Collection
 from soa.memory.span import Array
@@ -32,7 +32,8 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
     The batch keeps the memory alive, and shows later writes to it. Raises CollectionError
     for scalars, opaque columns and bfloat16, which Arrow does not have.
     """
-    import pyarrow as pa
+    with needs_extra("data", CollectionError):
+        import pyarrow as pa
 
     arrays: dict[str, pa.Array] = {}
     for member, parts in _exported(collection, columns):
@@ -49,7 +50,8 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
     Limits and lifetime are those of `to_arrow`.
     """
-    import awkward as ak
+    with needs_extra("data", CollectionError):
+        import awkward as ak
 
     contents: dict[str, Any] = {}
     for member, parts in _exported(collection, columns):

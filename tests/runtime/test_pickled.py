@@ -77,6 +77,14 @@ def test_a_process_that_has_it_open_opens_it_no_more(registry: Registry) -> None
     assert pickle.loads(pickle.dumps(session)) is not session
 
 
+def test_the_one_used_last_is_kept(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.loader._KEPT", 2)
+    sessions = [load("jets@production", registry=registry, threads=n) for n in (1, 2, 3)]
+    for session in (sessions[0], sessions[1], sessions[0], sessions[2]):
+        reopening(session).share(session)
+    assert pickle.loads(pickle.dumps(sessions[0])) is sessions[0]
+
+
 def test_another_process_gives_the_same_bits_of_the_same_version(
     jets: Built, registry: Registry, tmp_path: Path
 ) -> None:

@@ -92,6 +92,34 @@ def test_data_on_one_device_only() -> None:
         data_device({}, {})
 
 
+def test_a_device_asked_for_before_a_close_is_not_deployed_after_it() -> None:
+    """The first thread deploys and fails; the second one has waited for it, beyond the close."""
+    inside, leave = threading.Event(), threading.Event()
+    opened: list[torch.device] = []
+
+    def open_on(device: torch.device) -> Session:
+        opened.append(device)
+        inside.set()
+        assert leave.wait(60)
+        raise RunError("no memory there")
+
+    session = MultiDeviceSession(SIGNATURE, open_on)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(session.on, "cpu")
+        assert inside.wait(60)
+        second = pool.submit(session.on, "cpu")
+        time.sleep(0.1)
+        closing = pool.submit(session.close)
+        while not session.closed:
+            time.sleep(0.01)
+        leave.set()
+        for asked in (first, second):
+            with pytest.raises(RunError):
+                asked.result(60)
+        closing.result(60)
+    assert len(opened) == 1
+
+
 def test_after_close() -> None:
     session = sessions_that_open([])
     session.close()

@@ -205,6 +205,25 @@ def test_other_sizes_to_time_are_no_other_signature(
     assert session.refresh()
 
 
+def test_a_version_with_bounded_rows_takes_no_place_of_one_without_a_bound(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    def unbound(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["signature"]["rows"]["n"]["unbounded"] = True
+        for record in manifest["targets"].values():
+            for candidate in record["candidates"].values():
+                candidate["tile"] = 256
+
+    unbounded = resealed(jets.bundle, tmp_path / "unbounded", unbound)
+    session = live_session(registry)
+    promoted(registry, unbounded)
+    assert session.refresh()
+    session = live_session(registry)
+    promoted(registry, jets.bundle)
+    with pytest.raises(LoadError, match="another signature"):
+        session.refresh()
+
+
 def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
     session = live_session(registry, device="auto")
     jets, tags = event(session)
