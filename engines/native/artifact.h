@@ -87,7 +87,7 @@ inline Memory checked(const soa_tensor &given, size_t index) {
     fail(soa::refusals::collection, "argument %zu: null pointer for %llu bytes", index,
          static_cast<unsigned long long>(bytes));
   }
-  if (address % kDtypes[type].bytes != 0) {
+  if (bytes > 0 && address % kDtypes[type].bytes != 0) {
     fail(soa::refusals::collection, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
          given.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
   }

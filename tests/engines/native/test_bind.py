@@ -220,6 +220,7 @@ BUFFERS: dict[str, tuple[bool, Case]] = {
     # Rows
     "rows that differ": (REFUSED, Case((JETS, tags(n=63)))),
     "no rows": (TAKEN, Case((jets(n=0), tags(n=0)))),
+    "no rows at an odd address": (TAKEN, Case((jets(n=0), tags(1, 0)))),
     "as many rows as it was compiled for": (TAKEN, Case((jets(n=1000), tags(131072, 1000)))),
     "more rows than it was compiled for": (REFUSED, Case((jets(n=1001), tags(131072, 1001)))),
     "fewer rows than none": (REFUSED, Case((jets(n=-1), tags(n=-1)))),
