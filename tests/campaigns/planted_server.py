@@ -127,9 +127,10 @@ def main() -> None:
             "seconds": time.monotonic() - begun,
             "cpu": used.ru_utime + used.ru_stime,
         }
+        said = Path(asked["said"])  # read before the answer: who asked removes it then
+        lines = said.read_text().splitlines() if said.exists() else []
         print(json.dumps(answer), flush=True)
-        said = Path(asked["said"])
-        steps = map(json.loads, said.read_text().splitlines()) if said.exists() else ()
+        steps = map(json.loads, lines)
         _import([name for step in steps for name in step.get("modules", ())], plugins)
 
 

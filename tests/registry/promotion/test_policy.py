@@ -148,10 +148,15 @@ class TestKept:
         def killed(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
+        def set_and_killed() -> None:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(MlflowClient, "set_terminated", killed)
+                registry.set_policy(Policy(max_slowdown=1.3))
+
+        set_and_killed()
+        assert registry.policies() == []
         registry.set_policy(Policy(max_slowdown=1.2))
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(MlflowClient, "set_terminated", killed)
-            registry.set_policy(Policy(max_slowdown=1.3))
+        set_and_killed()
         assert [each.policy for each in registry.policies()] == [Policy(max_slowdown=1.2)]
 
     def test_deleting_its_run_does_not_lift_it(self, registry: Registry) -> None:
