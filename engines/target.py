@@ -127,8 +127,8 @@ def check_torch_runs(target: Target) -> None:
     check_host_runs(target)
     if not _kind(target.device).torch_runs():
         raise TargetError(
-            f"this host has a GPU for {target}, and no torch that is built for GPUs: building and "
-            "measuring take it"
+            f"this host has a GPU for {target}, but its torch is not built for GPUs: install one "
+            "that is, to build and measure"
         )
 
 

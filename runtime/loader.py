@@ -105,7 +105,11 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
     """Raise LoadError if test mode has no torch that runs the portable program on `device`."""
     if opened.production or torch_runs_on(device):
         return
-    lacks = "is not built for GPUs" if has_torch() else "is not installed here: pip install torch"
+    lacks = (
+        "is not built for GPUs: install one that is"
+        if has_torch()
+        else "is not installed here: pip install torch"
+    )
     raise LoadError(
         f"{opened.label}: test mode compares with the portable program, which torch runs, and "
         f"torch {lacks}, or load it with mode='production'",

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from engines.errors import EngineError
@@ -158,25 +158,12 @@ def emulate_candidate(
     )
 
 
-def prove_candidate(
-    name: str,
-    file: Path,
-    signature: Signature,
-    reference: Path,
-    tolerances: Mapping[str, Tolerance],
-    folder: Path,
-    timeout_s: float,
-    target: Target,
-    tile: int = 0,
-) -> ValidationReport:
-    """Do the same on a GPU of this host, through its driver, without an emulator: for GPUs that no
-    torch here drives. Raises EngineError if the C++ compiler is missing."""
-    gpu = Emulator("on this GPU", family(target), device="cuda:0")
-    _program(gpu.machine)
-    found = emulate_candidate(
-        name, file, signature, reference, tolerances, folder, timeout_s, target, tile, emulator=gpu
-    )
-    return replace(found, valid=True, reason=None, code="") if found.unverified else found
+def this_gpu(target: Target) -> Emulator:
+    """A GPU of this host, through its driver, in place of an emulator: for GPUs that no torch here
+    drives. Raises EngineError if the C++ compiler is missing."""
+    machine = family(target)
+    _program(machine)
+    return Emulator("on this GPU", machine, device="cuda:0")
 
 
 def _contract(signature: Signature, tolerances: Mapping[str, Tolerance]) -> dict[str, object]:

@@ -140,17 +140,18 @@ def build_targets(
     found: dict[tuple[Target, str], _Made] = {}
 
     def wanted(target: Target, name: str) -> bool:
-        first = found.get((target, engine(name).in_place_of))
-        if first is None or not first.report.valid:
-            return first is None or not first.report.unverified
-        return engine(name).for_heavy_rows and _is_heavy(work, captured, first)
+        other = found.get((target, engine(name).in_place_of))
+        if other is None or not other.report.valid:
+            return other is None or not other.report.unverified
+        return engine(name).for_heavy_rows and _is_heavy(work, captured, other)
 
     first = first_engines(recipe.engines, recipe.by_default)
-    for several in (set(first), set(recipe.engines) - set(first)):
+    rest = [name for name in recipe.engines if name not in first]
+    for several in (first, rest):
         some = [pair for pair in pairs if pair[1] in several and wanted(*pair)]
         with side_by_side() as pool:
             at_work = {pair: pool.submit(make, *pair) for pair in some}
-            if several == set(first):
+            if several is first:
                 pool.submit(work.beside)
             found |= {pair: future.result() for pair, future in at_work.items()}
     tiles: dict[str, int] = {}

@@ -140,7 +140,7 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
         statuses += WAITING
     elif why := why_torch(manifest):
         raise LoadError(why, code="load-without-torch")
-    targets, withheld = {}, dict(opened.withheld)
+    targets, left_out = {}, dict(opened.withheld)
     for target, record in manifest.targets.items():
         engine = engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
@@ -150,9 +150,9 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
         elif target.startswith("cpu/"):
             waits = engine_without_torch(record, WAITING) is not None
             why = f"is {record.status}: its first use, with torch, has to validate it"
-            withheld[target] = why if waits else "runs on torch"
+            left_out[target] = why if waits else "runs on torch"
     found = replace(manifest, targets=targets)
-    return replace(opened, bundle=replace(opened.bundle, manifest=found), withheld=withheld)
+    return replace(opened, bundle=replace(opened.bundle, manifest=found), withheld=left_out)
 
 
 def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:
