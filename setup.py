@@ -14,7 +14,7 @@ HEADERS = (
     "kernel_program",
     "device_driver",
     "threads",
-    "torch_code",
+    "aoti_code",
     "cpu_level",
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")

@@ -67,7 +67,7 @@ def measured(opened: Opened, target: str, engine: str) -> list[Bits]:
             "signature": manifest.signature,
             "reference": str(held.file(manifest.reference)),
         }
-        command = (sys.executable, "-m", "runtime.opening.bits")
+        command = (sys.executable, "-m", "runtime.opening.same_bits")
         done = subprocess.run(
             command, input=json.dumps(job), env=os.environ | AVX2, stdout=-1, text=True, check=True
         )

@@ -1,6 +1,6 @@
 """Test an artifact: does each row's answer depend on this row only?
 
-The graph of a program shows it first, at capture (engines/exported/independence.py). Then the
+The graph of a program shows it first, at capture (engines/exported/row_dependence.py). Then the
 artifact is tested: some of the reference's rows, alone and in another order, must give the answers
 that they gave among the others.
 """

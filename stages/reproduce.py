@@ -84,7 +84,7 @@ def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         return None, "qemu-x86_64 is not installed"
-    emulated = [qemu, "-cpu", processor, *command("runtime.opening.bits")]
+    emulated = [qemu, "-cpu", processor, *command("runtime.opening.same_bits")]
     try:
         done = subprocess.run(
             emulated, input=json.dumps(job), capture_output=True, text=True, check=False,

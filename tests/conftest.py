@@ -37,6 +37,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+    warm.collect_seldom()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

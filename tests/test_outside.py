@@ -23,8 +23,8 @@ from registry.bundle.digests import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow.stored import StoredVersion
-from registry.store.cache import Cache
-from registry.store.lookups import LookupCache
+from registry.store.host_cache import Cache
+from registry.store.recorded_lookups import LookupCache
 from registry.store.registry import Registry
 from registry.trust import read_trusted
 from registry.version import DIGEST, Version
@@ -81,7 +81,7 @@ def test_one_function_reads_files_of_others() -> None:
     assert callers("read_text", "read_bytes") <= allowed
     # A reference: before it is sealed, and of a bundle that was verified.
     assert callers("safe_open") == {
-        "stages/reference/answers.py", "stages/reference/finite.py", "runtime/opening/bits.py",
+        "stages/reference/answers.py", "stages/reference/finite.py", "runtime/opening/same_bits.py",
     }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_one_function_prints() -> None:
     assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("new_table", "microseconds")
     # In child processes: into a log, and the bits found under qemu.
-    assert prints == {"stages/validate.py", "runtime/opening/bits.py"}
+    assert prints == {"stages/validate.py", "runtime/opening/same_bits.py"}
     silencers = {"engines/exported/engine.py", "registry/mlflow/access.py"}
     assert callers("getLogger") == silencers | {"soa/text.py"}
 

@@ -16,7 +16,7 @@
 #include "opening.h"
 #include "row_program.h"
 #include "threads.h"
-#include "torch_code.h"
+#include "aoti_code.h"
 
 using soa_runner::Artifact;
 using soa_runner::Bound;

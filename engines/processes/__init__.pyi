@@ -6,4 +6,5 @@ from .forks import require_openmp as require_openmp
 from .forks import tell as tell
 from .isolation import run_isolated as run_isolated
 from .isolation import side_by_side as side_by_side
+from .warm import collect_seldom as collect_seldom
 from .warm import expect_jobs as expect_jobs

@@ -37,8 +37,10 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     If nothing has changed, a second run does no work. A run interrupted by Ctrl-C can be continued:
     give the same command again.
     """
+    from engines.processes import collect_seldom
     from pipeline.building import run as run_pipeline
 
+    collect_seldom()
     with steps() as show, redirect_stdout(sys.stderr):  # the user's factory may print
         result = run_pipeline(config, registry, work, sayer(), quick, show)
     targets = result.bundle.manifest.targets

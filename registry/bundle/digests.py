@@ -63,7 +63,7 @@ class Sealed:
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
     """The identity of each file when its digest was checked: see registry/bundle/pinned.py."""
     holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
-    """Objects that keep the files in the cache while they live: see registry/store/cache.py."""
+    """Objects that keep files in the cache while they live: see registry/store/host_cache.py."""
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:

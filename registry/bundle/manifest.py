@@ -158,7 +158,7 @@ class Candidate(Record):
     windows: bool = False
     """True if it was validated on windows of larger collections that begin at odd rows."""
     bits: Sha256 | None = None
-    """The sha256 of its outputs for some rows of the reference: see runtime/opening/bits.py."""
+    """The sha256 of its answers to some rows of the reference: see runtime/opening/same_bits.py."""
     options: dict[str, Any] = field(default_factory=dict)
     compile_seconds: Measured | None = None
     facts: dict[str, Any] = field(default_factory=dict)

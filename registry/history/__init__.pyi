@@ -8,10 +8,10 @@ from .event_log import approvers as approvers
 from .event_log import gaps as gaps
 from .event_log import promoted_since as promoted_since
 from .lock import write_lock as write_lock
-from .writer import PREVIOUS as PREVIOUS
-from .writer import PRODUCTION as PRODUCTION
-from .writer import STAGING as STAGING
-from .writer import ModelWriter as ModelWriter
-from .writer import as_settled as as_settled
-from .writer import check_promotable as check_promotable
-from .writer import promotions_of as promotions_of
+from .model_writer import PREVIOUS as PREVIOUS
+from .model_writer import PRODUCTION as PRODUCTION
+from .model_writer import STAGING as STAGING
+from .model_writer import ModelWriter as ModelWriter
+from .model_writer import as_settled as as_settled
+from .model_writer import check_promotable as check_promotable
+from .model_writer import promotions_of as promotions_of

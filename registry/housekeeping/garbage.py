@@ -24,7 +24,7 @@ from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
 from registry.mlflow import models
 from registry.ref import NAME_PATTERN
-from registry.store import UPLOADING, Registry, artifacts, cache_root
+from registry.store import UPLOADING, Registry, bundle_files, cache_root
 from registry.version import ANNEX, DIGEST
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def collect(
     for path in _temporary(registry, folders, cache, before):
         size = path.lstat().st_size
         if path.is_dir():
-            size = sum(artifacts.stored(registry, str(path)).values())
+            size = sum(bundle_files.stored(registry, str(path)).values())
         if not dry_run and path.is_dir() and not path.is_symlink():
-            artifacts.remove_tree(path)
+            bundle_files.remove_tree(path)
         elif not dry_run:
             path.unlink(missing_ok=True)
         found.append(Garbage("temporary", "left by a killed process", str(path), size))
@@ -124,7 +124,7 @@ class _Collector:
     def _versions(self, run: Any) -> Sequence[Any]:
         search, info = self.client.search_model_versions, run.info
         # Somebody may have made a version from the files with MLflow's own tools, without the run.
-        source = f"{info.artifact_uri.rstrip('/')}/{artifacts.FOLDER}"
+        source = f"{info.artifact_uri.rstrip('/')}/{bundle_files.FOLDER}"
         return models.all_pages(search, f"run_id = '{info.run_id}'") or models.all_pages(
             search, f"source_path = '{source}'"
         )
@@ -138,7 +138,7 @@ class _Collector:
         where, size = run.info.artifact_uri.rstrip("/"), 0
         kind, why = verdict
         if self.dry_run:
-            size = sum(artifacts.stored(self.registry, where).values())
+            size = sum(bundle_files.stored(self.registry, where).values())
         else:
             with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
@@ -147,7 +147,7 @@ class _Collector:
                 if now.info.status in _UNFINISHED:
                     lock.check()
                     self.client.set_terminated(run.info.run_id, "FAILED")
-            size = artifacts.remove_run(self.registry, self.client, run.info.run_id)
+            size = bundle_files.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # an earlier call has collected it
         return Garbage(kind, f"{model}: {why}", where, size)
@@ -172,10 +172,10 @@ class _Collector:
     def _annexes(self, model: str, run: Any) -> Iterator[Garbage]:
         """Remove the annexes next to a version's bundle that no tag of the version names."""
         root = run.info.artifact_uri.rstrip("/")
-        if (local := artifacts.local_folder(root)) is not None:
+        if (local := bundle_files.local_folder(root)) is not None:
             self.folders.append(local)
         sizes: dict[str, int] = {}
-        for name, size in artifacts.stored(self.registry, f"{root}/{ANNEXES}").items():
+        for name, size in bundle_files.stored(self.registry, f"{root}/{ANNEXES}").items():
             place = "/".join(name.split("/")[:2])
             sizes[place] = sizes.get(place, 0) + size
         for place, size in sizes.items():
@@ -187,7 +187,7 @@ class _Collector:
                     if not self._unknown(self.client.get_run(run.info.run_id), place):
                         continue
                     lock.check()
-                    artifacts.remove_files(self.registry, where)
+                    bundle_files.remove_files(self.registry, where)
             what = f"{model}: an annex ({place}) that was never finished"
             yield Garbage("annex", what, where, size)
 

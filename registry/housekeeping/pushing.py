@@ -17,7 +17,7 @@ from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
 from registry.mlflow import models
 from registry.ref import Ref
-from registry.store import Registry, artifacts
+from registry.store import Registry, bundle_files
 from registry.version import DIGEST, ORIGIN, Version
 from soa.options import known_options
 
@@ -70,9 +70,9 @@ def push(
             kept.append(annex.target)
     signature: Literal["none", "carried", "kept"] = "none"
     if (ours := whole.signature()) is not None:
-        theirs = artifacts.signature_of(registry, version)
+        theirs = bundle_files.signature_of(registry, version)
         if theirs is None:
-            artifacts.publish_signature(registry, version, whole.path / SIGNATURE)
+            bundle_files.publish_signature(registry, version, whole.path / SIGNATURE)
         signature = "carried" if theirs in (None, ours) else "kept"
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 

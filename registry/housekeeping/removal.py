@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from registry.errors import RegistryError
 from registry.history import Event
 from registry.ref import Ref
-from registry.store import Registry, artifacts
+from registry.store import Registry, bundle_files
 from registry.version import Version
 
 REMOVED = "soa.removed"
@@ -59,4 +59,4 @@ def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
         event = writer.event("removal", version, annexes=version.annexes, reason=reason)
         event = writer.apply(event)
     with registry.client(write=True) as client:
-        return Removal(version, event, artifacts.remove_run(registry, client, run))
+        return Removal(version, event, bundle_files.remove_run(registry, client, run))

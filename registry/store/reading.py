@@ -21,8 +21,8 @@ from registry.history import (
 from registry.history import policies as policy_store
 from registry.mlflow import Access, Store, StoredModel, models
 from registry.ref import NAME_PATTERN, Ref, parse_ref
-from registry.store import artifacts
-from registry.store.cache import Cache, cache_root
+from registry.store import bundle_files
+from registry.store.host_cache import Cache, cache_root
 from registry.trust import Trusted
 from registry.version import Promotion, Version
 
@@ -92,12 +92,12 @@ class Reader(Access):
 
     def local_path(self, version: Version) -> Path | None:
         """The version's folder in the artifact store, or None if that is not on this host."""
-        return artifacts.existing_folder(version)
+        return bundle_files.existing_folder(version)
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
         """Copy the version's bundle and its annexes to the new folder `dest`, and verify them. If
         that fails, `dest` is not created."""
-        artifacts.fetch(self, version, Path(dest))
+        bundle_files.fetch(self, version, Path(dest))
         return open_folder(dest, verify=False)
 
     def open(
@@ -112,14 +112,14 @@ class Reader(Access):
     ) -> Bundle:
         """Open the version's bundle: in the store if that is on this host, else in the cache.
 
-        `cache`: the folder of the cache; default: see `registry.store.cache.cache_root`. Cached
+        `cache`: the cache's folder; default: see `registry.store.host_cache.cache_root`. Cached
         files are verified like all others, stay as long as the bundle is in use, and are fetched
         again if they are damaged. `annexes`: only those of these targets; None: all.
         `in_place=False`: use the cache even if the store is on this host. `fetch=False`: do not
         fetch files; raises NotCachedError if they are missing.
         """
         place = Cache(cache_root(cache))
-        source = artifacts.Source(self, version, place, in_place, fetch)
+        source = bundle_files.Source(self, version, place, in_place, fetch)
         wanted = [t for t in version.annexes if annexes is None or t in annexes]
         bundle = source.open(Bundle, None, verify)
         return attach(bundle, [source.open(Annex, target, verify) for target in wanted])
@@ -134,7 +134,7 @@ class Reader(Access):
         except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
-            newest = artifacts.signature_of(self, version)
+            newest = bundle_files.signature_of(self, version)
             if newest is not None:
                 trust.put_signature(newest, bundle.path)
             return trust.require_signature(bundle, keys)

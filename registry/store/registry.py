@@ -34,7 +34,7 @@ from registry.mlflow import ClientStore, description, models
 from registry.promotion import Decision
 from registry.ref import Ref, checked_alias
 from registry.shadow import ShadowRecord
-from registry.store import artifacts, upload
+from registry.store import bundle_files, upload
 from registry.store.reading import Reader
 from registry.trust import Trusted
 from registry.version import ORIGIN, SHADOW, Version
@@ -67,7 +67,7 @@ class Registry(Reader):
         """Verify and sign the version's files; returns the public key that verifies them."""
         public = trust.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
-            artifacts.publish_signature(self, version, bundle.path / SIGNATURE)
+            bundle_files.publish_signature(self, version, bundle.path / SIGNATURE)
         return public
 
     def register(

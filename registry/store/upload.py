@@ -13,7 +13,7 @@ from registry import stamp
 from registry.bundle import SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
 from registry.mlflow import MLMODEL, description, in_short
-from registry.store.artifacts import (
+from registry.store.bundle_files import (
     FOLDER,
     annex_place,
     copy_sealed,

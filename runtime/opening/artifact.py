@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a process that only validates does not import the registry
     import torch
 
     from registry.bundle import Bundle, Pinned
-    from runtime.opening.opening import Opened
+    from runtime.opening.request import Opened
 
 
 def open_artifact(

@@ -24,7 +24,7 @@ from soa.text import logger
 if TYPE_CHECKING:
     import torch
 
-    from runtime.opening.opening import Opened, Prover
+    from runtime.opening.request import Opened, Prover
 
 log = logger("soa-pipeline")
 

@@ -27,7 +27,7 @@ from registry.errors import (
 from registry.ref import Ref, parse_ref
 from registry.trust import require_signature
 from runtime.errors import LoadError
-from runtime.opening.opening import Opened, Opening
+from runtime.opening.request import Opened, Opening
 from runtime.opening.trust import (
     NOT_SIGNED,
     keys_asked_for,

@@ -14,9 +14,9 @@ from engines.target import Target, check_host_runs, choose_target, gpu_target
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
-from runtime.opening.bits import check_bits
 from runtime.opening.first_use import WAITING, proven
-from runtime.opening.opening import Builder, Opened
+from runtime.opening.request import Builder, Opened
+from runtime.opening.same_bits import check_bits
 from runtime.process import settle_tf32, settle_threads, torch_runs_on
 
 if TYPE_CHECKING:

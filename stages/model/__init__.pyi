@@ -3,9 +3,6 @@ from .blame import what_differs as what_differs
 from .blame import where_raised as where_raised
 from .blame import why_not_exported as why_not_exported
 from .blame import why_not_run as why_not_run
-from .convention import SoaProgram as SoaProgram
-from .convention import TracedProgram as TracedProgram
-from .convention import outputs_in_order as outputs_in_order
 from .expressions import BINARY as BINARY
 from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
@@ -22,6 +19,9 @@ from .precision import tf32_switches as tf32_switches
 from .preprocess import Copied as Copied
 from .preprocess import InFront as InFront
 from .preprocess import Preprocessed as Preprocessed
+from .soa_program import SoaProgram as SoaProgram
+from .soa_program import TracedProgram as TracedProgram
+from .soa_program import outputs_in_order as outputs_in_order
 from .source import ModelSource as ModelSource
 from .source import build_model as build_model
 from .source import load_callable as load_callable

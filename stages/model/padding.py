@@ -38,7 +38,7 @@ class Padded(InFront):
     inputs: the index of a block that is passed as it is, or a Padding.
 
     Nothing outside the items is read, whatever the offsets hold: a row with wrong offsets has no
-    items. convention.py replaces the answer of such a row when outputs are written.
+    items. soa_program.py replaces the answer of such a row when outputs are written.
     """
 
     steps: torch.Tensor

@@ -68,7 +68,7 @@ FAULTS = (
         "a folder's signature is not asked for",
         "            require_signature(bundle, keys)\n    else:",
         "            pass\n    else:",
-        ("test_opening.test_a_folder",),
+        ("test_request.test_a_folder",),
     ),
     Fault(
         "a policy's signature is not asked for",
@@ -106,7 +106,7 @@ FAULTS = (
         "the host's keys are not asked",
         "asked = [] if host is None else [host]",
         "asked: list[tuple[Trusted, ...]] = []",
-        ("test_opening.test_the_host",),
+        ("test_request.test_the_host",),
     ),
     Fault(
         "what no gate let pass is deployed",

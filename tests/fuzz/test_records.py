@@ -50,7 +50,7 @@ from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
 from registry.mlflow.stored import StoredRun, StoredVersion
 from registry.promotion import Decision
-from registry.store.lookups import Lookup, LookupCache, _digest
+from registry.store.recorded_lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
 from registry.trust import require_signature, trusted
 from registry.version import Promotion, Version

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from typing import Any
 
 
 def quick_commits() -> None:
     """SQLite leaves it to the kernel when its files reach the disk: a killed process loses nothing
     by that, and no test pulls the plug. MLflow commits dozens of times a test, and each time would
-    wait for the disk."""
+    wait for the disk. Each time it opens a database it also reads the sources of all its migrations
+    for the newest revision, which stays the same."""
+    from mlflow.store.db import utils
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -17,3 +20,5 @@ def quick_commits() -> None:
     def connected(connection: Any, record: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
+
+    utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)

@@ -4,7 +4,7 @@
 //
 // FOLDER: the artifact. CONTRACT: a JSON file with a manifest's signature and tolerances. REFERENCE: its safetensors file.
 // The bytes of the output rows of case number CASE are written to ANSWERS, column by column, in the order in which
-// runtime/opening/bits.py digests them. On success the program prints `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for
+// runtime/opening/same_bits.py digests them. On success the program prints `output NAME ELEMENTS OUTSIDE LARGEST RELATIVE` for
 // each output and returns 0. Else it prints the error, with its code at the end, and returns 1.
 #include <cstdio>
 #include <fstream>

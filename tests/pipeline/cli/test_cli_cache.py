@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.store.cache import cache_root
+from registry.store.host_cache import cache_root
 from registry.store.registry import Registry
 from tests.models.bundles import write_annex
 from tests.models.project import Built, cli, refusal

@@ -35,7 +35,7 @@ from registry.housekeeping.transport import export_to, import_from
 from registry.mlflow.models import model_of
 from registry.promotion.policy import Policy
 from registry.store import upload
-from registry.store.artifacts import signature_of
+from registry.store.bundle_files import signature_of
 from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.keys import make_keys

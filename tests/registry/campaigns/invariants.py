@@ -13,7 +13,7 @@ from registry.history.event_log import Event, gaps
 from registry.housekeeping.garbage import collect
 from registry.mlflow import ClientStore
 from registry.mlflow.models import aliases_of, all_pages
-from registry.store.artifacts import annex_place
+from registry.store.bundle_files import annex_place
 
 ALWAYS = (
     "every version has its files, with the digest it was registered with, and so has each target "

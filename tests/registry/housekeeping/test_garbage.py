@@ -13,12 +13,12 @@ from mlflow.tracking import MlflowClient
 from registry import Bundle, BundleError, Decision, Registry, RegistryError
 from registry.housekeeping.garbage import collect
 from registry.store import upload
-from registry.store.artifacts import annex_place
+from registry.store.bundle_files import annex_place
 from registry.trust import sign
 from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import client_of
-from tests.registry.history.test_writer import Killed
+from tests.registry.history.test_model_writer import Killed
 
 CUDA = "cuda/sm_90"
 NOW = timedelta(0)

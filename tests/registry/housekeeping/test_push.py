@@ -14,7 +14,7 @@ from registry.housekeeping.pushing import push
 from registry.trust import read_trusted, require_signature, sign
 from tests.models.bundles import V3, write_annex
 from tests.models.keys import make_keys
-from tests.registry.history.test_writer import Killed
+from tests.registry.history.test_model_writer import Killed
 
 V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
 

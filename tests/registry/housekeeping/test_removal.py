@@ -12,7 +12,7 @@ from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from tests.models.bundles import MakeBundle, write_annex
 from tests.models.mlflow_server import client_of
-from tests.registry.history.test_writer import killed
+from tests.registry.history.test_model_writer import killed
 
 CUDA = "cuda/sm_90"
 

@@ -20,7 +20,7 @@ from registry.errors import (
 )
 from registry.promotion.policy import Policy
 from registry.store import Lookup
-from registry.store.cache import Cache, cache_root
+from registry.store.host_cache import Cache, cache_root
 from registry.store.registry import Registry
 from registry.trust import read_trusted
 from runtime.errors import LoadError

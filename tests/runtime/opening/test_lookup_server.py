@@ -12,7 +12,7 @@ import torch
 
 from pipeline.loading import load
 from registry.errors import RegistryUnavailableError
-from registry.store.cache import Cache, cache_root
+from registry.store.host_cache import Cache, cache_root
 from registry.store.registry import Registry
 from runtime.errors import LoadError
 from tests.models.mlflow_server import MlflowServer

@@ -20,7 +20,7 @@ from engines.errors import RunError
 from pipeline.loading import load
 from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError, RegistryUnavailableError
-from registry.store.cache import Cache, cache_root
+from registry.store.host_cache import Cache, cache_root
 from registry.store.registry import Registry
 from runtime.checked.test_mode import CheckedSession, CheckReport
 from runtime.devices.everywhere import MultiDeviceSession
@@ -300,7 +300,7 @@ class TestRefused:
             raise RegistryUnavailableError("the store is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr("registry.store.artifacts.copy_sealed", away)
+            patch.setattr("registry.store.bundle_files.copy_sealed", away)
             assert session.refresh() is False
         self.still_serves(session)
         assert session.refresh() is True

@@ -18,14 +18,14 @@ import pytest
 from registry import Bundle, BundleError, Registry, RegistryError
 from registry.bundle.digests import SUMS
 from registry.errors import NotCachedError, RegistryUnavailableError
-from registry.store.cache import Cache, cache_root, parse_size
+from registry.store.host_cache import Cache, cache_root, parse_size
 from tests.models.bundles import MakeBundle, write_annex
 
 # Fetches as slowly as it is told to, and says so in a file; then holds what it got.
 FETCHER = """
 import shutil, sys, time
 from pathlib import Path
-from registry.store.cache import Cache
+from registry.store.host_cache import Cache
 from registry.bundle import Bundle
 source, root, log, pause = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 def fill(partial):
@@ -193,7 +193,7 @@ def test_what_does_not_fill_it(host: Host) -> None:
 
 
 def test_another_that_does_not_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.store.cache.FETCH_WAIT_S", 0.1)
+    monkeypatch.setattr("registry.store.host_cache.FETCH_WAIT_S", 0.1)
     host.start(60)
     host.wait_for_a_fetch()
     with pytest.raises(RegistryUnavailableError, match=r"has been fetching .* for 0\.1 s"):

@@ -4,7 +4,7 @@ Validation records a digest of an artifact's outputs for a few rows of the refer
 computes the digest again at the first load, and logs a warning if it differs. Outputs with other
 bits may still be within the tolerances. For a processor that this host does not have:
 
-    qemu-x86_64 -cpu Haswell python -m runtime.opening.bits <job.json
+    qemu-x86_64 -cpu Haswell python -m runtime.opening.same_bits <job.json
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from soa.text import logger
 if TYPE_CHECKING:
     import torch
 
-    from runtime.opening.opening import Opened
+    from runtime.opening.request import Opened
 
 log = logger("soa-pipeline")
 

@@ -23,7 +23,7 @@ from registry.bundle import (
 )
 from registry.errors import BundleError, NotCachedError
 from registry.mlflow import Access
-from registry.store.cache import Cache
+from registry.store.host_cache import Cache
 from registry.version import Version, tag_of
 from soa.files import read_plain
 from soa.text import logger

@@ -160,7 +160,7 @@ class TestAPromotionIsOfOneVersion:
 
     def test_what_was_kept_is_compared_too(self, registry: Registry, tmp_path: Path) -> None:
         """Offline nobody is asked, but a record of another version is none."""
-        from registry.store.lookups import LookupCache
+        from registry.store.recorded_lookups import LookupCache
 
         pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
         kept = LookupCache(tmp_path / "cache", repr(registry), "production")

@@ -138,7 +138,7 @@ def test_the_gate(jets: Built, tmp_path: Path) -> None:
 
 
 def test_a_child_gives_the_same_from_plain_data(jets: Built) -> None:
-    """As under qemu: `python -m runtime.opening.bits`."""
+    """As under qemu: `python -m runtime.opening.same_bits`."""
     bundle = jets.bundle
     candidate = bundle.manifest.targets[TARGET].candidates["exported"]
     job = {
@@ -148,7 +148,7 @@ def test_a_child_gives_the_same_from_plain_data(jets: Built) -> None:
         "reference": str(bundle.file(bundle.manifest.reference)),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "runtime.opening.bits"], input=json.dumps(job),
+        [sys.executable, "-m", "runtime.opening.same_bits"], input=json.dumps(job),
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == candidate.bits
