@@ -173,10 +173,11 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
         if not found:
             raise TargetError(f"this host runs none of the version's targets: {', '.join(have)}")
         return found
-    target = str(Target.parse(wanted))
+    parsed = Target.parse(wanted)
+    target = str(parsed)
     if target not in have:
         raise TargetError(f"the version has no target {target}; it has: {', '.join(have)}")
-    check_torch_runs(Target.parse(target))
+    check_torch_runs(parsed)
     return [target]
 
 

@@ -125,9 +125,10 @@ def revalidate(
         if candidate.status == "not applicable":
             return ValidationReport.not_applicable(engine_name, reason)
         return ValidationReport.failed(engine_name, reason)
-    check_host_runs(Target.parse(target))
+    parsed = Target.parse(target)
+    check_host_runs(parsed)
     say(f"validating {engine_name} on {target} against the reference")
-    by_torch = torch_runs(Target.parse(target))
+    by_torch = torch_runs(parsed)
     report = (_validated if by_torch else _by_driver)(opened, target, engine_name)
     if report.reason:
         say(f"{engine_name} on {target} is refused: {report.why}")

@@ -70,14 +70,15 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
         except TargetError as error:
             raise TargetError(f"{error}{withheld(opened)}") from None
         return _fastest(best, usable)
-    target = str(Target.parse(wanted))
+    parsed = Target.parse(wanted)
+    target = str(parsed)
     if target not in targets:
         have = ", ".join(targets) or "none"
         raise LoadError(
             f"{name} has no target {target}; it has: {have}{withheld(opened)}", code="load-target"
         )
-    check_host_runs(Target.parse(target))
-    if (device.type == "cpu") != target.startswith("cpu/"):
+    check_host_runs(parsed)
+    if device.type != parsed.torch_device:
         raise LoadError(
             f"target {target} does not run on device {str(device)!r}", code="load-target"
         )
