@@ -77,7 +77,7 @@ class Promotion:
         try:
             made = as_record(cls, parse_json(text))
             if made.time.tzinfo is None:
-                raise ValueError(f"its time {made.at!r} is in no time zone")
+                raise ValueError(f"its time {made.at!r} has no time zone")
             return made
         except ValueError as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error

@@ -27,7 +27,7 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds on a CPU of all threads that live, to the nanosecond."""
+    """CPU time of the process's threads that are still alive, in seconds."""
     total = 0
     for thread in (_PROC / str(pid) / "task").iterdir():
         try:

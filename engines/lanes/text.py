@@ -468,7 +468,7 @@ def enclosed(text: str) -> str:
 
 
 def scaled(place: str) -> str:
-    """The position of an element in an array of vectors, of which an element has RV."""
+    """The index of the first of an element's RV vectors, in an array of vectors."""
     if place == "0":
         return "0"
     return f"({place}) * RV" if not place.isalnum() else f"{place} * RV"

@@ -219,7 +219,7 @@ def _npz(path: Path, rows: Rows) -> None:
     with zipfile.ZipFile(path, "w") as file:
         for column in rows.schema:
             if column.name == ABOUT:
-                raise FormatError(f"column {ABOUT!r}: .npz has that name for what made it")
+                raise FormatError(f"column {ABOUT!r}: .npz uses this name for its own record")
             dtype, shape = _dtype(column, ".npz", _is_moment)
             head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
             with file.open(f"{column.name}.npy", "w", force_zip64=True) as member:

@@ -105,7 +105,7 @@ def reading(path: Path, batches: Iterator[T]) -> Iterator[T]:
 def open_source(path: Path, tree: str | None = None) -> Source:
     """Open a file without reading its values. `tree`: a ROOT file's tree. Raises DataError."""
     if path.suffix not in READERS:
-        raise DataError(f"{path}: files that are read are {', '.join(READERS)}")
+        raise DataError(f"{path}: its suffix must be one of {', '.join(READERS)}")
     kind, libraries = READERS[path.suffix]
     with needs_extra("data", DataError):
         for name in libraries:  # not imported here: a file of flat columns needs no Awkward

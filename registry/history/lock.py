@@ -117,8 +117,8 @@ def _wait(access: Access, lease: Lease) -> WriteLock:
         away = 0.0
         if time.monotonic() > give_up:
             raise RegistryUnavailableError(
-                f"registry {access.shown}: others have been writing for {QUEUE_WAIT_S:g} s, now "
-                f"{lease.holder}: try again"
+                f"registry {access.shown}: other writers have had its lock for {QUEUE_WAIT_S:g} s, "
+                f"now {lease.holder}: try again"
             )
         time.sleep(random.uniform(0.02, 0.2))
 

@@ -149,7 +149,7 @@ def poisoned_run(
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
-    """Fill with `pattern` the columns that the model writes in a collection that it also reads."""
+    """Write `pattern` into the model's output columns of a collection that is also an input."""
     for bound in signature.outputs:
         if bound.block.collection == name:
             for column, k in bound.plan.components:

@@ -1,8 +1,8 @@
 """Shared memory between a client and a server on one host, in regions.
 
 Each request in progress has one region, which a later request uses again. After a failure or a
-retry the region is given up, because a late server may still write into it. While a request uses a
-region, the server refuses to forget it; then it is asked again later.
+retry the region is given up, because a late server may still write into it. The server does not
+unregister a region while a request uses it; the client then asks again later.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _GOOD = 0.9  # sizes with at least this part of the best rate are good: benchmar
 
 
 def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes with the most rows in a second, from the version's benchmark.
+    """The batch sizes with the most rows per second, from the version's benchmark.
 
     The rate uses the time of the engines that a session of this target runs, plus the server's time
     for a call. Empty if no size of at least 2 rows was timed.

@@ -250,7 +250,7 @@ def _slice(a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: An
     for i, start in enumerate(starts):
         axis, step = axes[i] if axes else i, by[i] if by else 1
         if step < 0:
-            raise CaptureError(f"{a.name} goes backwards, which is not known here")
+            raise CaptureError(f"{a.name} slices with a negative step, which is not supported")
         x = x[(slice(None),) * (axis % x.dim()) + (slice(start, ends[i], step),)]
     return x
 

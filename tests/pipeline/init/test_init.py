@@ -437,7 +437,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
         ("model.py:Flat", "flat.npz", ("--input", "features"), "expected NAME=COLUMN"),
         ("model.py:Flat", "flat.npz", ("--output", "p=a,b"), "found 2 names for 3 columns"),
         ("model.py:Flat", "none.npz", (), "none.npz cannot be read: No such file"),
-        ("model.py:Flat", "model.py", (), "files that are read are .root, .parquet"),
+        ("model.py:Flat", "model.py", (), "its suffix must be one of .root, .parquet"),
         ("model.py:Flat", "broken.npz", (), "broken.npz is no .npz file"),
         ("model.py:Flat", "broken.root", (), "broken.root is no .root file"),
         ("model.py:Flat", "broken.parquet", (), "broken.parquet is no .parquet file"),
