@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from engines.target import Target
 from pipeline.config.expressions import check_preprocess
+from pipeline.config.mistakes import not_among, shown
 from pipeline.config.schema import SOURCES, BlockConfig, Config, Files
-from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
 from soa.errors import SoaPipelineError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.wording import not_among, shown
+from pipeline.config.mistakes import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import Block
 from stages.model import BINARY, UNARY, Expression, Features, Operation

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.config.wording import (
+from pipeline.config.mistakes import (
     Identifier,
     Listed,
     NonNegative,

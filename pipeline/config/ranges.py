@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pipeline.config.wording import not_among, shown
+from pipeline.config.mistakes import not_among, shown
 from pipeline.config.yaml_lines import Document, Key, Problem
 
 _MOST = 1 << 16

@@ -14,9 +14,9 @@ from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.checks import check_config, find_files
 from pipeline.config.gates import GatesConfig
+from pipeline.config.mistakes import validated
 from pipeline.config.ranges import written_out
 from pipeline.config.schema import ApplyConfig, CompileConfig, Config, ReferenceConfig
-from pipeline.config.wording import validated
 from pipeline.config.yaml_lines import Problem, read_yaml
 from registry.bundle import Manifest
 from registry.errors import BundleError, TrustError

@@ -26,7 +26,7 @@ from pydantic import (
 
 from engines.base import DEFAULT_ENGINES, ENGINES, QUICK_ENGINES, WITH_OPTIONS
 from pipeline.config.gates import GatesConfig
-from pipeline.config.wording import (
+from pipeline.config.mistakes import (
     Identifier,
     Listed,
     NonNegative,

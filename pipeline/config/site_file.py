@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.config.wording import validated
+from pipeline.config.mistakes import validated
 from pipeline.config.yaml_lines import read_yaml
 from pipeline.errors import ConfigError
 from serving.client import address_of

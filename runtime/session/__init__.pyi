@@ -1,10 +1,10 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
 from .binding import WrappedBinding as WrappedBinding
-from .memory_checks import Collections as Collections
-from .memory_checks import by_name as by_name
-from .memory_checks import check_memory as check_memory
-from .memory_checks import data_device as data_device
+from .binding_checks import Collections as Collections
+from .binding_checks import by_name as by_name
+from .binding_checks import check_memory as check_memory
+from .binding_checks import data_device as data_device
 from .ranged import RangedExecutable as RangedExecutable
 from .session import Origin as Origin
 from .session import Session as Session

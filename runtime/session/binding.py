@@ -1,4 +1,4 @@
-"""Binding: a model tied to the caller's buffers. `memory_checks.py` checks the buffers once.
+"""Binding: a model tied to the caller's buffers. `binding_checks.py` checks the buffers once.
 
 An artifact checks nothing when it runs: a wrong dtype, a missing column or too large an n gives
 wrong values or a corrupted heap, without an error. So everything is checked when memory is bound.
@@ -18,7 +18,7 @@ from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
-from runtime.session.memory_checks import Collections, by_name, check_memory
+from runtime.session.binding_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.memory import Collection, Span, argument_spans, carrier

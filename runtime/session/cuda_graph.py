@@ -13,7 +13,7 @@ import torch
 
 from engines.tensors import torch_stream
 from runtime.session.binding import Binding
-from runtime.session.memory_checks import Collections
+from runtime.session.binding_checks import Collections
 from runtime.session.session import Session
 from soa.memory import Collection
 

@@ -11,7 +11,7 @@ from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
 from runtime.session.binding import Binding
-from runtime.session.memory_checks import Collections, by_name
+from runtime.session.binding_checks import Collections, by_name
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.layout import Layout

@@ -403,7 +403,7 @@ FAULTS = (
         "        except BundleError as error:",
         "            opened = _opened(kind, version, target, held.path, False)\n"
         "        except BundleError as error:",
-        ("test_cache.test_a_flipped_bit",),
+        ("test_host_cache.test_a_flipped_bit",),
     ),
     Fault(
         "an entry of the cache is evicted while it is in use",

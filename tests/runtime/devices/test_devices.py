@@ -12,7 +12,7 @@ import torch
 from engines.errors import RunError
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import BindError
-from runtime.session.memory_checks import data_device
+from runtime.session.binding_checks import data_device
 from runtime.session.session import Session
 from soa import Collection
 from tests.models import rogues

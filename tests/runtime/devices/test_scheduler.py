@@ -14,7 +14,7 @@ from engines.errors import RunError
 from runtime.devices.scheduler import Scheduler
 from runtime.errors import BindError, QueueFullError
 from runtime.session.binding import Binding
-from runtime.session.memory_checks import Collections
+from runtime.session.binding_checks import Collections
 from runtime.session.session import Session
 from soa import Collection
 from soa.memory import Device
