@@ -119,6 +119,14 @@ def load(
 
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     error type of the part that failed: registry, bundle, target or engine.
+
+    Examples
+    --------
+    >>> session = pipeline.load("jet-tagger@production")
+    >>> jets, tags = session.collection("jets", 50), session.collection("tags", 50)
+    >>> session.run(jets, tags)
+    >>> tags["p_top"].shape
+    (50,)
     """
     opening = _opening(ref, mode, build, options)
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None

@@ -114,7 +114,15 @@ class Version:
         return f"Version({self.ref}{names}: {', '.join(targets)})"
 
     def promotion(self, alias: str) -> Promotion | None:
-        """The promotion to `alias` in the version's tag, or None if there is no such tag."""
+        """The promotion to `alias` in the version's tag, or None if there is no such tag.
+
+        Examples
+        --------
+        >>> registry.find("jet-tagger/1").promotion("production").number
+        1
+        >>> registry.find("jet-tagger/2").promotion("production") is None
+        True
+        """
         text = self.tags.get(PROMOTION + alias)
         if text is None:
             return None

@@ -44,6 +44,11 @@ class Column:
     `shape` is `()` for a plain column and a scalar, `(r,)` for an Eigen vector, `(r, c)` for an
     Eigen matrix. A stored column may have any Python identifier as its name, because older versions
     allowed it.
+
+    Examples
+    --------
+    >>> eigen("covariance", "float32", 3, 3).components
+    9
     """
 
     name: str
@@ -93,7 +98,13 @@ class Column:
         return math.prod(self.shape)
 
     def component_of(self, index: int) -> int:
-        """The physical component that holds entry `index`, counted row by row."""
+        """The physical component that holds entry `index`, counted row by row.
+
+        Examples
+        --------
+        >>> eigen("matrix", "float32", 2, 3).component_of(1)  # of row 0 and column 1
+        2
+        """
         if len(self.shape) < 2:
             return index
         rows, cols = self.shape
@@ -103,25 +114,51 @@ class Column:
 
 @known_options()
 def column(name: str, dtype: str) -> Column:
-    """A plain column: one value per element (`SOA_COLUMN`)."""
+    """A plain column: one value per element (`SOA_COLUMN`).
+
+    Examples
+    --------
+    >>> column("pt", "float32")
+    Column(name='pt', dtype='float32', kind='column', shape=())
+    """
     return Column(_named(name), dtype)
 
 
 @known_options()
 def opaque(name: str, nbytes: int) -> Column:
-    """`nbytes` bytes per element that no model reads: a struct, a std::array."""
+    """`nbytes` bytes per element that no model reads: a struct, a std::array.
+
+    Examples
+    --------
+    >>> Layout([column("pt", "float32"), opaque("hits", 24)]).nbytes(100)
+    2944
+    """
     return Column(_named(name), f"opaque{nbytes}")
 
 
 @known_options()
 def scalar(name: str, dtype: str) -> Column:
-    """One value for the whole collection (`SOA_SCALAR`)."""
+    """One value for the whole collection (`SOA_SCALAR`).
+
+    Examples
+    --------
+    >>> event = Collection(Layout([column("pt", "float32"), scalar("rho", "float32")]), 5)
+    >>> event["rho"][...] = 12.5
+    >>> event["rho"]
+    array(12.5, dtype=float32)
+    """
     return Column(_named(name), dtype, "scalar")
 
 
 @known_options()
 def eigen(name: str, dtype: str, *shape: int) -> Column:
-    """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`)."""
+    """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`).
+
+    Examples
+    --------
+    >>> Collection(Layout([eigen("p4", "float32", 4)]), 5)["p4"].shape
+    (5, 4)
+    """
     return Column(_named(name), dtype, "eigen", tuple(shape))
 
 
@@ -138,6 +175,12 @@ class Layout:
     `storage` is `buffer` or `columns`. `buffer`: one CMSSW-compatible buffer holds every column,
     aligned to 128 bytes by default. `columns`: each physical column is a separate piece of memory,
     as in Arrow. Then the default alignment is 1: each column is aligned to the size of its element.
+
+    Examples
+    --------
+    >>> layout = Layout([column("pt", "float32"), column("charge", "int8")])
+    >>> layout.offsets(100), layout.nbytes(100)
+    ({'pt': 0, 'charge': 512}, 640)
     """
 
     columns: tuple[Column, ...]
@@ -199,7 +242,13 @@ class Layout:
             raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
 
     def alignment_of(self, name: str) -> int:
-        """The alignment of a column's address, in bytes."""
+        """The alignment of a column's address, in bytes.
+
+        Examples
+        --------
+        >>> Layout([column("energy", "float64")], storage="columns").alignment_of("energy")
+        8
+        """
         return max(self.alignment, self[name].own_alignment)
 
     @cached_property
@@ -208,17 +257,35 @@ class Layout:
         return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
 
     def pitch(self, name: str, n: int) -> int:
-        """Bytes from the start of one component of a column to the next, for n elements."""
+        """Bytes from the start of one component of a column to the next, for n elements.
+
+        Examples
+        --------
+        >>> Layout([column("pt", "float32")]).pitch("pt", 33)
+        256
+        """
         member = self[name]
         elements = 1 if member.kind == "scalar" else n
         return -(-elements * itemsize(member.dtype) // self.alignment) * self.alignment
 
     def padded_length(self, name: str, n: int) -> int:
-        """Elements from one component of a column to the next (CMSSW's Eigen stride)."""
+        """Elements from one component of a column to the next (CMSSW's Eigen stride).
+
+        Examples
+        --------
+        >>> Layout([column("pt", "float32")]).padded_length("pt", 33)
+        64
+        """
         return self.pitch(name, n) // itemsize(self[name].dtype)
 
     def offsets(self, n: int) -> dict[str, int]:
-        """Byte offset of each column (its component 0) from the start of the buffer."""
+        """Byte offset of each column (its component 0) from the start of the buffer.
+
+        Examples
+        --------
+        >>> Layout([column("pt", "float32"), scalar("rho", "float64")]).offsets(33)
+        {'pt': 0, 'rho': 256}
+        """
         found: dict[str, int] = {}
         at = 0
         for member in self.columns:
@@ -227,7 +294,13 @@ class Layout:
         return found
 
     def nbytes(self, n: int) -> int:
-        """Bytes of the buffer for n elements (CMSSW's `computeDataSize`)."""
+        """Bytes of the buffer for n elements (CMSSW's `computeDataSize`).
+
+        Examples
+        --------
+        >>> Layout([column("pt", "float32")]).nbytes(33)
+        256
+        """
         if n < 0:
             raise LayoutError(f"a collection cannot have {n} elements")
         return sum(self.pitch(c.name, n) * c.components for c in self.columns)

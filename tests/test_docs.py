@@ -11,7 +11,11 @@ A comment in front may say more:
 
 from __future__ import annotations
 
+import contextlib
+import doctest
+import importlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -34,6 +38,8 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 import pipeline
+import soa
+import soa.memory
 from benchmarks.__main__ import NAMES
 from pipeline.cli.main import main
 from pipeline.config import Config, load_config
@@ -54,6 +60,8 @@ from tests.models.project import PASSED, resealed
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples/README.md"]
 RESULTS = ROOT / "benchmarks/RESULTS.md"
+API = ROOT / "docs/reference/api.md"
+NO_EXAMPLE = {"pipeline.building.runner.RunResult", "soa.memory.jagged.from_jagged"}
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
@@ -261,17 +269,18 @@ class Desk:
         for number in (3, 1):
             self.registry.promote(self.registry.find(f"{NAME}/{number}"), "production", PASSED)
         self.registry.promote(self.registry.find(f"{NAME}/4"), "staging", PASSED)
+        shutil.copy(folder / "registry.db", folder / "first.db")
 
-    def page(self, snippet: Snippet) -> Path:
+    def page(self, page: Path) -> Path:
         """The working folder: the snippets of a page follow one another."""
-        place = self.folder / snippet.page.relative_to(ROOT).with_suffix("")
+        place = self.folder / page.relative_to(ROOT).with_suffix("")
         if place.exists():
             return place
         place.mkdir(parents=True)
         for name in ("configs", "examples"):
             (place / name).symlink_to(ROOT / name)
         for each in SNIPPETS:
-            if each.page == snippet.page and each.marker == "file":
+            if each.page == page and each.marker == "file":
                 (place / each.value).write_text(each.text)
         jets = pa.Table.from_batches([to_arrow(Collection(self.layout, 40))])
         pq.write_table(jets, place / "jets.parquet")
@@ -350,7 +359,7 @@ def test_it_runs(
 ) -> None:
     if missing := [need for need in snippet.needs if not NEEDS[need]()]:
         pytest.skip(f"needs {', '.join(missing)}")
-    monkeypatch.chdir(desk.page(snippet))
+    monkeypatch.chdir(desk.page(snippet.page))
     monkeypatch.setenv("PIPELINE_REGISTRY", desk.registry.uri)
     text = snippet.text
     if snippet.language == "sh":
@@ -375,6 +384,62 @@ def test_it_runs(
         finally:
             if "mlflow" in names:
                 names["mlflow"].set_tracking_uri(None)
+
+
+def public_names() -> Iterator[tuple[str, object]]:
+    """The names on the page of the API: of classes and functions, and of one module."""
+    for name in re.findall(r"^::: ([\w.]+)$", API.read_text(), re.M):
+        module, _, last = name.rpartition(".")
+        found = getattr(importlib.import_module(module), last, None)
+        yield name, found or importlib.import_module(name)
+
+
+def examples() -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for name, found in public_names():
+        yield from (test for test in finder.find(found, name, globs={}) if test.examples)
+
+
+EXAMPLES = list(examples())
+
+
+def test_the_names_that_users_touch_have_an_example() -> None:
+    for name, _ in public_names():
+        own = [test for test in EXAMPLES if f"{test.name}.".startswith(f"{name}.")]
+        assert own or name in NO_EXAMPLE, name
+    assert len(EXAMPLES) >= 60
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda test: test.name)
+def test_an_example_gives_what_it_says(
+    desk: Desk,
+    example: doctest.DocTest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Each on a registry of its own, as it was before any page changed it."""
+    shutil.copytree(desk.page(API), tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.copy(desk.folder / "first.db", tmp_path / "registry.db")
+    rows: dict[str, Any] = {
+        c.name: np.ones((40, *c.shape), np.float32) for c in desk.layout.columns
+    }
+    np.savez(tmp_path / "jets.npz", **rows)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIPELINE_REGISTRY", f"sqlite:///{tmp_path}/registry.db")
+    for step in example.examples:
+        if "triton://" in step.source:
+            if not NEEDS["triton"]():
+                pytest.skip("needs triton")
+            url = request.getfixturevalue("triton")
+            step.source = step.source.replace("triton://host:8001", url)
+    names = {name: getattr(part, name) for part in (soa, soa.memory) for name in part.__all__}
+    example.globs = {**names, **desk.names(), "np": np, "registry": Registry()}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()):
+        result = runner.run(example, out=said.write)
+    assert result.failed == 0, said.getvalue()
 
 
 def run_command(desk: Desk, words: list[str]) -> None:

@@ -56,7 +56,16 @@ class About:
 
 
 def read_about(path: Path) -> About:
-    """Read the record in an output file. DataError if `pipeline apply` did not write the file."""
+    """Read the record in an output file. DataError if `pipeline apply` did not write the file.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from pipeline.applying import read_about
+    >>> report = pipeline.apply("jet-tagger@production", "jets.npz", "scored")
+    >>> read_about(Path("scored/jets.npz")).version
+    1
+    """
     try:
         with open_source(path) as source:
             text = source.about()

@@ -45,7 +45,14 @@ _RECORD, _LOCK = "job.json", "lock"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a job. `found`: the number of rows that an earlier run had scored."""
+    """The result of a job. `found`: the number of rows that an earlier run had scored.
+
+    Examples
+    --------
+    >>> report = pipeline.apply("jet-tagger@production", "jets.npz", "scored")
+    >>> report.rows, report.outputs
+    (40, ('.../scored/jets.npz',))
+    """
 
     outputs: tuple[str, ...]
     written: tuple[str, ...]
@@ -94,6 +101,11 @@ def apply(
 
     If a job was killed, the same call continues it. Raises ApplyError, DataError, OSError if a disk
     fails, and the errors of `pipeline.load`.
+
+    Examples
+    --------
+    >>> pipeline.apply("jet-tagger@production", "jets.npz", "scored.parquet", keep=["pt"]).rows
+    40
     """
     if dask is not None and (threads or execute):
         raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")

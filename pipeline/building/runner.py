@@ -92,6 +92,11 @@ def run(
     by content, so an unchanged run does nothing, and an interrupted run continues. `say` gets lines
     about the progress; `show` is entered while a step runs. Raises the error of the stage that
     failed.
+
+    Examples
+    --------
+    >>> pipeline.run("configs/demo.yaml", quick=True).version.ref  # doctest: +SKIP
+    'jet-tagger/1'
     """
     begun = time.monotonic()
     path = Path(config_path)

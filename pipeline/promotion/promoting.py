@@ -75,6 +75,13 @@ def promote(
 
     Raises PromotionRefused with all decisions; then only the history has changed: it records the
     refusal. With `dry_run` nothing changes, and the result says whether it would be refused.
+
+    Examples
+    --------
+    >>> pipeline.promote(registry, "jet-tagger/2", "staging", dry_run=True).passed
+    True
+    >>> registry.find("jet-tagger@staging").number  # it has not moved
+    4
     """
     check_promotable(alias)
     check_override(override, reason)

@@ -45,7 +45,13 @@ class Reader(Access):
     """The methods that read a registry. None of them changes or creates a registry."""
 
     def list(self) -> Sequence[ModelSummary]:
-        """All models with a version that soa-pipeline registered, by name."""
+        """All models with a version that soa-pipeline registered, by name.
+
+        Examples
+        --------
+        >>> [(model.name, model.versions) for model in registry.list()]
+        [('jet-tagger', 4)]
+        """
         if not self.exists:
             return []
         found = []
@@ -62,12 +68,24 @@ class Reader(Access):
         return sorted(found, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
-        """All versions of a model that soa-pipeline registered, oldest first."""
+        """All versions of a model that soa-pipeline registered, oldest first.
+
+        Examples
+        --------
+        >>> [version.number for version in registry.versions("jet-tagger")]
+        [1, 2, 3, 4]
+        """
         with self._model(name) as (store, model):
             return models.our_versions(store, model)
 
     def find(self, ref: str | Ref) -> Version:
-        """Find `name/3`, `name@alias`, or `name` for the latest version."""
+        """Find `name/3`, `name@alias`, or `name` for the latest version.
+
+        Examples
+        --------
+        >>> registry.find("jet-tagger@staging").ref
+        'jet-tagger/4'
+        """
         wanted = parse_ref(ref) if isinstance(ref, str) else ref
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
@@ -96,7 +114,13 @@ class Reader(Access):
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
         """Copy the version's bundle and its annexes to the new folder `dest`, and verify them. If
-        that fails, `dest` is not created."""
+        that fails, `dest` is not created.
+
+        Examples
+        --------
+        >>> registry.fetch(registry.find("jet-tagger/1"), "fetched").manifest.name
+        'jet-tagger'
+        """
         bundle_files.fetch(self, version, Path(dest))
         return open_folder(dest, verify=False)
 
@@ -117,6 +141,12 @@ class Reader(Access):
         again if they are damaged. `annexes`: only those of these targets; None: all.
         `in_place=False`: use the cache even if the store is on this host. `fetch=False`: do not
         fetch files; raises NotCachedError if they are missing.
+
+        Examples
+        --------
+        >>> version = registry.find("jet-tagger/1")
+        >>> registry.open(version).digest == version.digest
+        True
         """
         place = Cache(cache_root(cache))
         source = bundle_files.Source(self, version, place, in_place, fetch)
@@ -144,6 +174,14 @@ class Reader(Access):
 
         An event that a killed writer left open has the state in which the next writer will close
         it.
+
+        Examples
+        --------
+        >>> for event in registry.history("jet-tagger"):
+        ...     print(event.kind, event.version, event.alias)
+        promotion 3 production
+        promotion 1 production
+        promotion 4 staging
         """
         with self._model(name) as (store, model):
             experiment = models.experiment_of(self, store, name)
@@ -157,6 +195,12 @@ class Reader(Access):
 
         The version's tag has the time of its promotion. Promotions of that time are returned, or if
         the history has none, all its promotions to the alias. Without the tag there are none.
+
+        Examples
+        --------
+        >>> version = registry.find("jet-tagger/1")
+        >>> [promotion.number for promotion in registry.promotions(version, "production")]
+        [1]
         """
         if version.promotion(alias) is None or not self.exists:
             return []
@@ -169,7 +213,13 @@ class Reader(Access):
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """The policies of this registry: the one for every model, and the one for `model`. Their
-        reference sets are copied into the folder `into`, if it is given."""
+        reference sets are copied into the folder `into`, if it is given.
+
+        Examples
+        --------
+        >>> list(registry.policies("jet-tagger"))
+        []
+        """
         return policy_store.kept(self, None if model is None else Ref(model).name, into)
 
     @contextlib.contextmanager

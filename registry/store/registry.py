@@ -55,6 +55,12 @@ class Registry(Reader):
 
     Creating the object has no effect on the registry. Methods that only read never create one.
     `client` and `writing` are for code that extends the registry.
+
+    Examples
+    --------
+    >>> registry = pipeline.Registry()
+    >>> registry.find("jet-tagger@production")
+    Version(jet-tagger/1 @production: cpu/x86-64-v... exported verified)
     """
 
     def sign(
@@ -84,6 +90,12 @@ class Registry(Reader):
         process leaves an open run with files (see `registry.housekeeping.garbage`). The files are
         copied without the lock. If two processes register the same bundle at once, the second one
         returns the version of the first. `origin`: see `registry.housekeeping.pushing`.
+
+        Examples
+        --------
+        >>> bundle = registry.open(registry.find("jet-tagger/1"))
+        >>> registry.register(bundle, name="another-name").ref
+        'another-name/1'
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
@@ -162,7 +174,13 @@ class Registry(Reader):
                 upload.discard_annex(self, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
-        """Move an alias to a version without gates. `production` and `previous` are refused."""
+        """Move an alias to a version without gates. `production` and `previous` are refused.
+
+        Examples
+        --------
+        >>> registry.set_alias(registry.find("jet-tagger/2"), "candidate").aliases
+        ('candidate',)
+        """
         if alias in (PRODUCTION, PREVIOUS):
             raise RegistryError(
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
@@ -225,6 +243,11 @@ class Registry(Reader):
         """Put `previous` back in production; the version replaced becomes `previous`.
 
         Raises NotPromotedError if no gate ever let `previous` into production.
+
+        Examples
+        --------
+        >>> registry.rollback("jet-tagger", reason="fewer top jets than expected").ref
+        'jet-tagger/3'
         """
         with self._model(name):
             pass  # raises for an unknown name before anything is written
@@ -251,7 +274,13 @@ class Registry(Reader):
             return self._again(found)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
-        """Record that `approver` approves this version, with this digest, for production."""
+        """Record that `approver` approves this version, with this digest, for production.
+
+        Examples
+        --------
+        >>> registry.approve(registry.find("jet-tagger/2"), "ada", reason="good plots").kind
+        'approval'
+        """
         if not approver.strip() or not approver.isprintable() or len(approver) > 100:
             raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
         with self._changing(version) as (writer, found):
@@ -305,7 +334,15 @@ class Registry(Reader):
         self, policy: Policy, model: str | None = None, reference: Path | None = None
     ) -> None:
         """Set the policy for all promotions, or for those of `model`. `reference`: the file that
-        `policy.reference` names."""
+        `policy.reference` names.
+
+        Examples
+        --------
+        >>> from registry.promotion import Policy
+        >>> registry.set_policy(Policy(max_slowdown=1.5), model="jet-tagger")
+        >>> len(registry.policies("jet-tagger"))
+        1
+        """
         if model is not None:
             self.versions(model)  # raises NotFoundError if there is no such model
         policy_store.keep(self, policy, model, reference)

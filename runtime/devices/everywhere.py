@@ -22,6 +22,13 @@ class MultiDeviceSession(Session):
     `open_on(device)` is called once for each device, by the thread with the first event there.
     Other threads with events there wait; events on other devices do not. If it raises, this event
     gets the error, and the next event on that device tries again.
+
+    Examples
+    --------
+    >>> everywhere = pipeline.load("jet-tagger@production", device="auto")
+    >>> everywhere.run(jets, tags)
+    >>> [str(device) for device in everywhere.devices]
+    ['cpu']
     """
 
     def __init__(self, signature: Signature, open_on: Callable[[torch.device], Session]) -> None:

@@ -74,6 +74,14 @@ class Scheduler:
 
     The scheduler borrows the sessions. `close`, or the end of a `with` block, waits for all
     submitted events. It belongs to its process: in the child of a fork it raises RunError.
+
+    Examples
+    --------
+    >>> from runtime import Scheduler
+    >>> with Scheduler([session]) as scheduler:
+    ...     future = scheduler.submit(jets, tags)
+    >>> future.done()
+    True
     """
 
     def __init__(

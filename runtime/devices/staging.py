@@ -22,6 +22,11 @@ class Staging:
 
     It owns its staging memory, on the session's device and pinned on the host. This memory is as
     large as the largest event so far.
+
+    Examples
+    --------
+    >>> from runtime import Staging
+    >>> Staging(session).run(jets, tags)
     """
 
     def __init__(self, session: Session) -> None:

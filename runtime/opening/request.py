@@ -65,6 +65,11 @@ class Opening:
     makes an artifact if the version has no verified one for this host. `prover` validates an
     artifact that no device of its kind has run, before its first use on this host; without a
     prover, production refuses such an artifact.
+
+    Examples
+    --------
+    >>> pipeline.load("jet-tagger/4", mode="test", threads=1, lookup="prefer-cache").origin.version
+    '4'
     """
 
     ref: str | Path = field(kw_only=False)

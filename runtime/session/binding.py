@@ -40,6 +40,14 @@ class Binding:
     stream) without synchronisation, and the outputs are ready in stream order. The binding borrows
     the memory and keeps the collections alive. Only one thread at a time may use a binding;
     different bindings of one session may run at once.
+
+    Examples
+    --------
+    >>> binding = session.bind(jets, tags)
+    >>> binding()
+    >>> binding(3)  # the first three rows only
+    >>> binding.rows
+    {'n': 3}
     """
 
     def __init__(
@@ -125,7 +133,15 @@ class Binding:
             self._replace({})
 
     def resize(self, rows: Rows) -> None:
-        """Bind n rows of the same memory, in constant time: only n is checked."""
+        """Bind n rows of the same memory, in constant time: only n is checked.
+
+        Examples
+        --------
+        >>> binding = session.bind(jets, tags)
+        >>> binding.resize(3)
+        >>> binding.bound
+        {'n': 3}
+        """
         with self._alone:
             self._use(rows)
             self.bound = self.rows
@@ -168,6 +184,13 @@ class Binding:
 
         The time does not depend on n. If it raises BindError, the binding is not changed. Otherwise
         it releases the memory that was bound before.
+
+        Examples
+        --------
+        >>> binding = session.bind(jets, tags)
+        >>> binding.rebind(session.collection("jets", 7), session.collection("tags", 7))
+        >>> binding.bound
+        {'n': 7}
         """
         with self._alone:
             checked = self._check(

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a session runs: for messages and records."""
+    """What a session runs: for messages and records.
+
+    Examples
+    --------
+    >>> print(session.origin)
+    jet-tagger/1 (exported, cpu/x86-64-v...)
+    """
 
     name: str
     version: str | None
@@ -47,6 +53,11 @@ class Session:
     It owns the opened artifact and borrows all other memory. `any_start`: validation ran windows
     that begin at any row, so they may be bound. A session is pickled as `reopening`: another
     process opens the same version again.
+
+    Examples
+    --------
+    >>> session
+    Session(jet-tagger/1 (exported, cpu/x86-64-v...), jets[n], tags[n])
     """
 
     any_start = False
@@ -75,14 +86,27 @@ class Session:
 
     def layout(self, collection: str) -> Layout:
         """The layout of one of the model's collections; BindError if there is no such
-        collection."""
+        collection.
+
+        Examples
+        --------
+        >>> [column.name for column in session.layout("tags").columns]
+        ['p_qcd', 'p_w', 'p_top', 'label']
+        """
         if collection not in self.signature.layouts:
             have = ", ".join(self.signature.layouts)
             raise BindError(f"the model has no collection {collection!r}; it has: {have}")
         return self.signature.layouts[collection]
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
-        """A new, zeroed collection of the model's layout on the session's device."""
+        """A new, zeroed collection of the model's layout on the session's device.
+
+        Examples
+        --------
+        >>> jets = session.collection("jets", 10, capacity=64)
+        >>> jets.n, jets.capacity
+        (10, 64)
+        """
         return Collection(self.layout(name), n, self.device, capacity=capacity)
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
@@ -90,6 +114,13 @@ class Session:
 
         `graph`: replay a CUDA graph if one can be recorded, see `GraphBinding`. Raises BindError
         naming the collection, what was found and what is needed.
+
+        Examples
+        --------
+        >>> binding = session.bind(jets, tags)
+        >>> for energy in (30, 40, 50):
+        ...     jets["part_energy"][:] = energy
+        ...     binding()
         """
         kind = Binding
         if graph and not torch_runs_on(self.device):
@@ -99,7 +130,12 @@ class Session:
         return kind(self, *self._named(inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
-        """Bind and run once. Outputs are written in place; on a GPU in stream order."""
+        """Bind and run once. Outputs are written in place; on a GPU in stream order.
+
+        Examples
+        --------
+        >>> session.run({"jets": jets}, {"tags": tags})
+        """
         self.bind(inputs, outputs)(stream=stream)
 
     def run_many(
@@ -111,6 +147,12 @@ class Session:
         With the native runner this is one call without the GIL, on `threads` native threads. The
         bindings must share no output memory, and no other thread may run one of them. Raises the
         error of the first binding that fails; later ones may not have run.
+
+        Examples
+        --------
+        >>> def event():
+        ...     return session.bind(session.collection("jets", 5), session.collection("tags", 5))
+        >>> session.run_many([event() for _ in range(8)], threads=2)
         """
         # With telemetry each call is counted.
         if telemetry() is None and all(type(binding) is Binding for binding in bindings):
@@ -126,7 +168,15 @@ class Session:
             binding(stream=stream)
 
     def close(self) -> None:
-        """Release the artifact once running calls have ended; bindings then raise RunError."""
+        """Release the artifact once running calls have ended; bindings then raise RunError.
+
+        Examples
+        --------
+        >>> short = pipeline.load("jet-tagger@production")
+        >>> short.close()
+        >>> short.closed
+        True
+        """
         self.closed = True
         self._executable.close()
 

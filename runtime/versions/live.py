@@ -36,6 +36,13 @@ class LiveSession(Session):
     """A session that follows a name. Any number of threads may bind and run while it moves.
 
     `current` is the session in place, with its report. Everything else is as in any session.
+
+    Examples
+    --------
+    >>> live = pipeline.load("jet-tagger@production", live=True)
+    >>> live.run(jets, tags)
+    >>> live.ref
+    'jet-tagger/1'
     """
 
     def __init__(self, name: Name, open_: Callable[[Opened], Session]) -> None:
@@ -78,6 +85,13 @@ class LiveSession(Session):
         The registry is asked as `lookup` of the session says. Raises the errors of `load`, and
         LoadError for a version with other columns; then the version in place goes on serving. After
         a fork raises RunError: the child stays at the version that was in place.
+
+        Examples
+        --------
+        >>> live = pipeline.load("jet-tagger@production", live=True)
+        >>> version = registry.rollback("jet-tagger")
+        >>> live.refresh(), live.ref
+        (True, 'jet-tagger/3')
         """
         self._process.require()
         with self._refreshing:
@@ -104,6 +118,12 @@ class LiveSession(Session):
         """Refresh again and again in a thread, until the end of a `with` block or `close`.
 
         Errors are logged, and the version in place goes on serving. Raises RunError after a fork.
+
+        Examples
+        --------
+        >>> live = pipeline.load("jet-tagger@production", live=True)
+        >>> with live.watch(every_s=30):
+        ...     live.run(jets, tags)
         """
         self._process.require()
         watcher = Watcher(self, every_s)

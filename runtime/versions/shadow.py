@@ -43,6 +43,12 @@ class ShadowedSession(Session):
     """Production's session with a shadow. Any number of threads may use it, as any other session.
 
     `close` ends the shadow and saves its record; `flush` saves it at any time.
+
+    Examples
+    --------
+    >>> both = pipeline.load("jet-tagger@production", shadow="@staging", shadow_fraction=0.1)
+    >>> both.run(jets, tags)
+    >>> both.close()
     """
 
     def __init__(
@@ -89,6 +95,14 @@ class ShadowedSession(Session):
         """Wait for the copied events, and add the results to the record.
 
         Raises the errors of the registry or the file; the results are then saved the next time.
+
+        Examples
+        --------
+        >>> both = pipeline.load("jet-tagger@production", shadow="@staging", shadow_fraction=1)
+        >>> both.run(jets, tags)
+        >>> both.flush()
+        >>> [record.events for record in registry.find("jet-tagger@staging").shadows.values()]
+        [1]
         """
         self._worker.flush()
 

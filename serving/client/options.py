@@ -51,6 +51,11 @@ class RemoteOptions:
     "system" for collections on the CPU, "cuda" or "cuda:<number>" for collections on that GPU.
     `message_bytes`: the largest message; if the rows are independent, more rows than fit are sent
     in several messages. `allow_nan`: accept NaN answers to inputs without NaN or infinity.
+
+    Examples
+    --------
+    >>> pipeline.RemoteOptions(deadline_s=2, retries=1).in_flight
+    8
     """
 
     deadline_s: float = 10.0

@@ -31,6 +31,13 @@ class RemoteSession(Session):
     Any number of threads may bind and run. The session's own threads keep up to `in_flight`
     requests of `run_async` and `run_many` in progress. On a GPU the outputs are complete when a
     call returns.
+
+    Examples
+    --------
+    >>> options = pipeline.RemoteOptions(deadline_s=20)
+    >>> url = "triton://host:8001"
+    >>> served = pipeline.load("jet-tagger@production", device=url, remote=options)
+    >>> served.run(jets, tags)
     """
 
     def __init__(
@@ -53,6 +60,12 @@ class RemoteSession(Session):
         The future gives the output collections once they are written, or raises the errors of
         `run`. Until then do not use the memory. Read the futures in the order of the calls to get
         the answers in that order. On a GPU the request uses the stream that is current at the call.
+
+        Examples
+        --------
+        >>> served = pipeline.load("jet-tagger@production", device="triton://host:8001")
+        >>> list(served.run_async(jets, tags).result())
+        ['tags']
         """
         return self._send(self.bind(inputs, outputs), self._on(None))
 

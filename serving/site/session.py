@@ -23,7 +23,13 @@ from soa.signature import Signature
 
 
 class SiteSession(RemoteSession):
-    """Runs one model on CPU collections, at the places that the site's policy chooses."""
+    """Runs one model on CPU collections, at the places that the site's policy chooses.
+
+    Examples
+    --------
+    >>> site = pipeline.load("jet-tagger@production", site="site.yaml")
+    >>> site.run(jets, tags)
+    """
 
     def __init__(self, signature: Signature, router: Router, origin: Origin) -> None:
         super().__init__(signature, router, router.policy.in_flight, origin)

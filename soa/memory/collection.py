@@ -40,6 +40,14 @@ class Collection:
     `Collection(layout, n)` owns zeroed memory; `wrap` and `from_columns` borrow memory and keep the
     exporting object alive; `from_arrays` copies values in. torch is imported only for GPU memory
     and by functions that return torch tensors.
+
+    Examples
+    --------
+    >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+    >>> jets = Collection(layout, 3)
+    >>> jets["pt"][:] = [50, 40, 30]
+    >>> jets["pt"]
+    array([50., 40., 30.], dtype=float32)
     """
 
     def __init__(
@@ -115,6 +123,16 @@ class Collection:
         that `import_bytes` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
         address aligned to `layout.alignment`: either raw bytes (uint8), or values of one dtype if
         every column has that dtype. Raises CollectionError otherwise.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> memory = np.zeros(layout.nbytes(100) + 128, np.uint8)
+        >>> start = -memory.ctypes.data % 128  # the first aligned byte
+        >>> jets = Collection.wrap(layout, memory[start : start + layout.nbytes(100)], 100)
+        >>> jets["pt"][:] = 50
+        >>> bool(memory.any())
+        True
         """
         if layout.storage != "buffer":
             raise CollectionError(
@@ -155,6 +173,15 @@ class Collection:
         `columns[name]` is one exporter of `capacity` elements, or for an Eigen column a sequence
         of one exporter per component, in storage (column-major) order. Each exporter must have the
         column's dtype and be aligned to `layout.alignment_of(name)`.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")], storage="columns")
+        >>> pt, eta = np.ones(3, np.float32), np.zeros(3, np.float32)
+        >>> jets = Collection.from_columns(layout, {"pt": pt, "eta": eta})
+        >>> pt[0] = 50
+        >>> jets["pt"]
+        array([50.,  1.,  1.], dtype=float32)
         """
         if layout.storage != "columns":
             raise CollectionError(
@@ -194,6 +221,13 @@ class Collection:
 
         Shapes: plain column `(n,)`, Eigen vector `(n, r)`, Eigen matrix `(n, r, c)`, scalar `()`.
         A dtype that differs from the column's is refused rather than converted.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> pt, eta = np.ones(3, np.float32), np.zeros(3, np.float32)
+        >>> Collection.from_arrays(layout, {"pt": pt, "eta": eta}).n
+        3
         """
         values = values_of(layout, arrays)
         if n is None:
@@ -225,6 +259,14 @@ class Collection:
         """Copy values into a member: `(n, ...)` (more rows are ignored), or `()` for a scalar.
 
         Values are converted to the column's dtype.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> jets = Collection(layout, 3)
+        >>> jets.fill("pt", np.array([50, 40, 30]))
+        >>> jets["pt"]
+        array([50., 40., 30.], dtype=float32)
         """
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
@@ -244,6 +286,15 @@ class Collection:
 
         `components` are physical columns (name, component); by default all are copied. Padding and
         the other rows are not changed. If a GPU takes part, the copy is made in stream order.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> source, jets = Collection(layout, 3), Collection(layout, 3)
+        >>> source["pt"][:] = [50, 40, 30]
+        >>> jets.copy_from(source)
+        >>> jets["pt"]
+        array([50., 40., 30.], dtype=float32)
         """
         if components is None:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
@@ -260,6 +311,13 @@ class Collection:
         Shapes: `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. The view is read-only if the
         collection is. Raises CollectionError for memory of a GPU, and for an Eigen column of a
         `columns` layout, which has no single view (use `component`); LayoutError for bfloat16.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), eigen("p4", "float32", 4)])
+        >>> jets = Collection(layout, 3)
+        >>> jets["pt"].shape, jets["p4"].shape
+        ((3,), (3, 4))
         """
         array = self._dense(name).numpy()
         rows = array[..., : self.n] if array.ndim else array
@@ -269,6 +327,13 @@ class Collection:
         """A torch tensor over a column, on any device, with the shape of `collection[name]`.
 
         For an opaque column it holds the bytes, `(n, size)`.
+
+        Examples
+        --------
+        >>> jets = Collection(Layout([eigen("p4", "float32", 4)]), 3)
+        >>> jets.tensor("p4")[:, 0] = 50
+        >>> jets["p4"][0]
+        array([50.,  0.,  0.,  0.], dtype=float32)
         """
         tensor = self._dense(name).tensor()
         if is_opaque(self.layout[name].dtype):
@@ -291,7 +356,14 @@ class Collection:
         return run.at(0, run.dtype, *reversed(member.shape), run.shape[1])
 
     def component(self, name: str, k: int = 0) -> torch.Tensor:
-        """Physical column k of a member as a torch tensor: `(capacity,)`; `(1,)` for a scalar."""
+        """Physical column k of a member as a torch tensor: `(capacity,)`; `(1,)` for a scalar.
+
+        Examples
+        --------
+        >>> jets = Collection(Layout([eigen("p4", "float32", 4)]), 3)
+        >>> jets.component("p4", 3).shape
+        torch.Size([3])
+        """
         return self.span(name, k).tensor()
 
     def span(self, name: str, k: int = 0) -> Span:
@@ -303,6 +375,12 @@ class Collection:
 
         S is the padded column length. The columns must have one dtype and lie in one buffer, as in
         a `matrix` plan.
+
+        Examples
+        --------
+        >>> jets = Collection(Layout([eigen("p4", "float32", 4)]), 3)
+        >>> jets.run("p4", 0, 4).shape
+        (4, 32)
         """
         if self._buffer is None:
             raise CollectionError("separate columns are not a matrix")
@@ -327,7 +405,13 @@ class Collection:
     @property
     def buffer(self) -> torch.Tensor | None:
         """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns and for
-        a window."""
+        a window.
+
+        Examples
+        --------
+        >>> Collection(Layout([column("pt", "float32")]), 100).buffer.shape
+        torch.Size([512])
+        """
         return None if self._buffer is None or self._parent else self._buffer.tensor()
 
     @property
@@ -351,7 +435,15 @@ class Collection:
         return made
 
     def rows(self, n: int) -> Self:
-        """The same memory with n elements in use."""
+        """The same memory with n elements in use.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> jets = Collection(layout, 0, capacity=100)
+        >>> jets.rows(10)["pt"].shape
+        (10,)
+        """
         return self._part(n, self.capacity, self._columns, self._parent, self.start)
 
     def window(self, start: int, stop: int) -> Self:
@@ -360,6 +452,14 @@ class Collection:
         A window is bound like any collection, with collections or windows of equally many rows. A
         start that is a multiple of `layout.row_step` can always be bound; any other start only if
         validation ran such windows (docs/howto/memory.md). The scalars are those of the collection.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> jets = Collection(layout, 100)
+        >>> jets.window(32, 64)["pt"][:] = 50
+        >>> int(jets["pt"].nonzero()[0][0])
+        32
         """
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
@@ -384,7 +484,14 @@ class Collection:
 
     @property
     def whole(self) -> Self:
-        """The collection that this window belongs to; the collection itself if it is no window."""
+        """The collection that this window belongs to; the collection itself if it is no window.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> Collection(layout, 100).window(32, 64).whole.n
+        100
+        """
         return self if self._parent is None else self._parent
 
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
@@ -392,6 +499,13 @@ class Collection:
 
         Every byte is copied, also the padding. For a window, and for another `layout` of the same
         members, only the rows are copied.
+
+        Examples
+        --------
+        >>> layout = Layout([column("pt", "float32"), column("eta", "float32")])
+        >>> separate = Layout(layout.columns, storage="columns")
+        >>> Collection(layout, 100).to("cpu", separate).layout.storage
+        'columns'
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
         pairs = zip(self._physical(), other._physical(), strict=True)

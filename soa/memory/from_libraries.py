@@ -52,6 +52,12 @@ def as_collection(
     copied columns is read-only, because a write to it would not reach `data`. Memory that Arrow,
     Awkward or JAX share is read-only too. uint8 of zeros and ones is accepted for a bool column. A
     CollectionError names the column and what to do.
+
+    Examples
+    --------
+    >>> jets = as_collection({"pt": np.ones(3, np.float32), "eta": np.zeros(3, np.float32)})
+    >>> jets.n, jets.copied
+    (3, ())
     """
     if isinstance(data, Collection):
         if layout is None or layout == data.layout:

@@ -31,6 +31,12 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
 
     The batch keeps the memory alive, and shows later writes to it. Raises CollectionError
     for scalars, opaque columns and bfloat16, which Arrow does not have.
+
+    Examples
+    --------
+    >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+    >>> to_arrow(jets).num_rows
+    3
     """
     with needs_extra("data", CollectionError):
         import pyarrow as pa
@@ -49,6 +55,12 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     """The n elements in use of a CPU collection as Awkward records, without a copy.
 
     Limits and lifetime are those of `to_arrow`.
+
+    Examples
+    --------
+    >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+    >>> to_awkward(jets).pt.to_list()
+    [0.0, 0.0, 0.0]
     """
     with needs_extra("data", CollectionError):
         import awkward as ak
@@ -67,7 +79,14 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
 def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
     """The NumPy view `collection[name]` of each member. An Eigen column of a `columns` layout is
-    copied."""
+    copied.
+
+    Examples
+    --------
+    >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+    >>> to_numpy(jets)
+    {'pt': array([0., 0., 0.], dtype=float32)}
+    """
     names = [c.name for c in collection.layout.columns] if columns is None else columns
     found: dict[str, Array] = {}
     for name in names:
@@ -81,12 +100,26 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
 
 
 def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """A pandas DataFrame: the batch of `to_arrow`, copied."""
+    """A pandas DataFrame: the batch of `to_arrow`, copied.
+
+    Examples
+    --------
+    >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+    >>> to_pandas(jets).shape
+    (3, 1)
+    """
     return to_arrow(collection, columns).to_pandas()
 
 
 def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """A polars DataFrame over the batch of `to_arrow`, without another copy."""
+    """A polars DataFrame over the batch of `to_arrow`, without another copy.
+
+    Examples
+    --------
+    >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+    >>> to_polars(jets).shape
+    (3, 1)
+    """
     import polars as pl
 
     frame = pl.from_arrow(to_arrow(collection, columns))
