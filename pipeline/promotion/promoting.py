@@ -78,7 +78,8 @@ def promote(
 
     Examples
     --------
-    >>> pipeline.promote(registry, "jet-tagger/2", "staging", dry_run=True).passed
+    >>> assessment = pipeline.promote(registry, "jet-tagger/2", "staging", dry_run=True)
+    >>> {decision.gate for decision in assessment.decisions} >= {"tolerance", "speed"}
     True
     >>> registry.find("jet-tagger@staging").number  # it has not moved
     4
