@@ -78,11 +78,11 @@ def promote(
 
     Examples
     --------
-    >>> assessment = pipeline.promote(registry, "jet-tagger/2", "staging", dry_run=True)
+    >>> assessment = pipeline.promote(registry, "jet-tagger/4", "production", dry_run=True)
     >>> {decision.gate for decision in assessment.decisions} >= {"tolerance", "speed"}
     True
-    >>> registry.find("jet-tagger@staging").number  # it has not moved
-    4
+    >>> registry.find("jet-tagger@production").number  # it has not moved
+    1
     """
     check_promotable(alias)
     check_override(override, reason)
