@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soa.dtypes import DTYPES
+from soa.memory.to_libraries import shape_of_entries
 
 Array = npt.NDArray[Any]
 
@@ -181,6 +182,28 @@ def field_of(array: Any, name: str) -> Any:
     kind = pa.list_ if pa.types.is_list(array.type) else pa.large_list
     lists = kind(values.type), len(array), array.buffers()[:2], array.null_count, array.offset
     return pa.Array.from_buffers(*lists, [values])
+
+
+def eigen_shape(kind: Any) -> tuple[int, ...] | None:
+    """The shape of a row if an Arrow type is the struct of entries of one type that `to_arrow`
+    makes of an Eigen column; else None."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(kind) or len({field.type for field in kind}) != 1:
+        return None
+    return shape_of_entries([field.name for field in kind])
+
+
+def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:
+    """The vectors or matrices of these structs of entries; entries of a null struct are null."""
+    import pyarrow as pa
+
+    parts = structs.flatten()
+    by_row = np.arange(len(parts) * len(structs)).reshape(len(parts), -1).T.ravel()
+    joined = pa.concat_arrays(parts).take(pa.array(by_row))
+    for size in reversed(shape):
+        joined = pa.FixedSizeListArray.from_arrays(joined, size)
+    return joined
 
 
 def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:

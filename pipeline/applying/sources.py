@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import Array, field_of
+from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import open_plain
@@ -177,7 +177,11 @@ class _Root(Source):
 
 
 class _Arrow(Source):
-    """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a."""
+    """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a.
+
+    A struct of the entries of an Eigen column, as `to_arrow` makes it, is a column `a` of vectors
+    or matrices too.
+    """
 
     def __init__(self, path: Path, schema: Any, notes: Any, counts: Sequence[int]) -> None:
         import pyarrow as pa
@@ -186,7 +190,11 @@ class _Arrow(Source):
         self._schema, self._notes = schema, notes
         self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
         self._places: dict[str, tuple[str, str]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for field in schema:
+            if (shape := eigen_shape(field.type)) is not None:
+                self._shapes[field.name] = shape
+                self._places[field.name] = field.name, ""
             nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
             kind = field.type.value_type if nested else field.type
             for inner in [each.name for each in kind] if pa.types.is_struct(kind) else [""]:
@@ -235,7 +243,11 @@ class _Arrow(Source):
             column = batch.column(field)
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
-            found[name] = field_of(column, inner) if inner else column
+            if inner:
+                column = field_of(column, inner)
+            elif name in self._shapes:
+                column = entries_joined(column, self._shapes[name])
+            found[name] = column
         return found
 
 

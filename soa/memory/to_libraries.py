@@ -8,6 +8,8 @@ Their result keeps the memory alive, and shows later writes to it unless it is a
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
         made = [pa.array(part) for part in parts]
         eigen = member.kind == "eigen"
         arrays[member.name] = (
-            pa.StructArray.from_arrays(made, names=_entry_names(member)) if eigen else made[0]
+            pa.StructArray.from_arrays(made, names=entry_names(member.shape)) if eigen else made[0]
         )
     return pa.RecordBatch.from_pydict(arrays)
 
@@ -70,7 +72,7 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
         made = [ak.contents.NumpyArray(part) for part in parts]
         eigen = member.kind == "eigen"
         contents[member.name] = (
-            ak.contents.RecordArray(made, _entry_names(member), length=collection.n)
+            ak.contents.RecordArray(made, entry_names(member.shape), length=collection.n)
             if eigen
             else made[0]
         )
@@ -127,10 +129,19 @@ def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> p
     return frame
 
 
-def _entry_names(member: Column) -> list[str]:
-    if len(member.shape) == 1:
-        return [f"e{row}" for row in range(member.shape[0])]
-    return [f"e{row}_{col}" for row in range(member.shape[0]) for col in range(member.shape[1])]
+def entry_names(shape: Sequence[int]) -> list[str]:
+    """The names of the entries of an Eigen column of this shape, row by row."""
+    return ["e" + "_".join(map(str, place)) for place in np.ndindex(*shape)]
+
+
+def shape_of_entries(names: Sequence[str]) -> tuple[int, ...] | None:
+    """The shape of the Eigen column whose entries have these names; None if they are not such."""
+    last = re.fullmatch(r"e(\d{1,9})(?:_(\d{1,9}))?", names[-1]) if names else None
+    if last is None:
+        return None
+    shape = tuple(int(place) + 1 for place in last.groups() if place is not None)
+    fits = math.prod(shape) == len(names) and entry_names(shape) == list(names)
+    return shape if fits else None
 
 
 def _exported(

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +19,36 @@ from pipeline.applying.pieces import cuts
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
-from soa import Signature
+from soa import Layout, Signature
+from soa.memory import as_collection, to_arrow
+from soa.memory.to_libraries import entry_names, shape_of_entries
 from tests.models import served
 from tests.models.scored import SUFFIXES, columns, write_rows
 from tests.models.versions import promoted
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=2))
+def test_eigen_entries_have_the_names_that_to_arrow_gives(shape: list[int]) -> None:
+    names = entry_names(shape)
+    assert shape_of_entries(names) == tuple(shape)
+    for other in (names[1:], [*names, "e"], names[::-1] if len(names) > 1 else ["x"]):
+        assert shape_of_entries(other) != tuple(shape)
+    assert shape_of_entries(["e999999999"]) is None
+
+
+def test_rows_of_eigen_structs(tmp_path: Path) -> None:
+    """With nulls, in batches that begin anywhere; other structs stay what they are."""
+    vectors = [None if i == 7 else {"e0": i, "e1": None if i == 3 else 0.5} for i in range(10)]
+    others = [{"e0": 1.0, "e1": 1}] * 10
+    kind = pa.struct([("e0", pa.float32()), ("e1", pa.float32())])
+    table = pa.table({"v": pa.array(vectors, kind), "other": pa.array(others)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with open_source(tmp_path / "rows.parquet") as source:
+        assert source.columns == ["v", "v.e0", "v.e1", "other.e0", "other.e1"]
+        batches = list(source.batches(["v", "v.e1"], 2, 9, 4))
+    found = [row for batch in batches for row in batch["v"].to_pylist()]
+    assert found == [[2, 0.5], [3, None], *([i, 0.5] for i in (4, 5, 6)), [None, None], [8, 0.5]]
+    assert all(len(batch["v.e1"]) == len(batch["v"]) <= 4 for batch in batches)
 
 
 @given(
@@ -117,3 +146,17 @@ def test_every_dtype_and_shape(
         found["sum"], np.where(rows["flag"], total, -total), rtol=1e-4, atol=1e-3
     )
     assert found["count"].dtype == np.int32 and found["ok"].dtype == np.bool_
+
+    # The same rows, as `to_arrow` writes them: an Eigen column is a struct of its entries.
+    parts = as_collection(rows, Layout([served.MIXED.layouts["parts"][name] for name in rows]))
+    table = pa.Table.from_batches([to_arrow(parts)])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    pyarrow.feather.write_feather(table, tmp_path / "rows.arrow")
+    for source in (tmp_path / "rows.parquet", tmp_path / "rows.arrow"):
+        out = tmp_path / f"{source.suffix}.h5"
+        pipeline.apply("mixed@production", source, out, registry=empty, keep=["cov", "dir.e2"])
+        with h5py.File(out) as file:
+            for name, values in found.items():
+                np.testing.assert_array_equal(file[name][:], values)
+            np.testing.assert_array_equal(file["cov"][:], rows["cov"])
+            np.testing.assert_array_equal(file["dir.e2"][:], rows["dir"][:, 2])
