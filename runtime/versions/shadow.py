@@ -14,14 +14,13 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from random import Random
 from time import perf_counter, sleep
 from typing import Any
 
-import numpy as np
 import torch
 
 from engines.errors import first_line
@@ -30,7 +29,7 @@ from registry.shadow import ShadowRecord
 from runtime.session import Binding, Collections, Rows, Session, WrappedBinding
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
-from soa.memory import Collection
+from soa.memory import Collection, read_block
 from soa.text import logger
 
 log = logger("soa-pipeline")
@@ -127,57 +126,79 @@ class ShadowedBinding(WrappedBinding):
             self._offer(self.inner)
 
 
+@dataclass(frozen=True)
+class _Column:
+    """One component of a column: where an event has it, and where the copy has its memory."""
+
+    output: bool
+    """True: among the event's outputs; False: among its inputs."""
+    collection: str
+    column: str
+    component: int
+    rows: str | None
+    """The row dimension; None for a scalar."""
+    itemsize: int
+    address: int
+
+
 class _Copy:
-    """Memory for one event of up to `rows` rows, bound to the shadow, and for production's
+    """Memory for one event of up to `room` rows, bound to the shadow, and for production's
     answer."""
 
-    def __init__(self, shadow: Session, rows: Mapping[str, int]) -> None:
-        signature = shadow.signature
+    def __init__(self, shadow: Session, room: Mapping[str, int]) -> None:
+        self.signature = shadow.signature
+        self.room, self.rows, self.seconds = room, dict[str, int](), 0.0
+        given = self._made(self.signature.input_collections)
+        self._expected = self._made(self.signature.output_collections)
+        new = self._made(n for n in self.signature.output_collections if n not in given)
+        self._answer = {name: given.get(name) or new[name] for name in self._expected}
+        self.binding = shadow.bind(given, self._answer)
+        self._columns = [*self._columns_of(given, False), *self._columns_of(self._expected, True)]
 
-        def made(names: Sequence[str]) -> dict[str, Collection]:
-            return {n: Collection(signature.layouts[n], rows[signature.rows_of[n]]) for n in names}
+    def _made(self, names: Iterable[str]) -> dict[str, Collection]:
+        layouts, dims = self.signature.layouts, self.signature.rows_of
+        return {name: Collection(layouts[name], self.room[dims[name]]) for name in names}
 
-        given, expected = made(signature.input_collections), made(signature.output_collections)
-        answer = {n: given.get(n) or c for n, c in made(signature.output_collections).items()}
-        self.room, self.rows, self.seconds = rows, dict[str, int](), 0.0
-        self.binding, self._expected = shadow.bind(given, answer), expected  # the binding owns it
-        self._columns = [
-            (i, name, member.name, k, into.span(member.name, k).address, itemsize(member.dtype),
-             None if member.kind == "scalar" else signature.rows_of[name])
-            for i, side in enumerate((given, expected))
-            for name, into in side.items()
-            for member in into.layout.numbers
-            for k in range(member.components)
-        ]  # fmt: skip
-        self._outputs = [
-            (bound.name, None if bound.plan.kind == "scalars" else bound.rows,
-             [[side[bound.block.collection].component(*each) for each in bound.plan.components]
-              for side in (answer, expected)])
-            for bound in signature.outputs
-        ]  # fmt: skip
+    def _columns_of(self, memory: Mapping[str, Collection], output: bool) -> Iterator[_Column]:
+        for name, collection in memory.items():
+            for column in collection.layout.numbers:
+                rows = None if column.kind == "scalar" else self.signature.rows_of[name]
+                size = itemsize(column.dtype)
+                for k in range(column.components):
+                    address = collection.span(column.name, k).address
+                    yield _Column(output, name, column.name, k, rows, size, address)
 
     def take(self, event: Binding) -> None:
         """Copy the inputs and the answer of production."""
         self.rows = dict(event.rows)
-        sides = event.inputs, event.outputs
-        for i, name, member, k, address, size, dim in self._columns:
-            n = 1 if dim is None else self.rows[dim]
-            ctypes.memmove(address, sides[i][name].span(member, k).address, n * size)
+        for each in self._columns:
+            n = 1 if each.rows is None else self.rows[each.rows]
+            side = event.outputs if each.output else event.inputs
+            given = side[each.collection].span(each.column, each.component).address
+            ctypes.memmove(each.address, given, n * each.itemsize)
 
     def compared(self) -> dict[str, dict[str, float]]:
-        """The largest differences in an event, by output."""
+        """The largest differences in an event, by output. They are relative to production's
+        answer, and infinite where that is zero."""
         found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
-        for name, dim, sides in self._outputs:
-            n = 1 if dim is None else self.rows[dim]
-            ours, theirs = (torch.cat([c[:n].double() for c in side]).numpy() for side in sides)
-            differ = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
-            with np.errstate(all="ignore"):
-                gap = np.abs(ours - theirs)[differ]
-                relative = gap / np.abs(theirs[differ])
-            for key, values in (("max_abs", gap), ("max_rel", relative)):
-                worst = float(values.max(initial=0.0))
-                found[key][name] = math.inf if math.isnan(worst) else worst
+        for bound in self.signature.outputs:
+            name = bound.block.collection
+            n = self.rows[bound.rows]
+            ours = read_block(bound, self._answer[name].rows(n))
+            theirs = read_block(bound, self._expected[name].rows(n))
+            differ = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
+            gap = (ours.double() - theirs.double()).abs()[differ]
+            if not ours.is_floating_point():
+                gap = gap.clamp_min(1)  # large integers that differ may be one double
+            found["max_abs"][bound.name] = _largest(gap)
+            found["max_rel"][bound.name] = _largest(gap / theirs[differ].abs())
         return found
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest value; infinite if there is a NaN, as a NaN or infinity on one side gives."""
+    worst = float(values.max()) if values.numel() else 0.0
+    return math.inf if math.isnan(worst) else worst
 
 
 class _Worker:

@@ -8,7 +8,9 @@ from engines import Executable
 from registry.shadow import ShadowRecord
 from runtime.session.session import Session
 from runtime.versions.shadow import ShadowedSession
+from soa import Signature
 from tests.models import rogues
+from tests.models.building import mlp_signature
 
 BEGUN = ShadowRecord(
     version="jets/2", digest="2" * 64, production="jets/1", production_digest="1" * 64
@@ -22,9 +24,12 @@ def kept() -> list[ShadowRecord]:
 
 
 def shadowed(
-    production: Executable, shadow: Executable, kept: list[ShadowRecord]
+    production: Executable,
+    shadow: Executable,
+    kept: list[ShadowRecord],
+    signature: Signature | None = None,
 ) -> ShadowedSession:
-    signature = rogues.split_signature()
+    signature = signature or rogues.split_signature()
     inner, beside = Session(signature, production), Session(signature, shadow)
     return ShadowedSession(inner, beside, 1.0, BEGUN, kept.append)
 
@@ -39,3 +44,14 @@ def test_every_output_is_compared(output: int, kept: list[ShadowRecord]) -> None
     assert record.events == 1
     assert record.max_abs == {name: 0.25 * (i == output) for i, name in enumerate(names)}
     assert record.max_rel[names[output]] == float("inf")  # production answered 0
+
+
+def test_integers_that_are_one_double_differ(kept: list[ShadowRecord]) -> None:
+    large = 2**60
+    one = rogues.Rogue(lambda n, x, y: y.fill_(large))
+    other = rogues.Rogue(lambda n, x, y: y.fill_(large + 1))
+    session = shadowed(one, other, kept, mlp_signature(output="int64"))
+    session.run(session.collection("jets", N), session.collection("tags", N))
+    session.close()
+    assert kept[0].max_abs == {"probabilities": 1.0}
+    assert kept[0].max_rel == {"probabilities": 1.0 / large}
