@@ -78,7 +78,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
     kept: list[str] = []
     for word in keep:
         try:
-            kept += names_in(word, source.columns)
+            kept += [word] if word in source else names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
     session = session_on(opened, device_here("cpu"))
@@ -119,7 +119,7 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
         pattern = given.get(f"{collection}/*")
         said = given.get(key) or (pattern and pattern.replace("*", name))
         likely = [said] if said else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
-        there = [each for each in likely if each in source.columns]
+        there = [each for each in likely if each in source]
         if not there:
             raise DataError(
                 f"{source.path} has no {likely[-1]!r}; it has {source.listed}: say which column "

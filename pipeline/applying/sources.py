@@ -50,6 +50,10 @@ class Source:
     def __exit__(self, *_: object) -> None:
         """Does nothing here; readers that keep a file open close it."""
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the file has this column, listed or not."""
+        return name in self.columns
+
     @property
     def listed(self) -> str:
         """The names of the first 20 columns, as text for people."""
@@ -62,7 +66,7 @@ class Source:
     def require(self, names: Sequence[str]) -> None:
         """Raise DataError unless the file has all these columns."""
         for name in names:
-            if name not in self.columns:
+            if name not in self:
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}")
 
     def counter(self, name: str) -> str | None:
@@ -179,8 +183,8 @@ class _Root(Source):
 class _Arrow(Source):
     """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a.
 
-    A struct of the entries of an Eigen column, as `to_arrow` makes it, is a column `a` of vectors
-    or matrices too.
+    A struct of the entries of an Eigen column, as `to_arrow` makes it, is listed as one column `a`
+    of vectors or matrices; its entries can be read by name.
     """
 
     def __init__(self, path: Path, schema: Any, notes: Any, counts: Sequence[int]) -> None:
@@ -199,7 +203,11 @@ class _Arrow(Source):
             kind = field.type.value_type if nested else field.type
             for inner in [each.name for each in kind] if pa.types.is_struct(kind) else [""]:
                 self._places[f"{field.name}.{inner}".strip(".")] = field.name, inner
-        self.columns = [*self._places]
+        entries = {name for name, (field, i) in self._places.items() if field in self._shapes and i}
+        self.columns = [name for name in self._places if name not in entries]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
 
     def about(self) -> str | None:
         text = (self._notes or {}).get(ABOUT.encode())
