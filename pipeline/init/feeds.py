@@ -45,7 +45,8 @@ class Feed:
         if self.mask:
             return [(1, length), (length,), (length, 1)]
         if self.jagged:
-            return [*[(length,)] * (count == 1), (count, length), (length, count)]
+            whole: list[tuple[int, ...]] = [(count, length), (length, count)]
+            return [(length,), *whole] if count == 1 else whole
         extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
         if self.trained or not extents:
             return [(count, *extents)]
@@ -246,7 +247,8 @@ def fitted(
     forms = [feeds]
     if not length and not any(feed.mask for feed in feeds):
         vectors = [feed.vectors() for feed in feeds]
-        forms = [vectors] + [feeds] * any(v is not f for v, f in zip(vectors, feeds, strict=True))
+        changed = any(v is not f for v, f in zip(vectors, feeds, strict=True))
+        forms = [vectors, feeds] if changed else [vectors]
     for feed in forms[0]:
         _check_cuts(feed)
     tried = []
@@ -265,7 +267,8 @@ def fitted(
                 return [f.fitted(o, i, probe) for f, o, i in triples], size
         asked = _at(model, form, size, [0] * len(form))
         said = f"{_shown(form, asked)} ({why_not(model.module, asked)})"
-        tried += [said] * (said not in tried)
+        if said not in tried:
+            tried.append(said)
     advice = "" if named else "; name the columns of each: --input NAME=COLUMN,COLUMN"
     raise InitError(f"forward does not run on {', nor on '.join(tried)}{advice}")
 

@@ -57,6 +57,8 @@ _MOST_ROWS, _SECONDS = 4096, 0.25  # limits of the trial that finds the most row
 
 _Part = dict[str, FileColumn]
 """The columns of a collection that a model reads, by their names in the config."""
+_Notes = dict[tuple[str | int, ...], str]
+"""Comments on lines of the config, by the path of the key."""
 
 
 def init(request: Request, ask: Ask) -> list[Path]:
@@ -66,11 +68,53 @@ def init(request: Request, ask: Ask) -> list[Path]:
     replaced only with `force`. Raises InitError, and the errors of reading a model or a config.
     """
     out, folder = request.out, request.out.parent
-    stored = "reference.npz" if out.stem == "config" else f"{out.stem}.reference.npz"
-    for path in (out, folder / stored):
+    stored = folder / ("reference.npz" if out.stem == "config" else f"{out.stem}.reference.npz")
+    for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    model = read_model(request.model, folder, request.weights, request.kwargs)
+    found = _found(request, ask)
+    columns, outputs = found.outputs
+    name = request.name or ask("--name", "the name to register it by", _name(request))
+    kwargs = {"kwargs": OneLine(request.kwargs)} if request.kwargs else {}
+    config = {
+        "name": name,
+        "model": {**found.model.said, **kwargs},
+        "collections": {
+            **_collections(found),
+            "outputs": {"storage": "columns", "columns": columns},
+        },
+        "inputs": [_block(feed, found.parts) for feed in found.feeds],
+        "outputs": outputs,
+        "rows": _row_ranges(found),
+        "reference": {"file": stored.name} if request.data else {"seed": 1},
+        **({"engines": list(request.engines)} if request.engines else {}),
+    }
+    rows = _arrays(found.parts, found.range.most) if request.data else {}
+    return _write(out, stored, config, _notes(request, found), rows)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The answers to all questions about the model and its data."""
+
+    model: Model
+    feeds: list[Feed]
+    length: int
+    """How many items of a jagged row the model gets."""
+    outputs: tuple[list[OneLine], list[dict[str, Any]]]
+    """The columns of the collection of outputs, and the output blocks."""
+    range: _Range
+    parts: dict[str, _Part]
+
+    @property
+    def typical(self) -> list[int]:
+        least, most = self.range.least, self.range.most
+        return [n for n in (10, 1000) if least <= n <= most] or [most]
+
+
+def _found(request: Request, ask: Ask) -> _Found:
+    """Look at the model and the data, and ask the user about the rest."""
+    model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     data = open_source(request.data, request.tree) if request.data else None
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
@@ -79,64 +123,91 @@ def init(request: Request, ask: Ask) -> list[Path]:
     named = {feed.port.name for feed in feeds if not feed.mask} <= given.keys()
     feeds, length = fitted(model, feeds, request.length, named, ask)
     options = [feed.option for feed in feeds]
-    columns, outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
+    outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
     tried = _rows(model, options, request.rows)
-    most = tried.most
-    typical = [n for n in (10, 1000) if tried.least <= n <= most] or [most]
-    rows: dict[str, Any] = {"n": {"min": tried.least, "max": most, "typical": typical}}
-    parts, collections = _parts(feeds, request.flatten), dict[str, Any]()
-    notes: dict[tuple[str | int, ...], str] = {
-        ("inputs", i, "name"): f"the model gets ({', '.join(['n', *map(str, feed.option[0])])})"
-        for i, feed in enumerate(feeds)
-    }
-    notes["collections", "outputs"] = "what the model writes: name them as you like"
-    notes["rows", "n"] = "the race of the engines is at the typical ones: write your own"
-    notes["rows", "n", "min"], notes["rows", "n", "max"] = tried.why_least, tried.why_most
-    source = request.data.name if request.data else "an input: name them as you like"
-    for name, part in parts.items():
-        notes["collections", name] = f"columns of {source}"
-        collections[name] = {"storage": "columns", "rows": "n"}
-        collections[name]["columns"] = [
-            _column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()
-        ]
-        for i, each in enumerate(part.values() if data else ()):
-            notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
-        if (offsets := next(iter(part.values())).offsets) is not None:
-            counts, items = np.diff(offsets), f"n_{name}"
-            collections[name] |= {"rows": items, "jagged": {"rows": "n", "length": length}}
-            said = f"the model sees so many items of each row; here are up to {counts.max()}"
-            notes["collections", name, "jagged"] = said
-            notes["rows", items] = "items of all rows of a call together"
+    return _Found(model, feeds, length, outputs, tried, _parts(feeds, request.flatten))
+
+
+def _collections(found: _Found) -> dict[str, Any]:
+    """The input collections of the config."""
+    collections: dict[str, Any] = {}
+    for name, part in found.parts.items():
+        columns = [_column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()]
+        jagged = _offsets(part) is not None
+        rows = f"n_{name}" if jagged else "n"
+        collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
+        if jagged:
+            collections[name]["jagged"] = {"rows": "n", "length": found.length}
+    return collections
+
+
+def _row_ranges(found: _Found) -> dict[str, Any]:
+    """The `rows:` of the config: the rows of a call, and the items of all its jagged rows."""
+    least, most, typical = found.range.least, found.range.most, found.typical
+    ranges: dict[str, Any] = {"n": {"min": least, "max": most, "typical": typical}}
+    for name, part in found.parts.items():
+        offsets = _offsets(part)
+        if offsets is not None:
+            counts = np.diff(offsets)
             usual = [math.ceil(n * float(counts.mean())) for n in typical]
-            rows[items] = {"max": max(64, most * int(counts.max())), "typical": usual}
+            ranges[f"n_{name}"] = {"max": max(64, most * int(counts.max())), "typical": usual}
+    return ranges
+
+
+def _notes(request: Request, found: _Found) -> _Notes:
+    """What the config says in comments about the values that were found."""
+    source = request.data.name if request.data else "an input: name them as you like"
+    notes: _Notes = {
+        ("collections", "outputs"): "what the model writes: name them as you like",
+        ("rows", "n"): "the race of the engines is at the typical ones: write your own",
+        ("rows", "n", "min"): found.range.why_least,
+        ("rows", "n", "max"): found.range.why_most,
+    }
+    for i, feed in enumerate(found.feeds):
+        shape = ", ".join(["n", *map(str, feed.option[0])])
+        notes["inputs", i, "name"] = f"the model gets ({shape})"
+    for name, part in found.parts.items():
+        notes["collections", name] = f"columns of {source}"
+        for i, each in enumerate(part.values() if request.data else ()):
+            notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
+        offsets = _offsets(part)
+        if offsets is not None:
+            most = np.diff(offsets).max()
+            said = f"the model sees so many items of each row; here are up to {most}"
+            notes["collections", name, "jagged"] = said
+            notes["rows", f"n_{name}"] = "items of all rows of a call together"
+    return notes
+
+
+def _offsets(part: _Part) -> Array | None:
+    """The offsets of a collection of jagged rows; all its columns have the same ones."""
+    return next(iter(part.values())).offsets
+
+
+def _write(
+    out: Path, stored: Path, config: dict[str, Any], notes: _Notes, rows: dict[str, Array]
+) -> list[Path]:
+    """Write the files under other names, check them, and move them into their places."""
+    folder = out.parent
     new = folder / f".{os.urandom(4).hex()}.partial.yaml"
     rows_file = new.with_suffix(".npz")
-    kwargs = {"kwargs": OneLine(request.kwargs)} if request.kwargs else {}
-    config = {
-        "name": request.name or ask("--name", "the name to register it by", _name(request)),
-        "model": {**model.said, **kwargs},
-        "collections": {**collections, "outputs": {"storage": "columns", "columns": columns}},
-        "inputs": [_block(feed, parts) for feed in feeds],
-        "outputs": outputs,
-        "rows": rows,
-        "reference": {"file": rows_file.name} if data else {"seed": 1},
-        **({"engines": list(request.engines)} if request.engines else {}),
-    }
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if data:
-            np.savez_compressed(rows_file, allow_pickle=False, **_arrays(parts, most))
-        write_config(new, _HEAD, config, notes)
+        tried = config
+        if rows:
+            np.savez_compressed(rows_file, allow_pickle=False, **rows)
+            tried = config | {"reference": {"file": rows_file.name}}
+        write_config(new, _HEAD, tried, notes)
         _check(new, out.name)
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
-        if data:
-            rows_file.replace(folder / stored)
-            write_config(new, _HEAD, config | {"reference": {"file": stored}}, notes)
+        if rows:
+            rows_file.replace(stored)
+            write_config(new, _HEAD, config, notes)
         new.replace(out)
     finally:
         new.unlink(missing_ok=True)
         rows_file.unlink(missing_ok=True)
-    return [out, folder / SCHEMA_FILE.name, *([folder / stored] if data else [])]
+    return [out, folder / SCHEMA_FILE.name, *([stored] if rows else [])]
 
 
 def _check(path: Path, name: str) -> None:
