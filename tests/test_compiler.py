@@ -40,9 +40,10 @@ def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
     ) -> tuple[int, str]:
         (tmp_path / source).write_text(text)
         (tmp_path / made).unlink(missing_ok=True)
-        include = f"-I{tmp_path}/torch/include"
-        given = [str(tmp_path / source), include, *flags, "-o", str(tmp_path / made)]
-        done = subprocess.run([str(COMPILER), *given], check=False)
+        file, include = str(tmp_path / source), f"-I{tmp_path}/torch/include"
+        given = [file, include] if made != "network.so" else [source]  # as each compiler is called
+        command = [str(COMPILER), *given, *flags, "-o", str(tmp_path / made)]
+        done = subprocess.run(command, check=False, cwd=tmp_path)
         assert done.returncode == (3 if "-broken" in flags else 0)
         times = len((tmp_path / "real.log").read_text().splitlines())
         return times, (tmp_path / made).read_text() if done.returncode == 0 else ""
@@ -73,6 +74,24 @@ def test_a_library_of_other_objects(compile: Compile) -> None:
     assert compile("1", **library)[0] == 1
     assert compile("// 2", **library)[0] == 2
     assert compile("1", **library)[0] == 2
+
+
+def test_a_library_of_lanes(compile: Compile, tmp_path: Path) -> None:
+    """By its source, its weights and its headers."""
+    headers = tmp_path / "lanes" / "headers"
+    headers.mkdir(parents=True)
+
+    def library(text: str, weights: str, header: str) -> tuple[int, str]:
+        (headers / "lanes.h").write_text(header)
+        (tmp_path / "weights.bin").write_text(weights)
+        return compile(text, "-I", str(headers), source="network.cpp", made="network.so")
+
+    first = library("int a;", "1", "h")
+    assert first[0] == 1 and library("int a;", "1", "h") == first
+    assert library("int b;", "1", "h")[0] == 2
+    assert library("int a;", "2", "h")[0] == 3
+    assert library("int a;", "1", "g")[0] == 4
+    assert library("int a;", "1", "h") == (4, first[1])
 
 
 def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
