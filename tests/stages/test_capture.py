@@ -67,7 +67,7 @@ AS_NUMBER = (ROWS, "takes the row count for a plain number", "which fixes it to 
     [
         (mlps.CountsCalls, "mutates buffer", ("'calls' at ", *WRITES)),
         (mlps.BakesRows, "bakes rows", (ROWS, "fixes the row count to 37", "(x.shape[0])")),
-        (mlps.LoopsOverRows, "loops over rows", AS_NUMBER),
+        (mlps.LoopsOverRows, "loops over rows", (*AS_NUMBER[:2], "which fixes it to 7")),
         (mlps.RootOfRows, "root of rows", AS_NUMBER),
         (mlps.CountsRows, "counts rows", AS_NUMBER),
         (
@@ -100,19 +100,20 @@ def test_the_refusal_names_the_line_of_the_model(
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.delenv("TORCH_TRACE", raising=False)
-    text = refusal(model(), tmp_path, mlp_signature(highest=300))
+    highest = 8 if model is mlps.LoopsOverRows else 300  # its graph is as long as the example
+    text = refusal(model(), tmp_path, mlp_signature(highest))
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
     held = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     assert not any(file.is_relative_to(temporary) for file in held)
     assert all(part in text for part in says), text
     assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
-    assert ("Take sizes from the input" in text) == (ROWS in says and says is not AS_NUMBER)
+    assert ("Take sizes from the input" in text) == (ROWS in says and AS_NUMBER[1] not in says)
 
 
 @pytest.mark.parametrize(
     ("kind", "engines"),
     [
-        (mlps.MutatesInput, PORTABLE),
+        (mlps.MutatesInput, ("exported",)),
         (mlps.MutatesInputByView, PORTABLE),
         pytest.param(mlps.MutatesInput, ("aoti",), marks=pytest.mark.long),
     ],
