@@ -27,6 +27,7 @@ from engines.lanes import compilers, devices
 from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
 from runtime.checked import default_tolerance
+from runtime.session.session import Session
 from soa.describe import describe
 from stages import emulate
 from stages.capture import Capture, capture
@@ -35,6 +36,7 @@ from stages.package import TargetResult
 from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
 from tests.models.building import mlp_signature
+from tests.models.cplusplus import computed
 from tests.models.shared import made_once
 
 ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
@@ -204,29 +206,22 @@ def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(
     if platform.machine() != "x86_64":
         pytest.skip("needs an artifact for this processor")
     made, results = arm
-    folders = {target: results[target].compiled["lanes"].folder for target in (V3, CUDA)}
-    for folder in folders.values():
-        (folder / "arguments.txt").write_text(describe(made.signature, None))
-    root = Path(emulate.__file__).parents[1]
+    here, there = (results[target].compiled["lanes"] for target in (V3, CUDA))
+    (there.folder / "arguments.txt").write_text(describe(made.signature, None))
+    root, program = Path(emulate.__file__).parents[1], tmp_path / "on_gpu"
     native = root / "engines" / "native"
-    compiler = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror"]
-    compiler += [f"-I{native}", f"-I{native}/include"]
-    runner = str(tmp_path / "runner.o")
-    subprocess.run([*compiler, "-c", f"{native}/soa_runner.cpp", "-o", runner], check=True)
-    links = [f"-L{driver.environment['LD_LIBRARY_PATH']}", "-ldl", "-lpthread"]
-    printed = {}
-    for target, name, more in ((V3, "run_bundle", []), (CUDA, "on_gpu", ["-l:libcuda.so.1"])):
-        program, source = tmp_path / name, root / "examples" / "cpp" / f"{name}.cpp"
-        command = [*compiler, str(source), runner, "-o", str(program), *links, *more]
-        subprocess.run(command, check=True)
-        collections = [*made.signature.input_collections, *made.signature.output_collections]
-        done = subprocess.run(
-            [program, folders[target], "33", *collections], capture_output=True, text=True,
-            env={**os.environ, **driver.environment},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        printed[target] = done.stdout
-    assert printed[CUDA] == printed[V3] and len(printed[CUDA].splitlines()) == 3 * 33
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+    command += [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
+    command += [str(root / "examples" / "cpp" / "on_gpu.cpp"), "-ldl", "-lpthread"]
+    command += [f"-L{driver.environment['LD_LIBRARY_PATH']}", "-l:libcuda.so.1"]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        [program, there.folder, "33", "jets", "tags"], capture_output=True, text=True,
+        env={**os.environ, **driver.environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    executable = engine("lanes").open(here.folder / here.files[0], torch.device("cpu"))
+    assert done.stdout.splitlines() == computed(Session(made.signature, executable), 33)
 
 
 def said(arm: Arm, driver: emulate.Emulator, case: str, **settings: str) -> dict[str, Any]:
