@@ -11,11 +11,19 @@ from torch import nn
 
 from engines.exported import quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
-from stages.capture import Capture, Route, capture, example_case
+from stages.capture import (
+    Capture,
+    Route,
+    capture,
+    convention_arguments,
+    example_case,
+    export_convention,
+)
 from stages.errors import CaptureError
+from stages.model import SoaProgram
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference, random_inputs
-from tests.models import mlps
+from tests.models import mlps, served
 from tests.models.building import JETS, TAGS, Built, build, mlp_signature, reasons
 
 SIGNATURE = mlp_signature()
@@ -269,6 +277,19 @@ def test_a_range_of_one_row_count_exports(tmp_path: Path) -> None:
     made = captured(mlps.PointwiseFirst(), tmp_path, "none", mlp_signature(8, (), 8))
     assert (made.torchscript, made.torchscript_note, made.script) == (None, "not wanted", None)
     assert not (tmp_path / "model.ts").exists()
+
+
+def test_a_program_with_scalars_gives_the_answers_of_the_model() -> None:
+    signature, model = served.EVENT, served.Event().eval().requires_grad_(False)
+    example = example_case(signature)
+    given = convention_arguments(signature, random_inputs(signature, 1, {}), example)
+    expected = [each.clone() for each in given]
+    program = export_convention(model, signature, given)
+    SoaProgram(model, signature)(*expected)
+    program.module(check_guards=False)(*given)
+    assert any(argument.kind == "scalar" for argument in signature.arguments)
+    for one, other in zip(given, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # -- TorchScript -----------------------------------------------------------------------------------
