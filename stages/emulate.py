@@ -227,9 +227,11 @@ def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequen
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-            made = Path(scratch) / name
+            made, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
+            # One translation unit reads the headers once, and takes two thirds of the time.
+            whole.write_text("".join(f'#include "{_NATIVE / each}"\n' for each in sources))
             include = [f"-I{_NATIVE / part}" for part in (".", "include", "library")]
-            given = [*(str(_NATIVE / each) for each in sources), "-o", str(made), *flags]
+            given = [str(whole), "-o", str(made), *flags]
             run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), made)
             os.replace(made, place)
     return place

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engines import Executable
 from soa import Block, Signature
+from stages.model import SoaProgram
 from stages.reference.answers import Reference, compute_reference, make_cases, random_inputs
 from tests.models.building import mlp_signature
 from tests.models.mlps import CLASSES
@@ -72,6 +73,17 @@ class Calls(Executable):
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:
         self.run(arguments)
+
+
+def uncompiled(model: nn.Module, signature: Signature) -> Executable:
+    """The model itself in the calling convention: the right answers, with no export."""
+    program = SoaProgram(model.eval(), signature)
+
+    def run(arguments: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            program(*arguments)
+
+    return Calls(run)
 
 
 class Rogue(Executable):

@@ -27,6 +27,7 @@ from engines.lanes import compilers, devices
 from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
 from runtime.checked import default_tolerance
+from runtime.session.session import Session
 from soa.describe import describe
 from stages import emulate
 from stages.capture import Capture, capture
@@ -35,6 +36,7 @@ from stages.package import TargetResult
 from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
 from tests.models.building import mlp_signature
+from tests.models.cplusplus import computed
 from tests.models.shared import made_once
 
 ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
@@ -175,63 +177,63 @@ def test_a_row_that_needs_too_much_memory_is_refused(target: str, tmp_path: Path
         engine("lanes").compile(portable, Target.parse(target), {}, tmp_path)
 
 
-def on_driver(
-    arm: Arm, folder: Path, case: str, **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """A case of tests/engines/native/on_driver.py."""
+@pytest.fixture(scope="module")
+def driver(arm: Arm, tmp_path_factory: pytest.TempPathFactory) -> emulate.Emulator:
+    """The driver on the CPU, for the kernel of CUDA."""
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
     compiled = arm[1][CUDA].compiled["lanes"]
-    stands_in = emulate.emulator_of(Target.parse(CUDA), compiled.folder, folder)
+    folder = tmp_path_factory.mktemp("driver")
+    return emulate.emulator_of(Target.parse(CUDA), compiled.folder, folder)
+
+
+def on_driver(
+    arm: Arm, driver: emulate.Emulator, case: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """A case of tests/engines/native/on_driver.py."""
+    kernel = arm[1][CUDA].compiled["lanes"].folder / "network.kernel"
     return subprocess.run(
-        [sys.executable, ON_DRIVER, compiled.folder / "network.kernel", case],
+        [sys.executable, ON_DRIVER, kernel, case],
         capture_output=True, text=True,
-        env={**os.environ, **stands_in.environment, "PYTHONPATH": str(ON_DRIVER.parents[3]),
+        env={**os.environ, **driver.environment, "PYTHONPATH": str(ON_DRIVER.parents[3]),
              "SOA_EMULATED_DEVICES": "2", **settings},
     )  # fmt: skip
 
 
-def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(arm: Arm, tmp_path: Path) -> None:
-    if CUDA not in arm[1] or platform.machine() != "x86_64":
-        pytest.skip("nvidia-cuda-nvrtc is not installed")
+def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(
+    arm: Arm, driver: emulate.Emulator, tmp_path: Path
+) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("needs an artifact for this processor")
     made, results = arm
-    folders = {target: results[target].compiled["lanes"].folder for target in (V3, CUDA)}
-    for folder in folders.values():
-        (folder / "arguments.txt").write_text(describe(made.signature, None))
-    driver = emulate.emulator_of(Target.parse(CUDA), folders[CUDA], tmp_path)
-    root = Path(emulate.__file__).parents[1]
+    here, there = (results[target].compiled["lanes"] for target in (V3, CUDA))
+    (there.folder / "arguments.txt").write_text(describe(made.signature, None))
+    root, program = Path(emulate.__file__).parents[1], tmp_path / "on_gpu"
     native = root / "engines" / "native"
-    runner = [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
-    links = [f"-L{tmp_path}", "-ldl", "-lpthread"]
-    printed = {}
-    for target, name, more in ((V3, "run_bundle", []), (CUDA, "on_gpu", ["-l:libcuda.so.1"])):
-        program, source = tmp_path / name, root / "examples" / "cpp" / f"{name}.cpp"
-        command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", str(source), *runner]
-        subprocess.run([*command, "-o", str(program), *links, *more], check=True)
-        collections = [*made.signature.input_collections, *made.signature.output_collections]
-        done = subprocess.run(
-            [program, folders[target], "33", *collections], capture_output=True, text=True,
-            env={**os.environ, **driver.environment},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        printed[target] = done.stdout
-    assert printed[CUDA] == printed[V3] and len(printed[CUDA].splitlines()) == 3 * 33
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+    command += [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
+    command += [str(root / "examples" / "cpp" / "on_gpu.cpp"), "-ldl", "-lpthread"]
+    command += [f"-L{driver.environment['LD_LIBRARY_PATH']}", "-l:libcuda.so.1"]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        [program, there.folder, "33", "jets", "tags"], capture_output=True, text=True,
+        env={**os.environ, **driver.environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    executable = engine("lanes").open(here.folder / here.files[0], torch.device("cpu"))
+    assert done.stdout.splitlines() == computed(Session(made.signature, executable), 33)
 
 
-def said(arm: Arm, folder: Path, case: str, **settings: str) -> dict[str, Any]:
-    done = on_driver(arm, folder, case, **settings)
+def said(arm: Arm, driver: emulate.Emulator, case: str, **settings: str) -> dict[str, Any]:
+    done = on_driver(arm, driver, case, **settings)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def test_work_on_streams(arm: Arm, tmp_path: Path) -> None:
-    folders = iter(range(100))
-
+def test_work_on_streams(arm: Arm, driver: emulate.Emulator) -> None:
     def found(case: str) -> Any:
-        folder = tmp_path / str(next(folders))
-        folder.mkdir()
-        return said(arm, folder, case)["found"]
+        return said(arm, driver, case)["found"]
 
     whole = torch.tensor(found("answers"))
     assert whole[:, :131].isfinite().all() and (whole[:, 131:] == -7).all()
@@ -243,8 +245,8 @@ def test_work_on_streams(arm: Arm, tmp_path: Path) -> None:
     assert not torch.equal(torch.tensor(found("no order")), whole)
 
 
-def test_memory_beyond_the_end_ends_the_process(arm: Arm, tmp_path: Path) -> None:
-    done = on_driver(arm, tmp_path, "beyond the end")
+def test_memory_beyond_the_end_ends_the_process(arm: Arm, driver: emulate.Emulator) -> None:
+    done = on_driver(arm, driver, "beyond the end")
     assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
 
 
@@ -263,9 +265,9 @@ def test_memory_beyond_the_end_ends_the_process(arm: Arm, tmp_path: Path) -> Non
     ],
 )
 def test_mistakes_on_a_device_are_named(
-    arm: Arm, tmp_path: Path, case: str, settings: dict[str, str], says: str
+    arm: Arm, driver: emulate.Emulator, case: str, settings: dict[str, str], says: str
 ) -> None:
-    found = said(arm, tmp_path, case, **settings)["refused"]
+    found = said(arm, driver, case, **settings)["refused"]
     assert says in found and "\n" not in found
 
 
@@ -302,11 +304,7 @@ def test_a_wrong_kernel_is_refused(
     assert "[" not in str(report.reason)
 
 
-def test_what_cannot_be_opened_failed(arm: Arm, tmp_path: Path) -> None:
-    if CUDA not in arm[1]:
-        pytest.skip("nvidia-cuda-nvrtc is not installed")
-    compiled = arm[1][CUDA].compiled["lanes"]
-    driver = emulate.emulator_of(Target.parse(CUDA), compiled.folder, tmp_path)
+def test_what_cannot_be_opened_failed(arm: Arm, driver: emulate.Emulator, tmp_path: Path) -> None:
     fault = {**driver.environment, "SOA_EMULATED_FAULT": "cuModuleLoadData 222"}
     report = again(arm, tmp_path, target=CUDA, emulator=replace(driver, environment=fault))
     assert (report.verdict, report.code) == ("failed", "candidate-failed"), report.reason

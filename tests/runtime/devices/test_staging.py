@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engines.base import engine
 from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.devices.staging import Staging
 from runtime.errors import BindError
 from runtime.session.session import Session
 from soa import Collection
-from stages.capture import Capture, capture
 from stages.reference.answers import Arrays, random_inputs
 from tests.models import detector, rogues
 from tests.models.building import mlp_signature, reference_collections
@@ -26,15 +24,9 @@ def inputs() -> Arrays:
     return random_inputs(SIGNATURE, 1, {})
 
 
-@pytest.fixture(scope="module")
-def captured(inputs: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Capture:
+def opened(device: str) -> Session:
     """Every plan, every kind of column and storage, two row dimensions, scalars out."""
-    folder = tmp_path_factory.mktemp("detector")
-    return capture(detector.Detector().eval(), SIGNATURE, inputs, folder, "none")
-
-
-def opened(captured: Capture, device: str) -> Session:
-    executable = engine("exported").open(captured.program, torch.device(device))
+    executable = rogues.uncompiled(detector.Detector().to(device), SIGNATURE)
     return Session(SIGNATURE, executable, device)
 
 
@@ -65,15 +57,15 @@ def check(session: Session, staging: Staging, inputs: Arrays, device: str) -> No
             assert name in theirs or same_bytes(before[name], collection)
 
 
-def test_the_answers_of_a_session_of_every_plan(captured: Capture, inputs: Arrays) -> None:
-    session = opened(captured, "cpu")
+def test_the_answers_of_a_session_of_every_plan(inputs: Arrays) -> None:
+    session = opened("cpu")
     check(session, Staging(session), inputs, "cpu")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("data", "model"), [("cpu", "cuda"), ("cuda", "cpu")])
-def test_between_host_and_gpu(captured: Capture, inputs: Arrays, data: str, model: str) -> None:
-    check(opened(captured, "cpu"), Staging(opened(captured, model)), inputs, data)
+def test_between_host_and_gpu(inputs: Arrays, data: str, model: str) -> None:
+    check(opened("cpu"), Staging(opened(model)), inputs, data)
 
 
 def test_memory_that_does_not_fit_is_refused_before_any_copy() -> None:

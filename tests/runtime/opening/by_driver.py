@@ -1,12 +1,14 @@
-"""`python by_driver.py PACKAGE CASE REF`: a version on a GPU that torch does not drive.
+"""`python by_driver.py PACKAGE`: a version on a GPU that torch does not drive.
 
-Prints what a case came to, as JSON. PACKAGE is pipeline or soa_runtime.
+Each line of the input is [CASE, REF, environment] as JSON. For each, a forked child prints what the
+case came to, as JSON. PACKAGE is pipeline or soa_runtime.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 package = importlib.import_module(sys.argv[1])
-ref = sys.argv[3]
+ref = ""
 FEATURES = np.random.default_rng(5).normal(size=(33, 6)).astype(np.float32)
 
 
@@ -100,7 +102,25 @@ def refusal(call: Callable[[], object]) -> list[str]:
 
 
 CASES: dict[str, Callable[[], Any]] = {"runs": runs, "loads": loads, "wherever": wherever}
-try:
-    print(json.dumps(CASES[sys.argv[2]]()))
-except package.SoaPipelineError as error:
-    print(json.dumps({"code": error.code, "why": str(error)}))
+
+
+def answer(case: str) -> Any:
+    try:
+        return CASES[case]()
+    except package.SoaPipelineError as error:
+        return {"code": error.code, "why": str(error)}
+
+
+if sys.argv[1] == "pipeline":
+    import pipeline.loading  # noqa: F401 -- and torch, once for all children
+    import stages.emulate  # noqa: F401
+for line in sys.stdin:
+    case, ref, environment = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.environ.update(environment)
+        print(json.dumps(answer(case)), flush=True)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != 0:
+        print(json.dumps(f"the child ended with {status}"), flush=True)

@@ -1,6 +1,7 @@
 """A version on a GPU that torch does not drive: on the driver that runs on the CPU.
 
-Each load is in a process of its own (by_driver.py), since a process has one driver.
+Each load is in a process of its own, since a process has one driver. Those that need torch are
+forks of one process that has imported it (`by_driver.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +37,47 @@ CUDA = "cuda/sm_90"
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("by_driver.py")
 FOLDER = f"targets/{CUDA}/lanes"
-_ALONE = {"soa_runtime": ["-S"]}  # without site-packages
 WITHOUT_TORCH = ("numpy", "numpy.libs", "safetensors", "lazy_loader")
 
 pytestmark = pytest.mark.skipif(torch_drives_gpus(), reason="torch that is built for GPUs is here")
 
 
+class Loads:
+    """A process that forks a child for each load."""
+
+    def __init__(self, driver: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT, "pipeline"], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, **driver, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def answer(self, settings: Mapping[str, str], case: str, ref: str) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([case, ref, dict(settings)]) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
 @dataclass(frozen=True)
 class Host:
-    """A host of children: its environment and the cache of what was found there."""
+    """The environment of a host's processes, and the cache of what was found there."""
 
+    loads: Loads
     settings: Mapping[str, str]
     cache: Path
 
-    def answer(
-        self, ref: str | Path, case: str = "loads", package: str = "pipeline", **more: str
-    ) -> Any:
+    def answer(self, ref: str | Path, case: str = "loads", **more: str) -> Any:
+        return self.loads.answer({**self.settings, **more}, case, str(ref))
+
+    def without_torch(self, ref: Path, case: str = "loads", **more: str) -> Any:
+        """By soa_runtime, in a Python without site-packages."""
         done = subprocess.run(
-            [sys.executable, *_ALONE.get(package, []), SCRIPT, package, case, ref],
-            capture_output=True, text=True, env={**os.environ, **self.settings, **more},
+            [sys.executable, "-S", SCRIPT, "soa_runtime"], text=True, capture_output=True,
+            input=json.dumps([case, str(ref), {}]), env={**os.environ, **self.settings, **more},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -70,29 +93,33 @@ def emulators(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, quick_commits: None) -> Built:
-    """jets/1 with a kernel that only an emulator has run, in production by an override."""
+def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, bare_jets: Built) -> Built:
+    """jets/1 with a kernel that only an emulator has run. The rest is taken from `bare_jets`."""
     try:
         devices.nvrtc()
     except EngineError as error:
         pytest.skip(str(error))
-    text = project.CONFIG.replace("[aoti, torchscript, exported]", "[lanes]")
-    text = text.replace(TARGETS, f"targets: [{TARGET}, {CUDA}]")
+    folder = tmp_path_factory.mktemp("driver")
+    shutil.copytree(bare_jets.project.folder, folder, dirs_exist_ok=True)
+    shutil.rmtree(folder / "store")
+    made = project.project_in(folder)
+    made.variant(
+        "config.yaml", ("[aoti, lanes]", "[lanes]"), (TARGETS, f"targets: [{TARGET}, {CUDA}]")
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: emulators)
-        made = project.build(project.write_project(tmp_path_factory.mktemp("driver"), config=text))
-    assert made.bundle.manifest.targets[CUDA].status == "emulated"
-    return made
+        found = project.build(made)
+    assert found.bundle.manifest.targets[CUDA].status == "emulated"
+    return found
 
 
-def host(
-    built: Built, folder: Path, emulators: Path, planted: tuple[str, str] | None = None
-) -> Host:
-    """With `planted`, a pattern and its replacement, the device computes something else."""
-    cache, driver, artifact = folder / "of-host", folder / "driver", folder / "artifact"
-    cache.mkdir(parents=True)
+def driver_of(
+    built: Built, emulators: Path, folder: Path, planted: tuple[str, str] | None = None
+) -> Mapping[str, str]:
+    """The environment that has the driver. With `planted`, a pattern and its replacement, the
+    device computes something else."""
+    driver, artifact = folder / "driver", folder / "artifact"
     driver.mkdir()
-    (cache / "emulators").symlink_to(emulators / "emulators")
     shutil.copytree(built.bundle.path / FOLDER, artifact)
     if planted is not None:
         text = (artifact / "network.cu").read_text()
@@ -101,16 +128,32 @@ def host(
         (artifact / "network.cu").write_text(wrong)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: emulators)
-        stands_in = emulate.emulator_of(Target.parse(CUDA), artifact, driver)
-    return Host(
-        {
-            **stands_in.environment,
-            "PYTHONPATH": str(ROOT),
-            "PIPELINE_CACHE": str(cache),
-            "PIPELINE_REGISTRY": built.project.registry,
-        },
-        cache,
-    )
+        return emulate.emulator_of(Target.parse(CUDA), artifact, driver).environment
+
+
+@pytest.fixture(scope="module")
+def driver(
+    built: Built, emulators: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, str]:
+    return driver_of(built, emulators, tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def loads(driver: Mapping[str, str]) -> Iterator[Loads]:
+    started = Loads(driver)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def here(
+    built: Built, emulators: Path, driver: Mapping[str, str], loads: Loads, tmp_path: Path
+) -> Host:
+    cache = tmp_path / "of-host"
+    cache.mkdir()
+    (cache / "emulators").symlink_to(emulators / "emulators")
+    settings = {"PIPELINE_CACHE": str(cache), "PIPELINE_REGISTRY": built.project.registry}
+    return Host(loads, {**driver, **settings}, cache)
 
 
 def whole(built: Built, folder: Path) -> Path:
@@ -140,10 +183,8 @@ def require_right(found: Any) -> None:
     torch.testing.assert_close(torch.tensor(found["answers"]), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_it_is_validated_on_the_device_and_then_runs(
-    built: Built, emulators: Path, tmp_path: Path
-) -> None:
-    here, registry = host(built, tmp_path, emulators), Registry(built.project.registry)
+def test_it_is_validated_on_the_device_and_then_runs(built: Built, here: Host) -> None:
+    registry = Registry(built.project.registry)
     registry.promote(registry.find("jets/1"), "staging", PASSED)
     assert here.answer("jets@staging")["code"] == "load-not-promoted" and not here.verdicts()
     registry.promote(registry.find("jets/1"), "production", PASSED)
@@ -167,10 +208,12 @@ def test_it_is_validated_on_the_device_and_then_runs(
 
 
 def test_a_wrong_kernel_is_refused_with_the_numbers(
-    built: Built, emulators: Path, tmp_path: Path
+    built: Built, here: Host, emulators: Path, tmp_path: Path
 ) -> None:
     folder = pulled(built, tmp_path / "jets")
-    here = host(built, tmp_path, emulators, (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u"))
+    planted = (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u")
+    wrong = driver_of(built, emulators, tmp_path, planted)
+    here = replace(here, settings={**here.settings, "SOA_EMULATED": wrong["SOA_EMULATED"]})
     for _ in range(2):  # the second time by what the first has found
         found = here.answer(folder, "runs")
         assert found["code"] == "load-not-verified" and "\n" not in found["why"]
@@ -181,9 +224,9 @@ def test_a_wrong_kernel_is_refused_with_the_numbers(
 
 
 def test_what_the_validation_lacks_is_no_verdict(
-    built: Built, emulators: Path, tmp_path: Path
+    built: Built, here: Host, emulators: Path, tmp_path: Path
 ) -> None:
-    folder, here = pulled(built, tmp_path / "jets"), host(built, tmp_path, emulators)
+    folder = pulled(built, tmp_path / "jets")
     (here.cache / "emulators").unlink()
     found = here.answer(folder, PATH="", CXX="")
     assert found["code"] == "load-not-verified" and "g++" in found["why"]
@@ -195,8 +238,8 @@ def test_what_the_validation_lacks_is_no_verdict(
     assert here.answer(folder) == {"engine": "lanes"}
 
 
-def test_what_does_not_run_there_is_refused(built: Built, emulators: Path, tmp_path: Path) -> None:
-    here, folder = host(built, tmp_path, emulators), pulled(built, tmp_path / "jets")
+def test_what_does_not_run_there_is_refused(built: Built, here: Host, tmp_path: Path) -> None:
+    folder = pulled(built, tmp_path / "jets")
     found = here.answer(folder, SOA_EMULATED_ARCH="80")
     assert found["code"] == "target" and "cuda/sm_80" in found["why"] and CUDA in found["why"]
     needs = pulled(built, tmp_path / "aoti", engine="aoti", status="verified", candidate="valid")
@@ -207,7 +250,7 @@ def test_what_does_not_run_there_is_refused(built: Built, emulators: Path, tmp_p
     assert not here.verdicts()
 
 
-def test_a_worker_without_torch(built: Built, emulators: Path, tmp_path: Path) -> None:
+def test_a_worker_without_torch(built: Built, here: Host, tmp_path: Path) -> None:
     """soa_runtime runs what was verified, and what was not it refuses."""
     packages, site = tmp_path / "packages", Path(np.__file__).parents[1]
     packages.mkdir()
@@ -215,17 +258,16 @@ def test_a_worker_without_torch(built: Built, emulators: Path, tmp_path: Path) -
         if (site / name).exists():
             (packages / name).symlink_to(site / name)
     path = [packages, ROOT / "packages" / "soa-runtime", ROOT]
-    here = host(built, tmp_path, emulators)
     more = {"PYTHONPATH": os.pathsep.join(map(str, path))}
     verified = pulled(built, tmp_path / "verified", status="verified", candidate="valid")
-    found = here.answer(verified, "runs", "soa_runtime", **more)
+    found = here.without_torch(verified, "runs", **more)
     require_right(found)
     assert found["torch"] is False and found["refused"]["allocate"][0] == "collection"
     assert found["refused"]["test mode"][0] == "load-without-torch"
-    waits = here.answer(pulled(built, tmp_path / "waits"), "loads", "soa_runtime", **more)
+    waits = here.without_torch(pulled(built, tmp_path / "waits"), **more)
     assert waits["code"] == "load-not-verified" and "emulated" in waits["why"]
-    require_right(here.answer(whole(built, tmp_path / "whole"), "wherever", "soa_runtime", **more))
-    missing = here.answer(verified, "loads", "soa_runtime", **more, LD_LIBRARY_PATH="")
+    require_right(here.without_torch(whole(built, tmp_path / "whole"), "wherever", **more))
+    missing = here.without_torch(verified, **more, LD_LIBRARY_PATH="")
     assert missing["code"] == "load-without-torch" and "libcuda" in missing["why"]
 
 

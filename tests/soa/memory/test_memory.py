@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import mmap
 import re
 import warnings
@@ -116,7 +115,6 @@ def test_wrap_a_mapped_file(tmp_path: Path) -> None:
         with pytest.raises(BufferError):
             mapped.close()  # the collection still reads it
         del collection
-        gc.collect()
     assert np.frombuffer(path.read_bytes(), "f4")[1] == 3.0
 
 
@@ -158,7 +156,6 @@ def test_bytes_and_read_only_maps(tmp_path: Path) -> None:
         assert collection.readonly
         assert collection.tensor("k").tolist() == [3] * 8
         del collection
-        gc.collect()
 
 
 def test_empty_memory() -> None:
@@ -286,7 +283,8 @@ def test_gpu_memory_is_neither_made_nor_read_without_torch() -> None:
 # -- lifetime --------------------------------------------------------------------------------
 
 
-# Without gc.collect(): nothing waits for the garbage collector, which would hold big events back.
+# No test here collects garbage: memory is freed without the collector, which would hold big events
+# back.
 
 
 class Owned(np.ndarray[Any, Any]):

@@ -240,11 +240,13 @@ def capture_of(model: nn.Module, folder: Path) -> Capture:
     return capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), folder)
 
 
-def test_another_expression_is_another_model() -> None:
+def test_another_expression_is_another_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.ts"
+    file.write_bytes(b"a model")
     one, other = (
-        ModelSource(factory="tests.models.mlps:PointwiseFirst", preprocess=blocks)
+        ModelSource(torchscript=file, preprocess=blocks)
         for blocks in ((BLOCK, None), (Features(BLOCK.columns, BLOCK.values, "pt", 0.5), None))
     )
-    without = ModelSource(factory="tests.models.mlps:PointwiseFirst", preprocess=(None, None))
+    without = ModelSource(torchscript=file, preprocess=(None, None))
     prints = [source.fingerprint() for source in (one, other, without)]
     assert prints[0] != prints[1] and "preprocess" not in prints[2]
