@@ -19,6 +19,8 @@ from tests.models import mlps
 from tests.models.project import TARGET, answer, cli, described, refusal, resealed
 from tests.pipeline.promotion.conftest import GATES, ROWS, Gated, write_gated
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 def metrics(found: Assessment | PromotionRefused) -> dict[str, Decision]:
     return {d.detail.split()[0]: d for d in found.decisions if d.gate == "metrics"}

@@ -254,7 +254,7 @@ def test_a_record_in_a_file(registry: Registry, tmp_path: Path) -> None:
         shadowed(registry, shadow_record=tmp_path / "none" / "seen.json")
 
 
-def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path) -> None:
+def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: None) -> None:
     def with_gate(name: str, bundle: Any) -> str:
         def edit(_: Path, manifest: dict[str, Any]) -> None:
             manifest["provenance"]["config"]["gates"] |= TOGETHER
