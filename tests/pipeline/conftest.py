@@ -13,6 +13,7 @@ from runtime.opening import Opened
 from soa.files import digest_of
 from stages.reports import ValidationReport
 from tests.models.project import Built
+from tests.models.versions import copy_of, store_of
 
 
 @pytest.fixture
@@ -44,11 +45,17 @@ def empty(tmp_path: Path, empty_database: Path) -> Registry:
     return Registry(f"sqlite:///{tmp_path}/store/registry.db")
 
 
+@pytest.fixture(scope="session")
+def store_of_jets(
+    jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return store_of(tmp_path_factory, empty_database, lambda made: made.register(jets.bundle))
+
+
 @pytest.fixture
-def registry(empty: Registry, jets: Built) -> Registry:
+def registry(store_of_jets: Path, tmp_path: Path) -> Registry:
     """A registry of this test's own, with jets/1 in it."""
-    empty.register(jets.bundle)
-    return empty
+    return copy_of(store_of_jets, tmp_path / "store")
 
 
 _reports: dict[tuple[str, str, str], ValidationReport] = {}

@@ -28,18 +28,26 @@ from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, answer, cli, resealed
 from tests.models.rogues import Calls
+from tests.models.versions import copy_of, store_of
 from tests.pipeline.promotion.conftest import Gated
 
 N = 37
 TOGETHER = {"shadow": {"min_events": 20, "max_abs": 1e-3}, "metrics": None, "max_slowdown": 1000}
 
 
+@pytest.fixture(scope="module")
+def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def fill(made: Registry) -> None:
+        made.promote(made.register(gated.good), "production", PASSED)
+        made.promote(made.register(gated.bad), "staging", PASSED)
+
+    return store_of(tmp_path_factory, empty_database, fill)
+
+
 @pytest.fixture
-def registry(empty: Registry, gated: Gated) -> Registry:
+def registry(store: Path, tmp_path: Path) -> Registry:
     """jets/1 in production, jets/2, another model, in staging."""
-    empty.promote(empty.register(gated.good), "production", PASSED)
-    empty.promote(empty.register(gated.bad), "staging", PASSED)
-    return empty
+    return copy_of(store, tmp_path / "store")
 
 
 @pytest.fixture(autouse=True)
