@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from registry.version import Version
+from tests.models import registries
 from tests.models.project import PASSED, resealed
 
 
@@ -40,18 +39,8 @@ def store_of(
 
 
 def copy_of(store: Path, folder: Path) -> Registry:
-    """The registry in `store` in a folder of its own, with its files: to change and to spoil. To
-    register and promote its versions again would take ten times as long."""
-    shutil.copytree(store, folder)
-    with contextlib.closing(sqlite3.connect(folder / "registry.db")) as database, database:
-        for table, column in (
-            ("experiments", "artifact_location"),
-            ("runs", "artifact_uri"),
-            ("model_versions", "source"),
-            ("model_versions", "storage_location"),
-        ):
-            moved = f"UPDATE {table} SET {column} = replace({column}, ?, ?)"
-            database.execute(moved, (store.as_uri(), folder.as_uri()))
+    """The registry in `store` in a folder of its own, with its files: to change and to spoil."""
+    registries.copy(store, folder)
     return Registry(f"sqlite:///{folder}/registry.db")
 
 
