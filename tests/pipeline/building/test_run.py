@@ -126,10 +126,14 @@ def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> 
     rows = np.random.default_rng(1).normal(size=100).astype("f4")
     columns: Any = {"given/a": rows}
     at = ("--work", tmp_path / "work", "--registry", empty.uri)
-    rows[83] = 200
-    np.savez(tmp_path / "rows.npz", **columns)
-    said = cli("run", tmp_path / "config.yaml", *at, code=1).output
-    assert "max abs deviation 100" in " ".join(said.split())
+    said = []
+    for value, code in ((200.0, 1), (99.0, 0)):
+        rows[83] = value
+        np.savez(tmp_path / "rows.npz", **columns)
+        said.append(cli("run", tmp_path / "config.yaml", *at, code=code).output)
+    assert "max abs deviation 100" in " ".join(said[0].split())
+    assert "differs from eager for infinity" in said[1]
+    assert "registered forgets/1" in said[1]
 
 
 def test_second_run_does_no_work(jets: Built) -> None:
