@@ -18,6 +18,7 @@ import importlib.util
 import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -254,9 +255,9 @@ class Desk:
         """Commands that take long, and are tried once."""
         demo = load_config(ROOT / "configs/demo.yaml")
         few = {"n": RowsConfig(max=64, typical=(10,))}
-        signature = demo.model_copy(update={"rows": few}).signature()
-        self.layout = signature.layouts["jets"]
-        bundle = served.make_bundle(folder / "built", NAME, Small(), signature)
+        self.signature = demo.model_copy(update={"rows": few}).signature()
+        self.layout = self.signature.layouts["jets"]
+        bundle = served.make_bundle(folder / "built", NAME, Small(), self.signature)
         shutil.copy(database, folder / "registry.db")
         self.registry = Registry(f"sqlite:///{folder}/registry.db")
         for number in range(1, 5):
@@ -294,8 +295,15 @@ class Desk:
             (place / f"{name}.crt.pem").rename(place / f"{name}.pem")
         return place
 
-    def names(self) -> dict[str, Any]:
-        """What the pages take for granted."""
+    def names(self, text: str) -> dict[str, Any]:
+        """What the pages take for granted, as far as `text` uses it: to load a session takes as
+        long as all else in most snippets."""
+        found: dict[str, Any] = {"pipeline": pipeline, "Path": Path}
+        if re.search(r"\b(n|memory|(session|binding|event)s?|(jets|tags)2?)\b", text):
+            found |= self._of_a_session()
+        return found
+
+    def _of_a_session(self) -> dict[str, Any]:
         session = pipeline.load(f"{NAME}@production")
         layout, n = session.layout("jets"), 40
         memory = torch.zeros(layout.nbytes(n) + 128, dtype=torch.uint8)
@@ -303,8 +311,6 @@ class Desk:
         jets, jets2 = session.collection("jets", n), session.collection("jets", n)
         tags, tags2 = session.collection("tags", n), session.collection("tags", n)
         return {
-            "pipeline": pipeline,
-            "Path": Path,
             "session": session,
             "sessions": [session],
             "n": n,
@@ -368,14 +374,14 @@ def test_it_runs(
         for words in snippet.commands:
             run_command(desk, words)
         return
-    names = desk.names()
+    names = desk.names(text)
     if "triton://" in text:
         text = text.replace("triton://host:8001", request.getfixturevalue("triton"))
         desk.registry.promote(desk.registry.find(f"{NAME}/1"), "production", PASSED)
     if "mlflow" in text:
         pytest.importorskip("pandas", reason="mlflow.pyfunc comes with the extra `mlflow`")
         text = re.sub(r"http://mlflow[\w.:]+", desk.registry.uri, text)
-        given = fields(names["session"].signature, "input")
+        given = fields(desk.signature, "input")
         names["jets"] = {field.name: np.zeros(field.shape(5), np.float32) for field in given}
     with warnings.catch_warnings():
         if "mlflow" in text:
@@ -435,7 +441,8 @@ def test_an_example_gives_what_it_says(
             url = request.getfixturevalue("triton")
             step.source = step.source.replace("triton://host:8001", url)
     names = {name: getattr(part, name) for part in (soa, soa.memory) for name in part.__all__}
-    example.globs = {**names, **desk.names(), "np": np, "registry": Registry()}
+    used = "".join(step.source for step in example.examples)
+    example.globs = {**names, **desk.names(used), "np": np, "registry": Registry()}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -444,8 +451,13 @@ def test_an_example_gives_what_it_says(
 
 
 def run_command(desk: Desk, words: list[str]) -> None:
-    """Ours in this process, which has imported everything; others as they are."""
+    """Ours, and scripts, in this process, which has imported everything; others as they are."""
     words = [word.replace("URI", f"sqlite:///{desk.folder}/other.db") for word in words]
+    if words[0] == "python" and words[1].endswith(".py"):
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+            patch.setattr(sys, "argv", words[1:])
+            runpy.run_path(words[1], run_name="__main__")
+        return
     if words[0] != "pipeline":
         subprocess.run(words, check=True, timeout=60, capture_output=True)
         return

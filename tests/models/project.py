@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from engines.target import Target
+from pipeline.building import run
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
@@ -108,6 +109,23 @@ class Built:
     project: Project
     answer: dict[str, Any]
     bundle: Bundle
+
+
+class _Stopped(Exception):
+    """A step began that `first_step` does not want to be done."""
+
+
+def first_step(config: Path, work: Path, registry: str) -> str | None:
+    """The first step that `pipeline run` would do, and is not done here; None if there is none."""
+
+    def stop(name: str, before: float | None) -> NoReturn:
+        raise _Stopped(name)
+
+    try:
+        run(config, Registry(registry), work, show=stop)
+    except _Stopped as stopped:
+        return str(stopped)
+    return None
 
 
 def write_project(folder: Path, hidden: int = 48, seed: int = 1, config: str = CONFIG) -> Project:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from registry.version import Version
+from tests.models import registries
 from tests.models.project import PASSED, resealed
 
 
@@ -22,6 +26,22 @@ def negated(bundle: Bundle, folder: Path) -> Bundle:
         weights.write_bytes((-content).tobytes())
 
     return resealed(bundle, folder, edit)
+
+
+def store_of(
+    factory: pytest.TempPathFactory, database: Path, fill: Callable[[Registry], object]
+) -> Path:
+    """A folder with a registry that `fill` has filled, for `copy_of`."""
+    folder = factory.mktemp("store")
+    shutil.copy(database, folder / "registry.db")
+    fill(Registry(f"sqlite:///{folder}/registry.db"))
+    return folder
+
+
+def copy_of(store: Path, folder: Path) -> Registry:
+    """The registry in `store` in a folder of its own, with its files: to change and to spoil."""
+    registries.copy(store, folder)
+    return Registry(f"sqlite:///{folder}/registry.db")
 
 
 def promoted(registry: Registry, bundle: Bundle) -> Version:

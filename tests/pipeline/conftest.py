@@ -3,11 +3,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.promotion import measuring
 from registry.store.registry import Registry
+from runtime.opening import Opened
+from soa.files import digest_of
+from stages.reports import ValidationReport
 from tests.models.project import Built
+from tests.models.versions import copy_of, store_of
 
 
 @pytest.fixture
@@ -39,8 +45,36 @@ def empty(tmp_path: Path, empty_database: Path) -> Registry:
     return Registry(f"sqlite:///{tmp_path}/store/registry.db")
 
 
+@pytest.fixture(scope="session")
+def store_of_jets(
+    jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return store_of(tmp_path_factory, empty_database, lambda made: made.register(jets.bundle))
+
+
 @pytest.fixture
-def registry(empty: Registry, jets: Built) -> Registry:
+def registry(store_of_jets: Path, tmp_path: Path) -> Registry:
     """A registry of this test's own, with jets/1 in it."""
-    empty.register(jets.bundle)
-    return empty
+    return copy_of(store_of_jets, tmp_path / "store")
+
+
+_reports: dict[tuple[str, str, str], ValidationReport] = {}
+
+
+@pytest.fixture
+def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of other gates than tolerance and speed: an artifact is validated once in this
+    process, however often the gates ask, and no version is timed beside another."""
+    validate = measuring.revalidate
+
+    def revalidate(opened: Opened, target: str, engine: str, say: Any = None) -> ValidationReport:
+        candidate = opened.bundle.manifest.targets[target].candidates[engine]
+        reference = opened.bundle.file(opened.bundle.manifest.reference)
+        files = [reference, *(opened.bundle.file(name) for name in candidate.files)]
+        key = (target, engine, repr((candidate, [digest_of(file) for file in files])))
+        if key not in _reports:
+            _reports[key] = validate(opened, target, engine)
+        return _reports[key]
+
+    monkeypatch.setattr(measuring, "revalidate", revalidate)
+    monkeypatch.setattr(measuring, "_compare_speed", lambda *_: None)

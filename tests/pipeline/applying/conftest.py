@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from registry.bundle.bundle import Bundle
@@ -7,7 +9,7 @@ from registry.store.registry import Registry
 from tests.models import served
 from tests.models.building import mlp_signature
 from tests.models.mlps import PointwiseFirst
-from tests.models.versions import promoted
+from tests.models.versions import copy_of, promoted, store_of
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +18,14 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return served.shared(tmp_path_factory, "tagger", PointwiseFirst(1), mlp_signature(64))
 
 
+@pytest.fixture(scope="session")
+def store_of_tagger(
+    tagger: Bundle, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return store_of(tmp_path_factory, empty_database, lambda made: promoted(made, tagger))
+
+
 @pytest.fixture
-def production(empty: Registry, tagger: Bundle) -> Registry:
+def production(store_of_tagger: Path, tmp_path: Path) -> Registry:
     """A registry with tagger/1 in production."""
-    promoted(empty, tagger)
-    return empty
+    return copy_of(store_of_tagger, tmp_path / "store")

@@ -54,7 +54,7 @@ def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFa
     bundle = registry.local_path(version)
     assert bundle is not None
     before = tree(bundle)
-    build = ("build", "jets/1", "--target", LOWER, "--engine", "aoti", "--work", folder / "work")
+    build = ("build", "jets/1", "--target", LOWER, "--engine", "lanes", "--work", folder / "work")
     return registry, answer(*build, registry=registry), before, tree(bundle)
 
 
@@ -68,20 +68,20 @@ def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built)
         "target": LOWER,
         "annex": version.annexes[LOWER],
         "status": "verified",
-        "chosen": "aoti",
+        "chosen": "lanes",
         "notes": [NO_BASELINE],
     }
     assert version.digest == jets.bundle.digest
-    assert (version.targets[LOWER], version.chosen[LOWER]) == ("verified", "aoti")
+    assert (version.targets[LOWER], version.chosen[LOWER]) == ("verified", "lanes")
     bundle = registry.open(version)
     record = bundle.annexes[LOWER].record
     assert record.base == jets.bundle.digest
     assert record.tools["torch"] == torch.__version__
-    assert record.record.candidates["aoti"].worst["probabilities"].outside == 0
+    assert record.record.candidates["lanes"].worst["probabilities"].outside == 0
     for timed in (bundle.benchmark() or {})[LOWER]["timings"].values():
-        assert set(timed) == {"aoti"}  # no baseline is made up
-    assert (bundle.validation() or {})[LOWER]["aoti"]["valid"]
-    files = bundle.manifest.targets[LOWER].candidates["aoti"].files
+        assert set(timed) == {"lanes"}  # no baseline is made up
+    assert (bundle.validation() or {})[LOWER]["lanes"]["valid"]
+    files = bundle.manifest.targets[LOWER].candidates["lanes"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
     assert target.read_text() == f"soa-target 1\n{LOWER}\n"
 
@@ -90,7 +90,7 @@ def test_the_commands_see_it(added: Added) -> None:
     registry = added[0]
     where = ("--registry", registry.uri)
     (listed,) = answer("ls", "jets", registry=registry)["jets"]
-    assert (listed["targets"][LOWER], listed["chosen"][LOWER]) == ("verified", "aoti")
+    assert (listed["targets"][LOWER], listed["chosen"][LOWER]) == ("verified", "lanes")
     shown = " ".join(cli("show", "jets/1", *where).stdout.split())  # lines are as long as names
     assert f"{LOWER} (verified)" in shown
     assert f"annex {registry.find('jets/1').annexes[LOWER]}" in shown
@@ -101,7 +101,7 @@ def test_the_commands_see_it(added: Added) -> None:
     reports = answer("validate", "jets/1", "--target", LOWER, registry=registry)
     assert [report["valid"] for report in reports[LOWER]] == [True]
     timed = answer("bench", "jets/1", "--target", LOWER, "--seconds", "0.01", registry=registry)
-    assert timed[LOWER]["fastest"] == "aoti"
+    assert timed[LOWER]["fastest"] == "lanes"
     history = answer("history", "jets", registry=registry)
     assert [event["kind"] for event in history[:2]] == ["promotion", "build"]
     assert "build of jets/1" in cli("history", "jets", *where).stdout
@@ -123,7 +123,7 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
 
     said = answer("promote", "jets/1", "--to", "production", registry=registry)
     gates = [d["detail"] for d in said["decisions"]]
-    assert f"{LOWER} is verified (aoti)" in gates
+    assert f"{LOWER} is verified (lanes)" in gates
     assert any(d.startswith(f"{LOWER}: output probabilities has a fraction of 0") for d in gates)
     session = pipeline.load("jets@production", registry=registry, target=LOWER)
     assert session.origin is not None

@@ -15,7 +15,7 @@ from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
 from pipeline.config import load_config
 from runtime.checked import default_tolerance
-from stages.capture import capture
+from stages.capture import Capture, capture
 from stages.reference.answers import random_inputs
 from tests.models.building import mlp_signature
 
@@ -33,37 +33,53 @@ class OfAllRows(nn.Module):
         return x[:, :3] - x[:, :3].amax(0, keepdim=True).clamp(min=6)
 
 
-def built(
-    model: nn.Module, folder: Path, by_default: bool, engines: tuple[str, ...] = QUICK_ENGINES
-) -> dict[str, str]:
-    """The verdict on each candidate."""
-    folder.mkdir(exist_ok=True)
+def captured(model: nn.Module, folder: Path) -> Capture:
     signature = mlp_signature(highest=20, lowest=1)
-    captured = capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
-    tolerances = {b.name: default_tolerance("float32") for b in signature.outputs}
+    return capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    return captured(OfRows(), tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def of_all_rows(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    return captured(OfAllRows(), tmp_path_factory.mktemp("all_rows"))
+
+
+def verdicts(
+    model: Capture, by_default: bool, engines: tuple[str, ...] = QUICK_ENGINES
+) -> dict[str, str]:
+    """The verdict on each candidate. What an earlier test has built of the model is used again."""
+    tolerances = {b.name: default_tolerance("float32") for b in model.signature.outputs}
     recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default)
-    work = Work(StageCache(folder / "cache"), lambda text: None)
-    found = build_targets(work, captured, [TARGET], recipe, "a")[str(TARGET)]
+    work = Work(StageCache(model.folder / "cache"), lambda text: None)
+    found = build_targets(work, model, [TARGET], recipe, "a")[str(TARGET)]
     return {name: report.verdict for name, report in found.reports.items()}
 
 
-def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(tmp_path: Path) -> None:
-    assert built(OfRows(), tmp_path / "a", by_default=True) == {"lanes": "valid"}
-    found = built(OfAllRows(), tmp_path / "b", by_default=True)
+def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(
+    of_rows: Capture, of_all_rows: Capture
+) -> None:
+    assert verdicts(of_rows, by_default=True) == {"lanes": "valid"}
+    found = verdicts(of_all_rows, by_default=True)
     assert found == {"lanes": "not applicable", "exported": "valid"}
 
 
 def test_where_a_row_is_much_work_another_engine_joins_the_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_rows: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = ("lanes", "aoti", "exported")
+    """Of the engines that stand in for lanes, only those that are for heavy rows."""
+    engines = ("lanes", "exported", "torchscript")
     monkeypatch.setattr(candidates, "_HEAVY_S", 0.0)
-    found = built(OfRows(), tmp_path, by_default=True, engines=engines)
-    assert found == {"lanes": "valid", "aoti": "valid"}
+    monkeypatch.setattr(type(engine("exported")), "for_heavy_rows", True)
+    found = verdicts(of_rows, by_default=True, engines=engines)
+    assert found == {"lanes": "valid", "exported": "valid"}
 
 
-def test_both_are_built_where_they_are_named(tmp_path: Path) -> None:
-    assert built(OfRows(), tmp_path, by_default=False) == dict.fromkeys(QUICK_ENGINES, "valid")
+def test_both_are_built_where_they_are_named(of_rows: Capture) -> None:
+    assert verdicts(of_rows, by_default=False) == dict.fromkeys(QUICK_ENGINES, "valid")
 
 
 def test_a_quick_config_has_other_engines_and_another_digest() -> None:
@@ -77,3 +93,4 @@ def test_a_quick_config_has_other_engines_and_another_digest() -> None:
 def test_all_others_stand_in_for_lanes() -> None:
     assert [name for name in DEFAULT_ENGINES if not engine(name).in_place_of] == ["lanes"]
     assert {engine(name).in_place_of for name in DEFAULT_ENGINES} == {"", "lanes"}
+    assert [name for name in DEFAULT_ENGINES if engine(name).for_heavy_rows] == ["aoti"]

@@ -53,7 +53,7 @@ def test_the_portable_candidates_are_packaged_unverified(built: Built) -> None:
     assert "exported is unverified: no device here runs rocm/gfx90a: it was not validated" in shown
 
 
-def test_production_needs_it_by_name(built: Built) -> None:
+def test_production_needs_it_by_name(built: Built, measured_once: None) -> None:
     where = ("--registry", built.project.registry)
     cli("promote", "jets/1", "--to", "production", *where, code=1)
     cli("promote", "jets/1", "--to", "production", "--allow-unverified", ROCM, *where)

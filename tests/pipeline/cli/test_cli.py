@@ -18,7 +18,8 @@ from pipeline.cli import answers
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
-from tests.models.project import PASSED, TARGET, Built, answer, cli, described, refusal, resealed
+from tests.models.project import TARGET, Built, answer, cli, described, refusal, resealed
+from tests.models.versions import copy_of, promoted, store_of
 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
@@ -29,13 +30,23 @@ SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(scope="module")
+def store_of_two(
+    jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    second = described(jets.bundle, tmp_path_factory.mktemp("two") / "two", "the second")
+
+    def fill(made: Registry) -> None:
+        for bundle in (jets.bundle, second):
+            promoted(made, bundle)
+
+    return store_of(tmp_path_factory, empty_database, fill)
+
+
 @pytest.fixture
-def two(registry: Registry, jets: Built, tmp_path: Path) -> Registry:
+def two(store_of_two: Path, tmp_path: Path) -> Registry:
     """jets/2 in production, jets/1 before it."""
-    registry.register(described(jets.bundle, tmp_path / "two", "the second"))
-    for ref in ("jets/1", "jets/2"):
-        registry.promote(registry.find(ref), "production", PASSED)
-    return registry
+    return copy_of(store_of_two, tmp_path / "store")
 
 
 def said(*arguments: object, registry: Registry, code: int = 0) -> str:

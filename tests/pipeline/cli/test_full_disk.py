@@ -41,7 +41,7 @@ for size, commands in cases:
 NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def small_disks() -> None:
     if shutil.which("unshare") is None:
         pytest.skip("no unshare(1)")
@@ -52,69 +52,100 @@ def small_disks() -> None:
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MORE = ["free some space"]
+_ROWS = 50_000
 Case = tuple[int, list[list[str]]]
+Found = tuple[int, str, str, list[str]]
+"""Exit code, stdout, stderr, files left."""
 
 
-def on_small_disks(disk: Path, cases: list[Case]) -> list[tuple[int, str, str, list[str]]]:
-    """Each case on a fresh disk of so many bytes: exit code, stdout, stderr, files left."""
+def on_small_disks(disk: Path, cases: dict[str, list[Case]]) -> dict[str, list[Found]]:
+    """Each case on a fresh disk of so many bytes. One process runs all commands, since it takes
+    seconds to start."""
     disk.mkdir()
+    flat = [case for each in cases.values() for case in each]
     done = subprocess.run(
-        [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(cases)],
+        [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(flat)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
     assert done.returncode == 0, (found, done.stderr[-2000:])
-    return found
+    lines = iter(found)
+    return {
+        name: [next(lines) for _, commands in each for command in commands if command != _MORE]
+        for name, each in cases.items()
+    }
 
 
-def test_during_run(jets: Built, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def found(
+    small_disks: None, jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Found]]:
+    """What the commands did on full disks."""
+    folder = tmp_path_factory.mktemp("full")
+    disk = folder / "disk"
+    shutil.copy(empty_database, folder / "registry.db")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    registry.promote(registry.register(jets.bundle), "production", PASSED)
+    cases = {
+        "run": a_run(jets, disk, folder),
+        "pull and register": a_pull_and_a_registration(jets, disk, registry, empty_database),
+        "apply": an_apply(disk, registry, folder),
+    }
+    return on_small_disks(disk, cases)
+
+
+def a_run(jets: Built, disk: Path, folder: Path) -> list[Case]:
     """In each file that capture writes, and in the first stage after it."""
-    project = write_project(tmp_path / "project")
+    project = write_project(folder / "project")
     project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
-    disk = tmp_path / "disk"
     names = ("model.ts", "program.pt2", "reference.safetensors")
     sizes = [jets.bundle.file(name).stat().st_size for name in names]
     run = ["run", str(project.config), "--work", str(disk / "work")]
-    run += ["--registry", project.registry]
+    run += ["--registry", f"sqlite:///{folder}/none.db"]
     filled = [sum(sizes[:i]) + sizes[i] // 2 for i in range(len(sizes))]
-    found = on_small_disks(disk, [(size, [run]) for size in (*filled, sum(sizes) + 12_000)])
-    assert len(found) == len(filled) + 1
-    for code, output, said, files in found:
+    return [(size, [run]) for size in (*filled, sum(sizes) + 12_000)] + [
+        (100_000_000, [["ls", "--json", *run[-2:]]])
+    ]
+
+
+def test_during_run(found: dict[str, list[Found]]) -> None:
+    *runs, listed = found["run"]
+    assert len(runs) == 4
+    for code, output, said, files in runs:
         assert (code, output) == (1, ""), said
         line = said.splitlines()[-1]
         assert line.startswith("pipeline: the disk is full"), said
         assert line.endswith(": free some space and run again [disk]")
         assert not any("bundle" in file for file in files)
-    for _, _, _, files in found[:-1]:
+    for _, _, _, files in runs[:-1]:
         assert not any(file.endswith("done.json") for file in files)
-    assert not Path(project.registry.removeprefix("sqlite:///")).exists()
+    assert json.loads(listed[1]) == {}
 
 
-def test_during_pull_and_register(
-    registry: Registry, jets: Built, empty_database: Path, tmp_path: Path
-) -> None:
-    disk = tmp_path / "disk"
+def a_pull_and_a_registration(
+    jets: Built, disk: Path, registry: Registry, empty_database: Path
+) -> list[Case]:
     files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
     size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
-    registry.promote(registry.find("jets"), "production", PASSED)
     pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
     # Two names, since one process refuses a file that was replaced behind its back.
     one, two = (["--registry", f"sqlite:///{disk}/{name}.db"] for name in ("one", "two"))
     run = ["run", str(jets.project.config), "--work", str(jets.project.work)]
-    more = ["free some space"]
     database = empty_database.stat().st_size
-    half, no_note, no_tables, later, no_bundle, listed, at_last = on_small_disks(
-        disk,
-        [
-            (size // 2, [pull]),
-            (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
-            (database // 2, [[*run, *one], more, [*run, *one]]),
-            (database + size // 2, [[*run, *two], ["ls", "--json", *two], more, [*run, *two]]),
-        ],
-    )
+    return [
+        (size // 2, [pull]),
+        (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
+        (database // 2, [[*run, *one], _MORE, [*run, *one]]),
+        (database + size // 2, [[*run, *two], ["ls", "--json", *two], _MORE, [*run, *two]]),
+    ]
+
+
+def test_during_pull_and_register(found: dict[str, list[Found]]) -> None:
+    half, no_note, no_tables, later, no_bundle, listed, at_last = found["pull and register"]
     for code, output, said, left in (half, no_note):
         assert (code, output, left) == (1, "", [])
         assert said.count("\n") == 1
@@ -130,18 +161,20 @@ def test_during_pull_and_register(
         assert "registered jets/1" in output
 
 
-def test_during_apply(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """In a part, in the output, and as the ROOT file begins: the job goes on where it was."""
-    rows = 50_000
-    source = write_rows(tmp_path / "rows.parquet", columns(rows))
-    registry.promote(registry.find("jets"), "production", PASSED)
-    disk = tmp_path / "disk"
+def an_apply(disk: Path, registry: Registry, folder: Path) -> list[Case]:
+    """In a part, in the output, and as the ROOT file begins."""
+    source = write_rows(folder / "rows.parquet", columns(_ROWS))
     apply = ["apply", "jets@production", str(source), "--out", f"{disk}/out.root"]
     apply += ["--keep", "event", "--json", "--registry", registry.uri]
-    part = rows * (8 + 3 * 4)
+    part = _ROWS * (8 + 3 * 4)
     sizes = (part // 2, part + 2 * _PAGE, part + part // 2)
-    found = on_small_disks(disk, [(size, [apply, ["free some space"], apply]) for size in sizes])
-    for full, again in zip(found[::2], found[1::2], strict=True):
+    return [(size, [apply, _MORE, apply]) for size in sizes]
+
+
+def test_during_apply(found: dict[str, list[Found]]) -> None:
+    """The job goes on where it was."""
+    tries = found["apply"]
+    for full, again in zip(tries[::2], tries[1::2], strict=True):
         code, output, said, files = full
         assert (code, said.count("\n")) == (1, 1), said
         assert json.loads(output)["error"]["message"] in said
@@ -149,5 +182,5 @@ def test_during_apply(registry: Registry, jets: Built, tmp_path: Path) -> None:
         assert "out.root" not in files and not any(".partial" in file for file in files)
         code, output, said, files = again
         assert (code, files) == (0, ["out.root"]), said
-        assert json.loads(output)["rows"] == rows
-    assert [json.loads(output)["found"] for _, output, _, _ in found[1::2]] == [0, rows, rows]
+        assert json.loads(output)["rows"] == _ROWS
+    assert [json.loads(output)["found"] for _, output, _, _ in tries[1::2]] == [0, _ROWS, _ROWS]

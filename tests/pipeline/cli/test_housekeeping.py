@@ -93,7 +93,9 @@ def test_gc(empty: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert cli("gc", "--older-than", 0, *where).stdout == "nothing to remove\n"
 
 
-def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Path) -> None:
+def test_import_asks_the_gates(
+    registry: Registry, away: Registry, tmp_path: Path, measured_once: None
+) -> None:
     """An alias of the other registry is a wish: here, a policy says what production needs."""
     version = registry.find("jets/1")
     registry.promote(version, "production", PASSED)

@@ -21,7 +21,7 @@ from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle
 from soa.memory import as_collection
 from tests.campaigns.first_model import typed
-from tests.models.project import cli, refusal
+from tests.models.project import cli, first_step, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = [
@@ -175,8 +175,8 @@ def test_the_file_has_just_the_columns(place: Path) -> None:
 def test_it_runs(place: Path, tmp_path: Path) -> None:
     """With nothing edited; validated on the rows of the file."""
     written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
-    where = ("--work", tmp_path / "work", "--registry", f"sqlite:///{tmp_path}/store/registry.db")
-    ran = cli("run", place / "config.yaml", *where, "--json")
+    config, work, registry = place / "config.yaml", tmp_path / "work", f"sqlite:///{tmp_path}/r.db"
+    ran = cli("run", config, "--work", work, "--registry", registry, "--json")
     assert "train mode" in ran.stderr and "BatchNorm1d 'layers.0'" in ran.stderr
     answer = json.loads(ran.stdout)
     (target,) = answer["targets"].values()
@@ -186,8 +186,7 @@ def test_it_runs(place: Path, tmp_path: Path) -> None:
     assert kept["outputs"][0]["columns"] == ["output0", "output1", "output2"]
     # Other rows are another model's reference: nothing is taken from before.
     np.savez(place / "reference.npz", **{k: v[::-1] for k, v in reference(place).items()})
-    again = json.loads(cli("run", place / "config.yaml", *where, "--json").stdout)
-    assert again["worked"]
+    assert first_step(config, work, registry) == "capture"
 
 
 def test_weights_and_names(place: Path) -> None:

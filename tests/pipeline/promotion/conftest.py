@@ -35,8 +35,12 @@ def weighted(labels, outputs, column):
 
 @dataclass(frozen=True)
 class Gated:
-    """Versions of one model with gates of their own: the labels are the good one's classes."""
+    """Versions of one model with gates of their own: the labels are the good one's classes.
 
+    `project` is this process's own copy of the good one's project.
+    """
+
+    project: Project
     good: Bundle
     bad: Bundle
     data: Path
@@ -69,6 +73,5 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
     table = pq.read_table(folder / "good" / "test.parquet")
     columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in "abcdef"]
     truth = torch.from_numpy(table["truth"].to_numpy().copy())
-    return Gated(
-        good.bundle, bad.bundle, folder / "good/test.parquet", torch.stack(columns, 1), truth
-    )
+    data = folder / "good/test.parquet"
+    return Gated(good.project, good.bundle, bad.bundle, data, torch.stack(columns, 1), truth)

@@ -19,6 +19,8 @@ from tests.models import mlps
 from tests.models.project import TARGET, answer, cli, described, refusal, resealed
 from tests.pipeline.promotion.conftest import GATES, ROWS, Gated, write_gated
 
+pytestmark = pytest.mark.usefixtures("measured_once")
+
 
 def metrics(found: Assessment | PromotionRefused) -> dict[str, Decision]:
     return {d.detail.split()[0]: d for d in found.decisions if d.gate == "metrics"}
@@ -178,12 +180,12 @@ def test_rows_of_none_and_a_file_that_lacks_a_column(tmp_path: Path) -> None:
         assert says in refusal(*asked)
 
 
-def test_a_metric_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    made = write_gated(tmp_path / "made", 1)
+def test_a_metric_that_is_no_number_ends_the_run(gated: Gated, tmp_path: Path) -> None:
+    made, registry = gated.project, f"sqlite:///{tmp_path}/registry.db"
     (made.folder / "own.py").write_text("def weighted(labels, outputs, column): return None")
-    line = refusal("run", made.config, "--work", made.work, "--registry", made.registry)
+    line = refusal("run", made.config, "--work", made.work, "--registry", registry)
     assert line.endswith("own.py:weighted gave a NoneType, not a number")
-    assert not Registry(made.registry).exists
+    assert not Registry(registry).exists
 
 
 def test_json_has_the_decisions(empty: Registry, gated: Gated) -> None:
