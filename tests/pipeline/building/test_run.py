@@ -288,20 +288,19 @@ def test_ctrl_c_and_the_next_run_resumes(
     assert capture.stat().st_mtime_ns == before
 
 
-# An option that the engine refuses only when it compiles.
-FAILS = ("benchmark_s: 0.1", "benchmark_s: 0.1, options: {onnxruntime: {opset: newest}}")
-
-
-def test_compiler_that_fails_is_one_failed_candidate(heavy: Built, empty: Registry) -> None:
+def test_compiler_that_fails_is_one_failed_candidate(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run ends with the other engine, and says how to repeat the failure."""
+    monkeypatch.setenv("CXX", "/bin/false")
     project = heavy.project
-    config = project.variant("two.yaml", ("[exported]", "[onnxruntime, exported]"), FAILS)
+    config = project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
     result = cli("run", config, "--work", project.work, "--registry", empty.uri)
-    assert f"onnxruntime for {TARGET} failed: " in result.stderr
+    assert f"lanes for {TARGET} failed: false failed" in result.stderr
     assert "registered jets/1" in result.stdout
     record = empty.open(empty.find("jets")).manifest.targets[TARGET]
     assert (record.status, record.chosen) == ("verified", "exported")
-    failed = record.candidates["onnxruntime"]
+    failed = record.candidates["lanes"]
     assert (failed.status, failed.files) == ("failed", [])
     assert failed.reason is not None
     script = result.stderr.partition("repeat with: ")[2].partition(")")[0]
@@ -332,11 +331,14 @@ def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
         assert "failed" not in text and "refused" not in text
 
 
-def test_no_version_where_every_engine_fails(heavy: Built, empty: Registry) -> None:
+def test_no_version_where_every_engine_fails(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
     project = heavy.project
-    config = project.variant("only.yaml", ("[exported]", "[onnxruntime]"), FAILS)
+    config = project.variant("only.yaml", ("[exported]", "[lanes]"))
     line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
-    assert line.startswith(f"no artifact of 'jets' is valid: {TARGET} onnxruntime: ")
+    assert line.startswith(f"no artifact of 'jets' is valid: {TARGET} lanes: ")
     assert "repeat with: " in line
     assert empty.list() == []
 
