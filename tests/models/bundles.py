@@ -99,6 +99,12 @@ def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
     seal(path)
 
 
+def made_bundle(path: Path, seed: int = 0) -> Bundle:
+    """What `write_bundle` writes with the manifest of `manifest_data`."""
+    write_bundle(path, as_record(Manifest, manifest_data()), seed)
+    return Bundle.open(path)
+
+
 def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields: Any) -> Annex:
     """A sealed annex of a bundle, of one candidate; another seed gives other bytes."""
     library = f"annexes/{target}/aoti/model.so"
