@@ -12,10 +12,12 @@ from registry.bundle.annex import Annex, AnnexRecord
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest
+from registry.promotion import Decision
 from soa.records import as_record
 
 FAR = "rocm/gfx90a"
 V3 = "cpu/x86-64-v3"
+PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 MakeBundle = Callable[..., Path]
 """`make_bundle(seed=0, **fields of the manifest)`: see tests/registry/conftest.py."""
 

@@ -11,9 +11,8 @@ import pytest
 from registry import Bundle, Decision, Manifest, Ref, Registry, Version
 from soa.records import as_record
 from tests.models import bundles, registries
+from tests.models.bundles import PASSED
 from tests.models.shared import made_once
-
-PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from registry.bundle.pulled import PulledNote, write_note
 from registry.housekeeping.pushing import push
 from registry.trust import read_trusted, require_signature, sign
 from tests.models import registries
-from tests.models.bundles import V3, made_bundle, write_annex
+from tests.models.bundles import PASSED, V3, made_bundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.shared import made_once
-from tests.registry.conftest import PASSED
 from tests.registry.history.test_model_writer import Killed
 
 V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"

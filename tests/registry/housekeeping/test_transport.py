@@ -17,10 +17,9 @@ from registry.housekeeping.pushing import push
 from registry.housekeeping.transport import export_to, import_from
 from registry.trust import read_trusted
 from tests.models import registries
-from tests.models.bundles import made_bundle, write_annex
+from tests.models.bundles import PASSED, made_bundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.shared import made_once
-from tests.registry.conftest import PASSED
 
 CUDA = "cuda/sm_90"
 
