@@ -12,10 +12,12 @@ from registry.bundle.annex import Annex, AnnexRecord
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest
+from registry.promotion import Decision
 from soa.records import as_record
 
 FAR = "rocm/gfx90a"
 V3 = "cpu/x86-64-v3"
+PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 MakeBundle = Callable[..., Path]
 """`make_bundle(seed=0, **fields of the manifest)`: see tests/registry/conftest.py."""
 
@@ -97,6 +99,12 @@ def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
     (path / "reports/validation.json").write_text(json.dumps({"rows": [0, 1, 31]}))
     (path / "reports/benchmark.json").write_text(json.dumps({"calls": 100}))
     seal(path)
+
+
+def made_bundle(path: Path, seed: int = 0) -> Bundle:
+    """What `write_bundle` writes with the manifest of `manifest_data`."""
+    write_bundle(path, as_record(Manifest, manifest_data()), seed)
+    return Bundle.open(path)
 
 
 def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields: Any) -> Annex:

@@ -8,9 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from contextlib import closing
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,3 +93,39 @@ class MlflowServer:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+@contextmanager
+def served_here(folder: Path, database: Path) -> Iterator[str]:
+    """The URI of MLflow's server, which runs in a thread of this process: a process of its own
+    needs seconds to import it. `database`: as above, an SQLite registry, which is copied."""
+    import pytest
+    import uvicorn
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow's own imports
+        from mlflow.server import handlers
+        from mlflow.server.fastapi_app import app
+
+    shutil.copy(database, folder / "registry.db")
+    variables = {
+        "FILE_STORE": f"sqlite:///{folder}/registry.db",
+        "ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "SERVE_ARTIFACTS": "true",
+        "ARTIFACT_DESTINATION": str(folder / "artifacts"),
+    }
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(f"_MLFLOW_SERVER_{name}", value)
+        for name in ("_tracking_store", "_model_registry_store", "_artifact_repo"):
+            patch.setattr(handlers, name, None)  # else those of an earlier server
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join()

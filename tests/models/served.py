@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engines.base import engine
 from engines.target import Target
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
 from runtime.checked import default_tolerance
+from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from soa.signature import offsets_layout
 from stages.benchmark import benchmark
@@ -173,6 +175,13 @@ def shared(
     """The bundle that `make_bundle` makes, once for all test processes."""
     folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of, config))
     return Bundle.open(folder / "bundle")
+
+
+def session(bundle: Bundle) -> Session:
+    """Of its program, as the engine `exported` runs it."""
+    program = bundle.file(bundle.manifest.program)
+    signature = Signature.from_dict(bundle.manifest.signature)
+    return Session(signature, engine("exported").open(program, torch.device("cpu")))
 
 
 def make_bundle(

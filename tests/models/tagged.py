@@ -14,7 +14,6 @@ from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
-from tests.models import served
 from tests.models.project import PASSED, described
 
 NAME = "tagged"
@@ -55,9 +54,9 @@ class Tags:
     deployed: Deployed
 
 
-def make(folder: Path) -> Tags:
+def make(folder: Path, bundle: Bundle) -> Tags:
+    """`bundle`: of `Tagged`, as `served` makes it."""
     registry = Registry(f"sqlite:///{folder}/registry.db")
-    bundle = served.make_bundle(folder / "first", NAME, Tagged(), SIGNATURE)
     other = described(bundle, folder / "second", "another")
     done = {}
     for label, each in (("repository", bundle), ("newer", other)):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from registry import Bundle, Decision, Manifest, Registry, Version
+from registry import Bundle, Decision, Manifest, Ref, Registry, Version
 from soa.records import as_record
-from tests.models import bundles
+from tests.models import bundles, registries
+from tests.models.bundles import PASSED
+from tests.models.shared import made_once
 
 
 @pytest.fixture
@@ -53,8 +54,7 @@ def new_registry(tmp_path: Path, empty_database: Path) -> Callable[[str], Regist
     """An empty one in a folder of that name."""
 
     def make(name: str) -> Registry:
-        (tmp_path / name).mkdir()
-        shutil.copy(empty_database, tmp_path / name / "registry.db")
+        registries.copy(empty_database.parent, tmp_path / name)
         return Registry(f"sqlite:///{tmp_path}/{name}/registry.db")
 
     return make
@@ -71,21 +71,47 @@ def away(new_registry: Callable[[str], Registry]) -> Registry:
     return new_registry("away")
 
 
+@pytest.fixture(scope="session")
+def store_of_three(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    """A registry that each test copies: jets/1 to jets/3."""
+
+    def make(folder: Path) -> None:
+        registries.copy(empty_database.parent, folder / "store")
+        registry = Registry(f"sqlite:///{folder}/store/registry.db")
+        for seed in range(3):
+            registry.register(bundles.made_bundle(folder / "bundles" / str(seed), seed))
+
+    return made_once(tmp_path_factory, "store-of-three", make) / "store"
+
+
+@pytest.fixture(scope="session")
+def store_of_promoted(tmp_path_factory: pytest.TempPathFactory, store_of_three: Path) -> Path:
+    """The same after two promotions."""
+
+    def make(folder: Path) -> None:
+        registries.copy(store_of_three, folder / "store")
+        registry = Registry(f"sqlite:///{folder}/store/registry.db")
+        for number in (1, 2):
+            registry.promote(registry.find(Ref("jets", number)), "production", PASSED)
+
+    return made_once(tmp_path_factory, "store-of-promoted", make) / "store"
+
+
 @pytest.fixture
 def passed() -> list[Decision]:
-    return [Decision("digests", True, "all match", "all match", "every file has its digest")]
+    return list(PASSED)
 
 
 @pytest.fixture
-def three(registry: Registry, make_bundle: Callable[..., Path]) -> list[Version]:
-    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
+def three(registry: Registry, store_of_three: Path) -> list[Version]:
+    registries.copy(store_of_three, Path(str(registry.sqlite)).parent)
+    return list(registry.versions("jets"))
 
 
 @pytest.fixture
-def promoted(registry: Registry, three: list[Version], passed: list[Decision]) -> list[Version]:
+def promoted(registry: Registry, three: list[Version], store_of_promoted: Path) -> list[Version]:
     """The same with jets/2 in production, jets/1 before it, and jets/3 without an alias."""
-    registry.promote(three[0], "production", passed)
-    registry.promote(three[1], "production", passed)
+    registries.copy(store_of_promoted, Path(str(registry.sqlite)).parent)
     return three
 
 

@@ -43,7 +43,9 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 @pytest.fixture(scope="session")
 def tags(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> tagged.Tags:
-    return tagged.make(tmp_path_factory.mktemp("tagged"))
+    model, signature = tagged.Tagged(), tagged.SIGNATURE
+    bundle = served.shared(tmp_path_factory, tagged.NAME, model, signature)
+    return tagged.make(tmp_path_factory.mktemp("tagged"), bundle)
 
 
 @pytest.fixture(scope="session")

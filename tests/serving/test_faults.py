@@ -12,7 +12,7 @@ from tests.serving.campaigns import faults
 
 @pytest.mark.long
 def test_no_event_is_lost_done_twice_or_mixed(
-    tags: Tags, real_triton: None, tmp_path: Path
+    real_triton: None, tags: Tags, tmp_path: Path
 ) -> None:
     said: list[str] = []
     if not faults.run({"behind": 4, "liar": 5}, 3, tags, tmp_path, said.append):

@@ -38,6 +38,7 @@ from registry.store import upload
 from registry.store.bundle_files import signature_of
 from registry.trust import read_trusted
 from tests.models import bundles
+from tests.models.bundles import PASSED
 from tests.models.keys import make_keys
 from tests.registry.campaigns import invariants, workers, write_points
 
@@ -99,7 +100,7 @@ class Place:
         registry.add_target(registry.find(f"{NAME}/2"), self.annex(2, TARGETS[0]))
         registry.add_target(registry.find(f"{NAME}/4"), self.annex(4, TARGETS[0]))
         for number, alias in ((1, "production"), (2, "production"), (3, "staging")):
-            registry.promote(registry.find(f"{NAME}/{number}"), alias, workers.PASSED)
+            registry.promote(registry.find(f"{NAME}/{number}"), alias, PASSED)
 
         other = Registry(self.other)
         for number in (6, 7):
@@ -107,7 +108,7 @@ class Place:
             bundles.write_annex(made / str(number), self.bundle(number), TARGETS[0])
             other.add_target(version, Annex.open(made / str(number)))
             other.sign(version, self.key)
-            other.promote(other.find(version.ref), "production", workers.PASSED)
+            other.promote(other.find(version.ref), "production", PASSED)
         other.fetch(other.find(f"{NAME}/1"), self.folder / "pushed")
         export_to(other, Ref(NAME), self.folder / "export")
 
@@ -144,7 +145,7 @@ def _build(to: Place, registry: Registry, label: str) -> None:
 
 def _promote(_: Place, registry: Registry, label: str) -> None:
     version = registry.find(f"{NAME}/4")
-    registry.promote(version, "production", workers.PASSED, policies=[label], annexes=TARGETS[:1])
+    registry.promote(version, "production", PASSED, policies=[label], annexes=TARGETS[:1])
 
 
 def _refuse(_: Place, registry: Registry, label: str) -> None:

@@ -47,6 +47,7 @@ from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from registry.version import Version
 from tests.models import bundles
+from tests.models.bundles import PASSED
 from tests.registry.campaigns import each_write, invariants, workers
 
 BUNDLES = 40
@@ -114,7 +115,7 @@ def _operation(
             registry.approve(version, "somebody", label)
             return {"kind": "approval"}
         case alias:
-            registry.promote(version, alias, workers.PASSED, policies=[label])
+            registry.promote(version, alias, PASSED, policies=[label])
             return {"kind": "promotion"}
 
 

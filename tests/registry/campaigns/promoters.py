@@ -15,6 +15,7 @@ from pathlib import Path
 
 from registry import Bundle, Registry
 from registry.mlflow.models import aliases_of
+from tests.models.bundles import PASSED
 from tests.registry.campaigns import invariants, workers
 
 VERSIONS = 5
@@ -37,7 +38,7 @@ def race(
         registry = Registry(uri)
         version = registry.find(f"{name}/{number % VERSIONS + 1}")
         label = [f"promoter {number}"]
-        return lambda: registry.promote(version, "production", workers.PASSED, policies=label)
+        return lambda: registry.promote(version, "production", PASSED, policies=label)
 
     ended = workers.at_once([partial(promoter, number) for number in range(promoters)])
     assert ended == [0] * promoters, ended

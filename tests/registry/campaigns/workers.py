@@ -17,12 +17,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from registry import Decision, Manifest, Registry
+from registry import Decision, Registry
 from registry.history import lock
-from soa.records import as_record
-from tests.models import bundles, sqlite
+from tests.models import sqlite
+from tests.models.bundles import made_bundle
 
-PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
 
 
@@ -83,9 +82,8 @@ def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
 
 def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     """Bundles `folder/bundles/0` … and, unless one is given, an empty registry; its URI."""
-    manifest = as_record(Manifest, bundles.manifest_data())
     for seed in range(count):
-        bundles.write_bundle(folder / "bundles" / str(seed), manifest, seed)
+        made_bundle(folder / "bundles" / str(seed), seed)
     os.environ["PIPELINE_CACHE"] = str(folder / "cache")
     if uri is not None:
         return uri

@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
 # Which argument of an audit event is the descriptor of the folder that its path is relative to.
 _FOLDER = {"os.mkdir": 2, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.link": 2}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -25,9 +28,6 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 def stop_at(wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], None]) -> None:
     """Send `sign` to this process at its write of number `wanted`. `root`: whose files count.
     `say` is told which write that is."""
-    from sqlalchemy import event
-    from sqlalchemy.engine import Engine
-
     stop = _Stop(wanted, root, sign, say)
     event.listen(Engine, "before_cursor_execute", stop.statement)
     event.listen(Engine, "commit", stop.commit)

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from registry import Bundle, BundleError, Decision, Registry, RegistryError, Version
+from registry import Bundle, BundleError, Registry, RegistryError, Version
 from registry.bundle.pulled import PulledNote, write_note
 from registry.housekeeping.pushing import push
 from registry.trust import read_trusted, require_signature, sign
-from tests.models.bundles import V3, write_annex
+from tests.models import registries
+from tests.models.bundles import PASSED, V3, made_bundle, write_annex
 from tests.models.keys import make_keys
+from tests.models.shared import made_once
 from tests.registry.history.test_model_writer import Killed
 
 V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    """A registry in `store`; its promoted version, which got a target later, is pulled."""
+
+    def make(folder: Path) -> None:
+        registries.copy(empty_database.parent, folder / "store")
+        registry = Registry(f"sqlite:///{folder}/store/registry.db")
+        bundle = made_bundle(folder / "bundle")
+        version = registry.add_target(
+            registry.register(bundle), write_annex(folder / "annex", bundle, V4, seed=1)
+        )
+        version = registry.promote(version, "production", PASSED, annexes=[V4])
+        record = version.promotion("production")
+        assert record is not None
+        registry.fetch(version, folder / "pulled")
+        note = PulledNote(version.ref, version.digest, record.by, record.at, dict(record.annexes))
+        write_note(folder / "pulled", note)
+
+    return made_once(tmp_path_factory, "store-to-pull", make)
+
+
 @pytest.fixture
-def pulled(away: Registry, bundle: Bundle, passed: list[Decision], tmp_path: Path) -> Path:
-    """Of a version that was promoted, with a target that was built later."""
-    version = away.add_target(
-        away.register(bundle), write_annex(tmp_path / "annex", bundle, V4, seed=1)
-    )
-    version = away.promote(version, "production", passed, annexes=[V4])
-    record = version.promotion("production")
-    assert record is not None
-    folder = tmp_path / "pulled"
-    away.fetch(version, folder)
-    note = PulledNote(version.ref, version.digest, record.by, record.at, dict(record.annexes))
-    write_note(folder, note)
-    return folder
+def pulled(away: Registry, made: Path, tmp_path: Path) -> Path:
+    """A folder pulled from `away`."""
+    registries.copy(made / "store", Path(str(away.sqlite)).parent)
+    return Path(shutil.copytree(made / "pulled", tmp_path / "pulled"))
 
 
 def files_of(registry: Registry, version: Version) -> set[str]:

@@ -16,42 +16,44 @@ from registry.history.event_log import Event
 from registry.housekeeping.pushing import push
 from registry.housekeeping.transport import export_to, import_from
 from registry.trust import read_trusted
-from tests.models.bundles import MakeBundle, write_annex
-from tests.models.keys import KeyPair, make_keys
+from tests.models import registries
+from tests.models.bundles import PASSED, made_bundle, write_annex
+from tests.models.keys import make_keys
+from tests.models.shared import made_once
 
 CUDA = "cuda/sm_90"
 
 
-@pytest.fixture
-def release(tmp_path: Path) -> KeyPair:
-    return make_keys(tmp_path, "release")
-
-
-@pytest.fixture
-def source(
-    registry: Registry,
-    make_bundle: MakeBundle,
-    passed: list[Decision],
-    release: KeyPair,
-    tmp_path: Path,
-) -> Registry:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
     """jets/2 in production, with one more target and a signature; jets/1 before it."""
-    made = [Bundle.open(make_bundle(seed)) for seed in range(2)]
-    versions = [registry.register(bundle) for bundle in made]
-    registry.add_target(versions[1], write_annex(tmp_path / "annex", made[1], CUDA))
-    registry.sign(versions[1], release.private)
-    for version in versions:
-        registry.promote(version, "production", passed)
-    registry.approve(versions[1], "ada", "looks good")
-    refused = [Decision("speed", False, "2", "1.1", "too slow")]
-    with pytest.raises(PromotionRefused):
-        registry.promote(versions[0], "production", refused)
+
+    def make(folder: Path) -> None:
+        registries.copy(empty_database.parent, folder / "store")
+        registry = Registry(f"sqlite:///{folder}/store/registry.db")
+        bundles = [made_bundle(folder / "bundles" / str(seed), seed) for seed in range(2)]
+        versions = [registry.register(bundle) for bundle in bundles]
+        registry.add_target(versions[1], write_annex(folder / "annex", bundles[1], CUDA))
+        registry.sign(versions[1], make_keys(folder, "release").private)
+        for version in versions:
+            registry.promote(version, "production", PASSED)
+        registry.approve(versions[1], "ada", "looks good")
+        refused = [Decision("speed", False, "2", "1.1", "too slow")]
+        with pytest.raises(PromotionRefused):
+            registry.promote(versions[0], "production", refused)
+
+    return made_once(tmp_path_factory, "store-to-export", make)
+
+
+@pytest.fixture
+def source(registry: Registry, made: Path) -> Registry:
+    registries.copy(made / "store", Path(str(registry.sqlite)).parent)
     return registry
 
 
 @pytest.mark.parametrize("form", ["folder", "file.tar"])
 def test_to_another_registry(
-    source: Registry, away: Registry, release: KeyPair, tmp_path: Path, form: str
+    source: Registry, away: Registry, made: Path, tmp_path: Path, form: str
 ) -> None:
     export = export_to(source, Ref("jets"), tmp_path / "out" / form)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
@@ -64,7 +66,7 @@ def test_to_another_registry(
     assert [v.annexes for v in new] == [v.annexes for v in old]
     for version in new:
         away.open(version).verify()
-    away.require_signature(new[1], away.open(new[1]), [read_trusted(release.public)])
+    away.require_signature(new[1], away.open(new[1]), [read_trusted(made / "release.pem")])
     assert new[1].origin["version"] == "jets/2"
     assert new[1].origin["registry"] == source.uri
 

@@ -27,7 +27,7 @@ from registry.store import upload
 from registry.trust import read_trusted, require_signature, sign
 from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
-from tests.models.mlflow_server import MlflowServer
+from tests.models.mlflow_server import served_here
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"
@@ -36,9 +36,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
-    running = MlflowServer(tmp_path_factory.mktemp("server"), empty_database)
-    yield running.uri
-    running.stop()
+    with served_here(tmp_path_factory.mktemp("server"), empty_database) as uri:
+        yield uri
 
 
 def test_a_life_behind_a_server(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ from registry.bundle.digests import SUMS
 from registry.errors import NotCachedError, RegistryUnavailableError
 from registry.store.host_cache import Cache, cache_root, parse_size
 from tests.models.bundles import MakeBundle, write_annex
+from tests.models.forked import ended
+from tests.registry.campaigns.write_points import stop_at
 
 # Fetches as slowly as it is told to, and says so in a file; then holds what it got.
 FETCHER = """
@@ -116,18 +118,23 @@ def test_killed_while_it_fetches(host: Host) -> None:
     assert host.left_over() == []
 
 
-def test_killed_at_any_moment(host: Host) -> None:
-    moments = random.Random(5)
-    for _ in range(6):
-        process = host.start(0.01)
-        time.sleep(moments.uniform(0.2, 0.8))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+def test_killed_at_each_write(host: Host) -> None:
+    """The next one has the whole bundle, and nothing is left over."""
+
+    def fetch(number: int) -> None:
+        stop_at(number, host.cache.root, signal.SIGKILL, lambda what: None)
+        host.cache.hold(host.source.digest, host.fill)
+
+    kills = 0
+    while (code := ended(partial(fetch, kills))) != 0:
+        assert code == -signal.SIGKILL
+        kills += 1
         held = host.cache.hold(host.source.digest, host.fill)
         assert Bundle.open(held.path).digest == host.source.digest
         assert host.left_over() == []
         held.release()
         assert [e.digest for e in host.cache.shrink(0)] == [host.source.digest]
+    assert kills > 20
 
 
 def test_eviction_spares_what_is_used(host: Host, make_bundle: MakeBundle) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from registry import Bundle, Registry, TrustError, seal
@@ -29,7 +28,14 @@ from tests.models.authorities import TODAY, Certified, certify
 from tests.models.bundles import MakeBundle
 from tests.models.keys import KeyPair, make_keys, write_keys
 
-STANDARD = (sys.executable, "-m", "model_signing")
+
+def standard(*arguments: object) -> int:
+    """The exit code of the command `model_signing`, run in this process."""
+    from model_signing._cli import main
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments]).exit_code
+
+
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 
 
@@ -106,14 +112,9 @@ def test_the_standard_command_agrees(make_bundle: MakeBundle, signer: Signer) ->
     write_note(path, PulledNote("jets/1", bundle.digest, "ada", "2026-01-01T00:00:00+00:00"))
     options = [f"--signature={path / 'bundle.sig'}", f"{option}={signer.trusted}"]
 
-    def verify() -> int:
-        return subprocess.run(
-            [*STANDARD, "verify", kind, path, *options], capture_output=True
-        ).returncode
-
-    assert verify() == 0
+    assert standard("verify", kind, path, *options) == 0
     (path / MODEL).write_bytes(b"other")
-    assert verify() != 0
+    assert standard("verify", kind, path, *options) == 1
 
 
 @pytest.mark.parametrize("change", ["altered", "taken out", "of another bundle"])
@@ -167,11 +168,7 @@ def test_a_signature_of_the_standard_command_is_taken(
     make_bundle: MakeBundle, tmp_path: Path, release: KeyPair
 ) -> None:
     path, signature = make_bundle(), ("--signature", tmp_path / "sig")
-    subprocess.run(
-        [*STANDARD, "sign", "key", path, *signature, "--private_key", release.private],
-        check=True,
-        capture_output=True,
-    )
+    assert standard("sign", "key", path, *signature, "--private_key", release.private) == 0
     shutil.copy(tmp_path / "sig", path / "bundle.sig")
     require_signature(Bundle.open(path), [read_trusted(release.public)])
 

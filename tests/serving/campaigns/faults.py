@@ -32,7 +32,7 @@ from runtime.loader import load as load_here
 from serving.client.options import HEADERS
 from serving.site.options import Site
 from serving.site.session import SiteSession
-from tests.models import tagged
+from tests.models import served, tagged
 from tests.models.tagged import Tags
 from tests.serving.campaigns.load import Client, Tally
 from tests.serving.campaigns.servers import Behind, Liar, Triton
@@ -202,7 +202,10 @@ def main() -> int:
     if given.log:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory(prefix="soa-faults-") as folder:
-        tags = tagged.make(Path(folder) / "tagged")
+        model, signature = tagged.Tagged(), tagged.SIGNATURE
+        bundle = served.make_bundle(Path(folder) / "first", tagged.NAME, model, signature)
+        (Path(folder) / "tagged").mkdir()
+        tags = tagged.make(Path(folder) / "tagged", bundle)
         plan = _plan(given.faults)
         clean = run(plan, given.seed, tags, Path(folder), lambda text: print(text, flush=True))
     print("clean" if clean else "NOT CLEAN")

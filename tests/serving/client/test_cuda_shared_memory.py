@@ -114,7 +114,7 @@ def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> Remo
 
 
 @pytest.mark.parametrize("name", ["mixed", "event"])
-def test_through_a_real_triton_on_cpu_tensors(shop: Shop, triton: TritonServer, name: str) -> None:
+def test_through_a_real_triton_on_cpu_tensors(triton: TritonServer, shop: Shop, name: str) -> None:
     """Every row count and dtype, none among them, poisoned outputs, padding."""
     options = RemoteOptions(allow_nan=True)  # the reference has rows with huge numbers
     session = connected(triton.url, shop.registry, f"{name}@production", options)
@@ -224,7 +224,7 @@ def test_memory_that_is_of_no_kind(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("spelt", [True, "system"])
-def test_both_spellings_of_system_memory(shop: Shop, triton: TritonServer, spelt: Any) -> None:
+def test_both_spellings_of_system_memory(triton: TritonServer, shop: Shop, spelt: Any) -> None:
     options = RemoteOptions(shared_memory=spelt)
     assert options.cuda is None
     session = pipeline.load("event/1", device=triton.url, registry=shop.registry, remote=options)
@@ -287,7 +287,7 @@ def test_memory_that_the_gpu_does_not_have() -> None:
 
 
 @pytest.mark.cuda
-def test_gpu_collections_through_a_triton(tags: Tags, real_triton: None) -> None:
+def test_gpu_collections_through_a_triton(real_triton: None, tags: Tags) -> None:
     """Against one that was built for GPUs; its model may be on the CPU."""
     local = load_here("tagged/1", registry=tags.registry)
     with TritonServer(tags.repository) as server:

@@ -8,85 +8,81 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines import Portable, Target, engine
+from registry.bundle.bundle import Bundle
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from serving.errors import ServingError
-from serving.native.artifact import Backend, Native, ProgramExecutable, make_native
+from serving.native.artifact import Backend, ProgramExecutable, make_native
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
-from stages.reference.answers import Reference
+from stages.capture import _torchscript, convention_arguments, example_case
+from stages.reference.answers import Reference, random_inputs, row_major_inputs
 from stages.reports import ValidationReport
 from stages.validate import validate_session
 from tests.models import served
-from tests.models.building import Built, build
-
-ENGINES: dict[Backend, str] = {
-    "onnxruntime": "onnxruntime/model.onnx",
-    "pytorch": "torchscript/model.ts",
-}
 
 
 @pytest.fixture(scope="module")
-def event(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
-    """Several row dimensions, and scalars."""
-    folder = tmp_path_factory.mktemp("event")
-    engines = ("onnxruntime", "torchscript")
-    return folder, build(served.Event(), served.EVENT, folder, engines)
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Every dtype and kind of column."""
-    folder = tmp_path_factory.mktemp("mixed")
-    return folder, build(served.Mixed(), served.MIXED, folder, ("onnxruntime", "torchscript"))
+    return served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED)
 
 
-def native(folder: Path, signature: Signature, backend: Backend, form: Form, out: Path) -> Native:
-    (artifact,) = folder.rglob(ENGINES[backend])
-    return make_native(artifact, backend, signature, Wire.of(signature, form), out)
+@pytest.fixture(scope="module")
+def event_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The TorchScript file of `event`."""
+    folder, signature = tmp_path_factory.mktemp("script"), served.EVENT
+    inputs, case = random_inputs(signature, 5, {}), example_case(signature)
+    rows, columns = (of(signature, inputs, case) for of in (row_major_inputs, convention_arguments))
+    _torchscript(served.Event(), signature, rows, columns, "script", folder)
+    return folder / "model.ts"
 
 
-def validated(made: Built, signature: Signature, form: Form, program: object) -> ValidationReport:
+def validated(bundle: Bundle, form: Form, program: object) -> ValidationReport:
+    signature = Signature.from_dict(bundle.manifest.signature)
     wire = Wire.of(signature, form)
     session = Session(signature, ProgramExecutable(signature, wire, program))  # type: ignore[arg-type]
     tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
-    return validate_session(session, form, Reference.load(made.capture.reference), tolerances)
+    reference = Reference.load(bundle.file(bundle.manifest.reference))
+    return validate_session(session, form, reference, tolerances)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backend", ENGINES)
+@pytest.mark.parametrize("backend", ["onnxruntime", "pytorch"])
 def test_it_answers_the_reference(
-    event: tuple[Path, Built], backend: Backend, form: Form, tmp_path: Path
-) -> None:
-    folder, made = event
-    found = native(folder, served.EVENT, backend, form, tmp_path)
-    report = validated(made, served.EVENT, form, found.program)
+    event: Bundle, event_onnx: Path, event_script: Path, backend: Backend, form: Form,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    artifact = event_script if backend == "pytorch" else event_onnx
+    found = make_native(artifact, backend, served.EVENT, Wire.of(served.EVENT, form), tmp_path)
+    report = validated(event, form, found.program)
     assert report.valid, report.reason
     assert list(tmp_path.iterdir()) == [found.file]  # with its weights inside
 
 
-def test_every_dtype_and_kind_of_column(mixed: tuple[Path, Built], tmp_path: Path) -> None:
-    folder, made = mixed
-    found = native(folder, served.MIXED, "onnxruntime", "columns", tmp_path)
-    report = validated(made, served.MIXED, "columns", found.program)
+def test_every_dtype_and_kind_of_column(mixed: Bundle, tmp_path: Path) -> None:
+    source = Portable(mixed.file(mixed.manifest.program), None)
+    engine("onnxruntime").compile(source, Target.parse("cpu"), {}, tmp_path)
+    (tmp_path / "out").mkdir()
+    artifact, wire = tmp_path / "model.onnx", Wire.of(served.MIXED)
+    found = make_native(artifact, "onnxruntime", served.MIXED, wire, tmp_path / "out")
+    report = validated(mixed, "columns", found.program)
     assert report.valid, report.reason
 
 
-def test_a_wrong_answer_is_seen(event: tuple[Path, Built], tmp_path: Path) -> None:
-    folder, made = event
-    found = native(folder, served.EVENT, "onnxruntime", "rows", tmp_path)
+def test_a_wrong_answer_is_seen(event: Bundle, event_onnx: Path, tmp_path: Path) -> None:
+    wire = Wire.of(served.EVENT, "rows")
+    found = make_native(event_onnx, "onnxruntime", served.EVENT, wire, tmp_path)
 
     def off(given: Sequence[Array]) -> Sequence[Array]:
         score, total = found.program(given)
         return [score + np.float32(0.1), total]
 
-    report = validated(made, served.EVENT, "rows", off)
-    assert not report.valid
+    assert not validated(event, "rows", off).valid
 
 
-def test_a_dtype_that_pytorchs_backend_does_not_carry(
-    mixed: tuple[Path, Built], tmp_path: Path
-) -> None:
+def test_a_dtype_that_pytorchs_backend_does_not_carry(event_script: Path, tmp_path: Path) -> None:
     with pytest.raises(ServingError, match=r"parts\.hits is uint16, which it does not carry"):
-        native(mixed[0], served.MIXED, "pytorch", "columns", tmp_path)
+        make_native(event_script, "pytorch", served.MIXED, Wire.of(served.MIXED), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -43,7 +43,7 @@ from soa.dtypes import numpy_dtype
 from stages.reference.answers import Reference
 from stages.validate import validate_session
 from tests.models import served
-from tests.models.building import Built, build, mlp_signature
+from tests.models.building import mlp_signature
 from tests.models.project import PASSED, TARGET, resealed
 from tests.models.signatures import problems
 
@@ -51,13 +51,6 @@ INSTALLED = importlib.util.find_spec("tensorrt") is not None
 SM90, SM80 = Target("cuda", "sm_90"), Target("cuda", "sm_80")
 GPU = str(SM90)
 HOPPER = PlanFor(SM90, 0, "10.14.1.48")
-
-
-@pytest.fixture(scope="module")
-def event(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
-    """The ONNX file of a model with several row dimensions and scalars."""
-    made = build(served.Event(), served.EVENT, tmp_path_factory.mktemp("event"), ("onnxruntime",))
-    return made.files["onnxruntime"], made
 
 
 @pytest.mark.parametrize(
@@ -106,10 +99,10 @@ def test_every_input_with_rows_has_its_range(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_profile_is_that_of_the_files_inputs(
-    event: tuple[Path, Built], form: Form, tmp_path: Path
+    event_onnx: Path, form: Form, tmp_path: Path
 ) -> None:
     wire, file = Wire.of(served.EVENT, form), tmp_path / "model.onnx"
-    write_onnx(event[0], served.EVENT, wire, file)
+    write_onnx(event_onnx, served.EVENT, wire, file)
     shapes = profile(wire, served.EVENT.ranges)
     found = {}
     for each in onnx.load(file).graph.input:
@@ -125,11 +118,13 @@ def test_the_profile_is_that_of_the_files_inputs(
             assert all(dim in (None, extent) for dim, extent in zip(dims, shape, strict=True))
 
 
-def test_the_onnx_file_does_not_know_its_target(event: tuple[Path, Built], tmp_path: Path) -> None:
+def test_the_onnx_file_does_not_know_its_target(
+    event: Bundle, event_onnx: Path, tmp_path: Path
+) -> None:
     """So that one validated for another device may be what a plan is made of."""
-    source = Portable(event[1].capture.program, None)
+    source = Portable(event.file(event.manifest.program), None)
     made = engine("onnxruntime").compile(source, SM90, {}, tmp_path)
-    assert (tmp_path / made[0]).read_bytes() == event[0].read_bytes()
+    assert (tmp_path / made[0]).read_bytes() == event_onnx.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -275,17 +270,17 @@ with_tensorrt = pytest.mark.skipif(
 @with_tensorrt
 @pytest.mark.parametrize("form", FORMS)
 def test_a_plan_answers_the_reference(
-    event: tuple[Path, Built], form: Form, tmp_path: Path
+    event: Bundle, event_onnx: Path, form: Form, tmp_path: Path
 ) -> None:
     signature, wire = served.EVENT, Wire.of(served.EVENT, form)
     plan = plan_for(("cuda:0",), str(gpu_target(0)))
     tuning = PlanTuning(plan)
-    made = make_native(event[0], "tensorrt", signature, wire, tmp_path, tuning)
+    made = make_native(event_onnx, "tensorrt", signature, wire, tmp_path, tuning)
     assert made.file.name == "model.plan"
     report = validate_session(
         Session(signature, ProgramExecutable(signature, wire, made.program)),
         form,
-        Reference.load(event[1].capture.reference),
+        Reference.load(event.file(event.manifest.reference)),
         {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs},
     )
     assert report.valid, report.reason

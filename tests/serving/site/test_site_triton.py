@@ -18,7 +18,7 @@ from tests.models.tagged import ROW_BYTES, Event, Tags
 POLICY = {"deadline_s": 20.0, "attempt_s": 5.0, "health_s": 0.2}
 
 
-def test_requests_in_parts_survive_a_server_that_is_killed(tags: Tags, real_triton: None) -> None:
+def test_requests_in_parts_survive_a_server_that_is_killed(real_triton: None, tags: Tags) -> None:
     local = load_here("tagged/1", registry=tags.registry)
     with TritonServer(tags.repository) as columns, TritonServer(tags.in_rows) as rows:
         servers = [

@@ -25,6 +25,7 @@ from tests.models import served, tagged
 from tests.models.building import Built, build
 from tests.models.mlps import CLASSES, FEATURES
 from tests.models.rogues import Calls
+from tests.models.tagged import Tags
 
 LIMIT = 100
 
@@ -33,19 +34,13 @@ TENSORS = Tensors(torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
-    models = {
-        "mixed": (served.Mixed(), served.MIXED),
-        "event": (served.Event(), served.EVENT),
-        "tagged": (tagged.Tagged(), tagged.SIGNATURE),
+def sessions(tmp_path_factory: pytest.TempPathFactory, tags: Tags) -> dict[str, Session]:
+    made = {
+        "mixed": served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED),
+        "event": served.shared(tmp_path_factory, "event", served.Event(), served.EVENT),
+        "tagged": tags.bundle,
     }
-    found = {}
-    for name, (model, signature) in models.items():
-        folder = tmp_path_factory.mktemp(name)
-        found[name] = build(model, signature, folder, ("exported",), route="none").session(
-            "exported"
-        )
-    return found
+    return {name: served.session(bundle) for name, bundle in made.items()}
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def event(shop: Shop, name: str, session: Any, n: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
 @pytest.mark.parametrize("name", ["jets", "mixed", "event"])
 def test_the_answers_are_the_references(
-    shop: Shop, triton: TritonServer, name: str, shared: bool
+    triton: TritonServer, shop: Shop, name: str, shared: bool
 ) -> None:
     """Every row count, dtype and shape, poisoned outputs, padding: as an artifact is validated."""
     ref = f"{name}@production"
@@ -74,7 +74,7 @@ def validate(shop: Shop, name: str, session: RemoteSession) -> None:
     assert report.valid, report.reason
 
 
-def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path: Path) -> None:
     """By remote sessions, which follow the server, and by a client that knows only Triton."""
     from tritonclient import grpc as triton_grpc
 
@@ -97,7 +97,7 @@ def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path:
         assert np.allclose(answer, wanted, atol=1e-5)
 
 
-def test_compression_changes_nothing(shop: Shop, triton: TritonServer) -> None:
+def test_compression_changes_nothing(triton: TritonServer, shop: Shop) -> None:
     plain, zipped = (connect(shop, triton, "jets/1", compression=c) for c in ("none", "gzip"))
     one, other = event(shop, "jets", plain, 500), event(shop, "jets", plain, 500)
     plain.run(*one)
@@ -105,7 +105,7 @@ def test_compression_changes_nothing(shop: Shop, triton: TritonServer) -> None:
     assert (one[1]["tags"]["x"] == other[1]["tags"]["x"]).all()
 
 
-def test_requests_in_flight_share_runs(shop: Shop, triton: TritonServer) -> None:
+def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None:
     """By Triton's own counters: fewer executions than requests; and each answer is its own."""
     session = connect(shop, triton, "jets@production", in_flight=32)
     local = pipeline.load("jets@production", registry=shop.registry)
@@ -132,7 +132,7 @@ def test_requests_in_flight_share_runs(shop: Shop, triton: TritonServer) -> None
 
 
 def test_a_model_whose_rows_see_each_other_is_never_merged(
-    shop: Shop, triton: TritonServer
+    triton: TritonServer, shop: Shop
 ) -> None:
     session = connect(shop, triton, "event@production", in_flight=16)
     before = triton.metrics("event")
@@ -144,7 +144,7 @@ def test_a_model_whose_rows_see_each_other_is_never_merged(
     session.close()
 
 
-def test_another_clients_bad_request_is_its_own(shop: Shop, triton: TritonServer) -> None:
+def test_another_clients_bad_request_is_its_own(triton: TritonServer, shop: Shop) -> None:
     from tritonclient import grpc as triton_grpc
     from tritonclient.utils import InferenceServerException
 
@@ -166,7 +166,7 @@ def test_another_clients_bad_request_is_its_own(shop: Shop, triton: TritonServer
     session.close()
 
 
-def test_a_bundle_that_the_server_does_not_run(shop: Shop, triton: TritonServer) -> None:
+def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop) -> None:
     """Told by the model in the server, for each request; a number it does not have likewise."""
     session = connect(shop, triton, "jets@production")
     each = event(shop, "jets", session, 3)
@@ -190,7 +190,7 @@ def stopped(pid: int) -> bool:
     return set(states) == {"T"}
 
 
-def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
+def test_a_server_that_hangs_then_goes(real_triton: None, shop: Shop) -> None:
     from tritonclient import grpc as triton_grpc
 
     with TritonServer(shop.repository) as server:
@@ -229,7 +229,7 @@ def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
     assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
 
 
-def test_tls(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+def test_tls(real_triton: None, shop: Shop, tmp_path: Path) -> None:
     extra = certificate(tmp_path)
     if not extra:
         pytest.skip("no openssl to make a certificate with")
@@ -245,7 +245,7 @@ def test_tls(shop: Shop, real_triton: None, tmp_path: Path) -> None:
             connect(shop, server, "jets@production", retries=0)
 
 
-def test_a_port_that_is_taken(shop: Shop, real_triton: None) -> None:
+def test_a_port_that_is_taken(real_triton: None, shop: Shop) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -257,7 +257,7 @@ def test_a_port_that_is_taken(shop: Shop, real_triton: None) -> None:
             pass
 
 
-def test_a_model_that_does_not_load(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+def test_a_model_that_does_not_load(real_triton: None, shop: Shop, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     shutil.copytree(shop.repository / "jets", repository / "jets")
     (repository / "jets/1/.bundle/program.pt2").write_bytes(b"altered")
@@ -268,7 +268,7 @@ def test_a_model_that_does_not_load(shop: Shop, real_triton: None, tmp_path: Pat
         pass
 
 
-def test_not_ready_in_time(shop: Shop, real_triton: None) -> None:
+def test_not_ready_in_time(real_triton: None, shop: Shop) -> None:
     with (
         pytest.raises(ServerError, match=r"was not ready after 0\.1 s"),
         TritonServer(shop.repository, ServerOptions(ready_s=0.1)),
@@ -276,7 +276,7 @@ def test_not_ready_in_time(shop: Shop, real_triton: None) -> None:
         pass
 
 
-def test_the_command_serves_until_it_is_told_to_stop(shop: Shop, real_triton: None) -> None:
+def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Shop) -> None:
     """As a daemon under nohup, which lives on when its terminal goes."""
     command = [sys.executable, "-c", "import soa_pipeline; soa_pipeline.main()", "serve", "jets/1"]
     process = subprocess.Popen(
