@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
@@ -96,6 +97,18 @@ class Column:
     def components(self) -> int:
         """Number of physical columns: 1, or the number of entries of the Eigen object."""
         return math.prod(self.shape)
+
+    @property
+    def entries(self) -> list[str]:
+        """The names of an Eigen column's entries in other libraries, row by row: `e0, e1, ...` of a
+        vector, `e0_0, e0_1, ...` of a matrix.
+
+        Examples
+        --------
+        >>> eigen("p", "float32", 3).entries
+        ['e0', 'e1', 'e2']
+        """
+        return ["e" + "_".join(map(str, place)) for place in product(*map(range, self.shape))]
 
     def component_of(self, index: int) -> int:
         """The physical component that holds entry `index`, counted row by row.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from soa.dtypes import DTYPES
-from soa.memory.to_libraries import shape_of_entries
+from soa.errors import LayoutError
+from soa.layout import eigen
 
 Array = npt.NDArray[Any]
 
@@ -191,7 +195,14 @@ def eigen_shape(kind: Any) -> tuple[int, ...] | None:
 
     if not pa.types.is_struct(kind) or len({field.type for field in kind}) != 1:
         return None
-    return shape_of_entries([field.name for field in kind])
+    names = [field.name for field in kind]
+    last = re.fullmatch(r"e(\d+)(?:_(\d+))?", names[-1])
+    shape = tuple(int(place) + 1 for place in last.groups() if place) if last else ()
+    if math.prod(shape) != len(names):
+        return None
+    with suppress(LayoutError):  # too many entries
+        return shape if eigen("one", "float32", *shape).entries == names else None
+    return None
 
 
 def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:

@@ -8,8 +8,6 @@ Their result keeps the memory alive, and shows later writes to it unless it is a
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +46,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
         made = [pa.array(part) for part in parts]
         eigen = member.kind == "eigen"
         arrays[member.name] = (
-            pa.StructArray.from_arrays(made, names=entry_names(member.shape)) if eigen else made[0]
+            pa.StructArray.from_arrays(made, names=member.entries) if eigen else made[0]
         )
     return pa.RecordBatch.from_pydict(arrays)
 
@@ -72,9 +70,7 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
         made = [ak.contents.NumpyArray(part) for part in parts]
         eigen = member.kind == "eigen"
         contents[member.name] = (
-            ak.contents.RecordArray(made, entry_names(member.shape), length=collection.n)
-            if eigen
-            else made[0]
+            ak.contents.RecordArray(made, member.entries, length=collection.n) if eigen else made[0]
         )
     return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
 
@@ -127,21 +123,6 @@ def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> p
     frame = pl.from_arrow(to_arrow(collection, columns))
     assert isinstance(frame, pl.DataFrame)
     return frame
-
-
-def entry_names(shape: Sequence[int]) -> list[str]:
-    """The names of the entries of an Eigen column of this shape, row by row."""
-    return ["e" + "_".join(map(str, place)) for place in np.ndindex(*shape)]
-
-
-def shape_of_entries(names: Sequence[str]) -> tuple[int, ...] | None:
-    """The shape of the Eigen column whose entries have these names; None if they are not such."""
-    last = re.fullmatch(r"e(\d{1,9})(?:_(\d{1,9}))?", names[-1]) if names else None
-    if last is None:
-        return None
-    shape = tuple(int(place) + 1 for place in last.groups() if place is not None)
-    fits = math.prod(shape) == len(names) and entry_names(shape) == list(names)
-    return shape if fits else None
 
 
 def _exported(

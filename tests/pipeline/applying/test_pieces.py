@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeline
+from pipeline.applying.columns import eigen_shape
 from pipeline.applying.pieces import cuts
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
-from soa import Layout, Signature
+from soa import Collection, Layout, Signature, eigen
 from soa.memory import as_collection, to_arrow
-from soa.memory.to_libraries import entry_names, shape_of_entries
 from tests.models import served
 from tests.models.scored import SUFFIXES, columns, write_rows
 from tests.models.versions import promoted
@@ -29,11 +29,17 @@ from tests.models.versions import promoted
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=2))
 def test_eigen_entries_have_the_names_that_to_arrow_gives(shape: list[int]) -> None:
-    names = entry_names(shape)
-    assert shape_of_entries(names) == tuple(shape)
-    for other in (names[1:], [*names, "e"], names[::-1] if len(names) > 1 else ["x"]):
-        assert shape_of_entries(other) != tuple(shape)
-    assert shape_of_entries(["e999999999"]) is None
+    def found(names: list[str], kind: Any = None) -> object:
+        kinds = [kind or pa.float32(), *[pa.float32()] * (len(names) - 1)]
+        return eigen_shape(pa.struct([*zip(names, kinds, strict=True)]))
+
+    layout = Layout([eigen("own", "float32", *shape)])
+    names = [field.name for field in to_arrow(Collection(layout, 0)).schema.field("own").type]
+    assert found(names) == tuple(shape)
+    for other in (names[1:] or ["x"], [*names, "e"], [*names, names[0]]):
+        assert found(other) != tuple(shape)
+    assert len(names) == 1 or found(names[::-1]) is found(names, pa.int32()) is None
+    assert found(["e999999999"]) is None
 
 
 def test_rows_of_eigen_structs(tmp_path: Path) -> None:
