@@ -9,10 +9,18 @@ from pathlib import Path
 import torch
 
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
+from engines.exported import quiet_torch
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from stages.capture import Capture, Route, capture
+from stages.capture import (
+    Capture,
+    Route,
+    capture,
+    convention_arguments,
+    example_case,
+    export_convention,
+)
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, Reference, random_inputs
 from stages.reference.finite import Case
@@ -57,6 +65,16 @@ class Built:
         self, case: Case, spare: int = 0
     ) -> tuple[dict[str, Collection], dict[str, Collection]]:
         return reference_collections(self.signature, self.inputs, case, spare)
+
+
+def exported(model: torch.nn.Module, signature: Signature, inputs: Arrays, file: Path) -> Path:
+    """The program.pt2 of `capture`, without all else that capture finds out and writes."""
+    case = example_case(signature)
+    arguments = convention_arguments(signature, inputs, case)
+    program = export_convention(model.eval().requires_grad_(False), signature, arguments)
+    with quiet_torch():
+        torch.export.save(program, file)
+    return file
 
 
 def build(
