@@ -11,6 +11,7 @@ import torch
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
 from engines.exported import quiet_torch
 from runtime.checked import default_tolerance
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from stages.capture import (
@@ -129,6 +130,17 @@ def reference_collections(
             signature.layouts[name], n, capacity=n + spare
         )
     return given, written
+
+
+def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
+    """A binding on n rows, and the memory that it writes."""
+    given, written = mlp.collections({"n": n})
+    return session.bind(given, written), written["tags"]
+
+
+def values(tags: Collection) -> torch.Tensor:
+    """What is in the columns of `tags`: (columns, n)."""
+    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 def reasons(built: Built) -> dict[str, str | None]:

@@ -18,19 +18,20 @@ from engines.errors import RunError
 from engines.exported import quiet_torch
 from engines.onnx.engine import OnnxCall
 from runtime.checked import Tolerance
-from runtime.session.binding import Binding
 from runtime.session.session import Session
-from soa import Block, Collection, Layout, RowRange, Signature, column
+from soa import Block, Layout, RowRange, Signature, column
 from stages.compile import compile_candidate
 from stages.reference.answers import Reference, random_inputs
 from stages.validate import validate_session
 from tests.models.building import (
     TAGS,
     Built,
+    bound,
     build,
     exported,
     mlp_signature,
     reference_collections,
+    values,
 )
 from tests.models.mlps import Core
 
@@ -53,15 +54,6 @@ def program_of(model: nn.Module, folder: Path) -> Path:
 def compiled(program: Path, out: Path, **options: Any) -> list[str]:
     out.mkdir(exist_ok=True)
     return engine("onnxruntime").compile(Portable(program, None), Target.parse("cpu"), options, out)
-
-
-def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
-    given, written = mlp.collections({"n": n})
-    return session.bind(given, written), written["tags"]
-
-
-def values(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 # -- what is bound, and what is copied -------------------------------------------------------------
