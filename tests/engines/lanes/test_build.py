@@ -42,14 +42,6 @@ def script(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_no_compiler(small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"g\+\+"):
-        small.compiled()
-
-
 def test_a_compiler_that_fails(
     small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
