@@ -118,3 +118,13 @@ class Determinant(nn.Module):
 def test_the_model_s_line_of_what_has_no_code() -> None:
     with pytest.raises(NotApplicableError, match=r"test_build\.py:\d+"):
         compiled(Determinant(), [torch.randn(MOST, 3, 3)], ["y"])
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.linalg.eigvalsh(x + x.mT),)
+
+
+def test_an_operator_of_which_nobody_knows_whether_its_rows_are_apart() -> None:
+    with pytest.raises(NotApplicableError, match="not known here"):
+        compiled(Eigenvalues(), [torch.randn(MOST, 3, 3)], ["y"])
