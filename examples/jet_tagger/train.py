@@ -36,10 +36,11 @@ def accuracy(model: JetTagger, particles: Tensor, jet: Tensor, labels: Tensor) -
     return float((label == labels).float().mean())
 
 
-def train(n: int, epochs: int, seed: int, batch: int = 512) -> JetTagger:
+def train(n: int, epochs: int, seed: int, batch: int = 512, tried: int = 10_000) -> JetTagger:
+    """Train on `n` jets; after each epoch, print the accuracy on `tried` others."""
     torch.manual_seed(seed)
     particles, jet, labels = tensors(n, seed)
-    fresh = tensors(10_000, seed + 1)
+    fresh = tensors(tried, seed + 1)
     model = JetTagger()
     steps = epochs * (n // batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3.0e-3, weight_decay=1.0e-3)

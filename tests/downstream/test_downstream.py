@@ -53,13 +53,19 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefix: Path, jets: Built)
     return made_once(tmp_path_factory, "downstream", make) / "build"
 
 
-@pytest.fixture
-def pulled(jets: Built, tmp_path: Path) -> Path:
-    """A folder of its own that production takes: as `pipeline pull` leaves it."""
-    registry = Registry(f"sqlite:///{tmp_path}/store/registry.db")
+@pytest.fixture(scope="module")
+def pulled_once(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pulled")
+    registry = Registry(f"sqlite:///{folder}/store/registry.db")
     registry.promote(registry.register(jets.bundle), "production", PASSED)
-    pull(registry, "jets@production", tmp_path / "pulled")
-    return tmp_path / "pulled"
+    pull(registry, "jets@production", folder / "pulled")
+    return folder / "pulled"
+
+
+@pytest.fixture
+def pulled(pulled_once: Path, tmp_path: Path) -> Path:
+    """A folder of its own that production takes: as `pipeline pull` leaves it."""
+    return shutil.copytree(pulled_once, tmp_path / "pulled", symlinks=True)
 
 
 def promoted(folder: Path) -> Path:

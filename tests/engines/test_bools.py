@@ -40,8 +40,7 @@ class Flags(nn.Module):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    engines = ENGINES
-    return build(Flags(), SIGNATURE, tmp_path_factory.mktemp("bools"), engines)
+    return build(Flags(), SIGNATURE, tmp_path_factory.mktemp("bools"))
 
 
 def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
@@ -53,7 +52,12 @@ def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
     assert not [n for n in read if n.meta["val"].dtype is torch.bool]
 
 
-@pytest.mark.parametrize("engine", ["aoti", "torchscript", "onnxruntime", "exported"])
+def test_a_model_without_weights(built: Built) -> None:
+    """Its library comes with an empty file; the tests below run it."""
+    assert built.files["aoti"].with_name("weights.bin").read_bytes() == b""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("n", [4, 37])  # fewer than a vector of the processor has, and more
 def test_every_byte_but_0_is_true(built: Built, engine: str, n: int) -> None:
     session = built.session(engine)

@@ -11,10 +11,8 @@ import torch
 
 from engines.errors import RunError
 from engines.tensors import TensorCall
-from runtime.session.binding import Binding
 from runtime.session.session import Session
-from soa import Collection
-from tests.models.building import TAGS, Built
+from tests.models.building import TAGS, Built, bound, values
 
 # With torch at one thread and at two: MKL's last bits depend on it, those of `aoti` must not.
 CALLS = [("aoti", 1), ("aoti", 2), ("onnxruntime", 2)]
@@ -28,15 +26,6 @@ def session(request: pytest.FixtureRequest, mlp: Built) -> Iterator[Session]:
     yield mlp.session(name)
     assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
-
-
-def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
-    given, written = mlp.collections({"n": n})
-    return session.bind(given, written), written["tags"]
-
-
-def values(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 def test_another_n_of_the_same_binding(mlp: Built, session: Session) -> None:

@@ -15,7 +15,7 @@ from engines.base import engine
 from engines.errors import EngineError
 
 
-def testunpacked_into_its_folder_alone(tmp_path: Path) -> None:
+def test_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
     package, out = tmp_path / "package.pt2", tmp_path / "a" / "b" / "out"
     out.mkdir(parents=True)
     with zipfile.ZipFile(package, "w") as archive:

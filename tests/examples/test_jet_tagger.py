@@ -82,5 +82,5 @@ def test_the_reference_has_jets_with_fewer_particles_than_neighbours() -> None:
 
 
 def test_training_learns(tmp_path: Path) -> None:
-    model = train.train(3000, epochs=2, seed=1)
+    model = train.train(3000, epochs=2, seed=1, tried=500)
     assert train.accuracy(model, *train.tensors(1000, seed=2)) > 0.5

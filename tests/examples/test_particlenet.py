@@ -104,7 +104,7 @@ def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
 
 
 def test_it_knows_the_toy_jets_for_what_they_are(model: particlenet.ParticleNetOnColumns) -> None:
-    columns, labels = particlenet._generator().jets(150, 4, 128)
+    columns, labels = particlenet._generator().jets(60, 4, 128)
     particles = np.stack([columns[f"part_{k}"] for k in ("pt", "energy", "deta", "dphi")], 1)
     jet = np.stack([columns["pt"], columns["energy"]], 1)
     found = model(torch.tensor(particles), torch.tensor(jet)).numpy()

@@ -9,10 +9,19 @@ from pathlib import Path
 import torch
 
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
+from engines.exported import quiet_torch
 from runtime.checked import default_tolerance
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from stages.capture import Capture, Route, capture
+from stages.capture import (
+    Capture,
+    Route,
+    capture,
+    convention_arguments,
+    example_case,
+    export_convention,
+)
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, Reference, random_inputs
 from stages.reference.finite import Case
@@ -57,6 +66,16 @@ class Built:
         self, case: Case, spare: int = 0
     ) -> tuple[dict[str, Collection], dict[str, Collection]]:
         return reference_collections(self.signature, self.inputs, case, spare)
+
+
+def exported(model: torch.nn.Module, signature: Signature, inputs: Arrays, file: Path) -> Path:
+    """The program.pt2 of `capture`, without all else that capture finds out and writes."""
+    case = example_case(signature)
+    arguments = convention_arguments(signature, inputs, case)
+    program = export_convention(model.eval().requires_grad_(False), signature, arguments)
+    with quiet_torch():
+        torch.export.save(program, file)
+    return file
 
 
 def build(
@@ -111,6 +130,17 @@ def reference_collections(
             signature.layouts[name], n, capacity=n + spare
         )
     return given, written
+
+
+def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
+    """A binding on n rows, and the memory that it writes."""
+    given, written = mlp.collections({"n": n})
+    return session.bind(given, written), written["tags"]
+
+
+def values(tags: Collection) -> torch.Tensor:
+    """What is in the columns of `tags`: (columns, n)."""
+    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 def reasons(built: Built) -> dict[str, str | None]:

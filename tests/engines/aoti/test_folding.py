@@ -13,8 +13,9 @@ from torch.export import ExportedProgram
 from engines.aoti.folding import fold_linear
 from engines.exported import load_program, quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
-from stages.capture import capture, convention_arguments
+from stages.capture import convention_arguments
 from stages.reference.answers import random_inputs
+from tests.models.building import exported
 
 aten = torch.ops.aten
 _NAMES = tuple(f"x{i}" for i in range(80))
@@ -33,21 +34,27 @@ class Particles(nn.Module):
         return found
 
 
-@pytest.fixture(params=[True, False], ids=["bias", "no bias"])
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ExportedProgram, Signature]:
-    signature = Signature.build(
-        {
-            "jets": Layout(tuple(column(name, "float32") for name in _NAMES)),
-            "tags": Layout(tuple(column(name, "float32") for name in "abc")),
-        },
-        [Block("x", "jets", _NAMES)],
-        [Block("y", "tags", tuple("abc"))],
-        {"n": RowRange(0, 64)},
-    )
-    captured = capture(
-        Particles(request.param), signature, random_inputs(signature, 1, {}), tmp_path, "none"
-    )
-    return load_program(captured.program), signature
+SIGNATURE = Signature.build(
+    {
+        "jets": Layout(tuple(column(name, "float32") for name in _NAMES)),
+        "tags": Layout(tuple(column(name, "float32") for name in "abc")),
+    },
+    [Block("x", "jets", _NAMES)],
+    [Block("y", "tags", tuple("abc"))],
+    {"n": RowRange(0, 64)},
+)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["bias", "no bias"])
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    inputs = random_inputs(SIGNATURE, 1, {})
+    path = tmp_path_factory.mktemp("particles") / "program.pt2"
+    return exported(Particles(request.param), SIGNATURE, inputs, path)
+
+
+@pytest.fixture
+def program(file: Path) -> ExportedProgram:
+    return load_program(file)
 
 
 def batched_with_weights(program: ExportedProgram) -> int:
@@ -69,20 +76,20 @@ def _is_weight(node: torch.fx.Node) -> bool:
     return node.name.startswith("p_")
 
 
-def test_no_product_repeats_a_weight_for_every_row(
-    program: tuple[ExportedProgram, Signature],
-) -> None:
-    exported, _ = program
-    assert batched_with_weights(exported) > 0  # what torch makes of it by itself
-    fold_linear(exported)
-    assert batched_with_weights(exported) == 0
+def test_no_product_repeats_a_weight_for_every_row(program: ExportedProgram) -> None:
+    assert batched_with_weights(program) > 0  # what torch makes of it by itself
+    fold_linear(program)
+    assert batched_with_weights(program) == 0
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 37])
-def test_the_answers_stay(program: tuple[ExportedProgram, Signature], n: int) -> None:
-    exported, signature = program
-    arguments = convention_arguments(signature, random_inputs(signature, 2, {}), {"n": n})
-    before = exported.module()(*[a.clone() for a in arguments])
-    fold_linear(exported)
-    after = exported.module()(*[a.clone() for a in arguments])
-    torch.testing.assert_close(after, before)
+def test_the_answers_stay(program: ExportedProgram) -> None:
+    sizes, inputs = (0, 1, 2, 37), random_inputs(SIGNATURE, 2, {})
+
+    def answers() -> list[object]:
+        call = program.module()
+        given = [convention_arguments(SIGNATURE, inputs, {"n": n}) for n in sizes]
+        return [call(*arguments) for arguments in given]
+
+    before = answers()
+    fold_linear(program)
+    torch.testing.assert_close(answers(), before)

@@ -11,8 +11,7 @@ import torch
 from engines.aoti.build import writable, write_weights
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
-from soa import Block, Layout, RowRange, Signature, column
-from tests.models.building import Built, build
+from tests.models.building import Built
 
 CPU = torch.device("cpu")
 
@@ -103,25 +102,6 @@ def test_a_library_without_its_index_is_refused(artifact: Path) -> None:
     (artifact.parent / "weights.txt").unlink()
     with pytest.raises(RunError, match=r"holds no weights, and there is no weights\.txt"):
         NativeExecutable(artifact, CPU)
-
-
-def test_a_model_without_weights(tmp_path: Path) -> None:
-    signature = Signature.build(
-        {"a": Layout([column("x", "float32")]), "b": Layout([column("y", "float32")])},
-        [Block("x", "a", ("x",))],
-        [Block("y", "b", ("y",))],
-        {"n": RowRange(0, 50)},
-    )
-    made = build(Absolute(), signature, tmp_path, engines=("aoti",))
-    given, written = made.collections({"n": 33})
-    made.session("aoti").run(given, written)
-    assert torch.equal(written["b"].tensor("y"), given["a"].tensor("x").abs())
-    assert (tmp_path / "aoti" / "weights.bin").read_bytes() == b""
-
-
-class Absolute(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.abs()
 
 
 def test_weights_of_another_model(artifact: Path, capfd: pytest.CaptureFixture[str]) -> None:

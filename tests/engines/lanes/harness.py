@@ -1,4 +1,4 @@
-"""A function of rows, captured and compiled by `lanes`, beside eager."""
+"""A function of rows, exported and compiled by `lanes`, beside eager."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.dtypes import dtype_name
 from soa.memory import read_block
-from stages.capture import capture
+from tests.models import building
 
 MOST = 64
 
@@ -79,10 +79,24 @@ def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Sig
     return Signature.build(layouts, given, found, {"n": RowRange(0, MOST)})
 
 
-def compiled(
-    model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str], target: str = "cpu"
-) -> Compiled:
-    """Captured with these rows as its reference, and compiled."""
+@dataclass(frozen=True)
+class Prepared:
+    """A model, and the program that was exported of it."""
+
+    model: nn.Module
+    signature: Signature
+    program: Path
+
+    def compiled(self) -> Compiled:
+        folder = Path(tempfile.mkdtemp(prefix="lanes-"))
+        source = Portable(self.program, None)
+        files = engine("lanes").compile(source, Target.parse("cpu"), {}, folder)
+        opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
+        return Compiled(self.model, self.signature, Session(self.signature, opened))
+
+
+def prepared(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Prepared:
+    """Exported with these rows as its example."""
     model = model.eval().requires_grad_(False)
     with torch.no_grad():
         outputs = dict(zip(names, model(*inputs), strict=True))
@@ -91,10 +105,9 @@ def compiled(
     for bound, values in zip(signature.inputs, inputs, strict=True):
         flat = values.reshape(len(values), -1)
         arrays[bound.name] = {c: flat[:, k].clone() for k, c in enumerate(bound.block.columns)}
-    folder = Path(tempfile.mkdtemp(prefix="lanes-"))
-    captured = capture(model, signature, arrays, folder, "none", nonfinite=1.0)
-    files = engine("lanes").compile(
-        Portable(captured.program, None), Target.parse(target), {}, folder
-    )
-    opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
-    return Compiled(model, signature, Session(signature, opened))
+    file = Path(tempfile.mkdtemp(prefix="lanes-")) / "program.pt2"
+    return Prepared(model, signature, building.exported(model, signature, arrays, file))
+
+
+def compiled(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Compiled:
+    return prepared(model, inputs, names).compiled()

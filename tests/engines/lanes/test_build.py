@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engines import EngineError, NotApplicableError
 from engines.lanes import compilers
-from tests.engines.lanes.harness import MOST, Compiled, Function, compiled
+from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
 
 
 class Small(nn.Module):
@@ -21,8 +21,18 @@ class Small(nn.Module):
         return (torch.tanh(x) * 3,)
 
 
-def build() -> Compiled:
-    return compiled(Small(), [torch.randn(MOST, 2)], ["y"])
+X = torch.linspace(-9, 9, 2 * MOST).reshape(MOST, 2)
+
+
+@pytest.fixture(scope="module")
+def small() -> Prepared:
+    return prepared(Small(), [X], ["y"])
+
+
+@pytest.fixture(scope="module")
+def usual(small: Prepared) -> Tensor:
+    """The answers of the library that the first compiler of this host makes."""
+    return small.compiled()(X)["y"]
 
 
 def script(folder: Path, text: str) -> str:
@@ -32,45 +42,41 @@ def script(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"g\+\+"):
-        build()
-
-
-def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails(
+    small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     said = "echo 'network.cpp:1: error: no space left on device' >&2; exit 1"
     monkeypatch.setenv("CXX", script(tmp_path, said))
     with pytest.raises(EngineError, match="no space left") as caught:
-        build()
+        small.compiled()
     assert not isinstance(caught.value, NotApplicableError)
     assert "\n" not in str(caught.value)
 
 
-def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_hangs(
+    small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CXX", script(tmp_path, "exec sleep 60"))
     monkeypatch.setattr(compilers, "_TIMEOUT_S", 0.3)
     with pytest.raises(EngineError, match="within"):
-        build()
+        small.compiled()
 
 
-def test_flags_of_the_environment_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(MOST, 2)
-    before = build()(x)["y"]
+def test_flags_of_the_environment_change_no_bit(
+    small: Prepared, usual: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXXFLAGS", "-ffast-math -O0")
-    assert torch.equal(build()(x)["y"], before)
+    assert torch.equal(small.compiled()(X)["y"], usual)
 
 
 @pytest.mark.parametrize("name", ["g++", "clang++"])
-def test_every_compiler_gives_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_compiler_gives_the_same_bits(
+    small: Prepared, usual: Tensor, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not any((Path(folder) / name).exists() for folder in os.environ["PATH"].split(":")):
         pytest.skip(f"{name} is not here")
-    x = torch.linspace(-9, 9, 2 * MOST).reshape(MOST, 2)
-    before = build()(x)["y"]
     monkeypatch.setenv("CXX", name)
-    assert torch.equal(build()(x)["y"], before)
+    assert torch.equal(small.compiled()(X)["y"], usual)
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +118,13 @@ class Determinant(nn.Module):
 def test_the_model_s_line_of_what_has_no_code() -> None:
     with pytest.raises(NotApplicableError, match=r"test_build\.py:\d+"):
         compiled(Determinant(), [torch.randn(MOST, 3, 3)], ["y"])
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.linalg.eigvalsh(x + x.mT),)
+
+
+def test_an_operator_of_which_nobody_knows_whether_its_rows_are_apart() -> None:
+    with pytest.raises(NotApplicableError, match="not known here"):
+        compiled(Eigenvalues(), [torch.randn(MOST, 3, 3)], ["y"])

@@ -8,9 +8,10 @@ import pytest
 from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
+from engines.exported import load_program, why_dependent
 from soa import Block, Layout, RowRange, Signature, column
-from stages.capture import capture
 from stages.reference import random_inputs
+from tests.models.building import exported
 
 SIGNATURE = Signature.build(
     {"rows": Layout([column("x", "float32")]), "answers": Layout([column("y", "float32")])},
@@ -33,9 +34,11 @@ class ManyOrFew(nn.Module):
 @pytest.mark.parametrize("model", [Centred(), ManyOrFew()])
 def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path: Path) -> None:
     """At one row a mean of all rows is the row itself, and n is a constant."""
-    made = capture(model.eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path, "none")
-    assert made.why_dependent is not None
+    inputs = random_inputs(SIGNATURE, 1, {})
+    program = exported(model, SIGNATURE, inputs, tmp_path / "program.pt2")
+    why = why_dependent(load_program(program))
+    assert why is not None
     with pytest.raises(EngineError) as refused:
-        engine("lanes").compile(Portable(made.program, None), Target.parse("cpu"), {}, tmp_path)
-    assert made.why_dependent in str(refused.value) and "\n" not in str(refused.value)
+        engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
+    assert why in str(refused.value) and "\n" not in str(refused.value)
     assert not (tmp_path / "network.so").exists()

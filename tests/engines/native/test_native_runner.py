@@ -14,10 +14,8 @@ from engines.aoti.engine import needs_proxy_executor
 from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.native.runner import NativeExecutable
-from runtime.session.binding import Binding
 from runtime.session.session import Session
-from soa import Collection
-from tests.models.building import TAGS, Built
+from tests.models.building import Built, bound, values
 
 CPU = torch.device("cpu")
 
@@ -40,15 +38,6 @@ def library(mlp: Built) -> Path:
 @pytest.fixture(scope="module")
 def session(mlp: Built, library: Path) -> Session:
     return Session(mlp.signature, NativeExecutable(library, CPU, instances=4))
-
-
-def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
-    given, written = mlp.collections({"n": n})
-    return session.bind(given, written), written["tags"]
-
-
-def values(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 1000, 4099])

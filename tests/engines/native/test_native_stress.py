@@ -13,10 +13,15 @@ from tests.engines.native import sanitize
 from tests.models.building import Built
 
 
-@pytest.mark.parametrize("engine", ["aoti", "lanes"])
-def test_the_runner_keeps_its_promises(mlp: Built, engine: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    done = sanitize.run(sanitize.build(tmp_path, None), mlp.files[engine], 40)
+    return sanitize.build(tmp_path_factory.mktemp("stress"), flags=sanitize.QUICK)
+
+
+@pytest.mark.parametrize("engine", ["aoti", "lanes"])
+def test_the_runner_keeps_its_promises(mlp: Built, program: Path, engine: str) -> None:
+    done = sanitize.run(program, mlp.files[engine], 40)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 wrong" in done.stdout
