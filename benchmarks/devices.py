@@ -26,7 +26,7 @@ from stages.capture import Capture, capture
 from stages.emulate import emulate_candidate
 from stages.model import build_model
 from stages.reports import ValidationReport
-from stages.validate import validate_candidate
+from stages.validate import Trial, validate_candidate
 
 TARGETS = (
     "cpu/x86-64-v3", "cpu/armv8.2-a", "cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "rocm/gfx90a",
@@ -81,10 +81,10 @@ def row(
 def judged(
     made: Capture, tolerances: Mapping[str, Tolerance], target: Target, file: Path, scratch: Path
 ) -> ValidationReport:
-    given = ("lanes", file, made.signature, made.reference, tolerances)
+    trial = Trial("lanes", file, made.signature, made.reference, tolerances)
     if host_runs(target):
-        return validate_candidate(*given, frozenset(), scratch, _LIMIT_S)
-    return emulate_candidate(*given, scratch, _LIMIT_S, target)
+        return validate_candidate(trial, scratch, _LIMIT_S)
+    return emulate_candidate(trial, scratch, _LIMIT_S, target)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from stages.compile import artifact_file
 from stages.model import build_model
 from stages.reference import Case
 from stages.reports import Timing
-from stages.validate import validate_candidate
+from stages.validate import Trial, validate_candidate
 
 ENGINES = ("lanes", "aoti", "onnxruntime", "tensorrt")
 _EAGER = "eager"
@@ -63,10 +63,8 @@ def opened(
         try:
             files = engine(name).compile(source, target, {}, out)
             file = artifact_file(name, tuple(files), out, captured)
-            report = validate_candidate(
-                name, file, captured.signature, captured.reference, tolerances, frozenset(),
-                out / "child", _LIMIT_S, str(device),
-            )  # fmt: skip
+            trial = Trial(name, file, captured.signature, captured.reference, tolerances)
+            report = validate_candidate(trial, out / "child", _LIMIT_S, str(device))
             worst = max((each.max_abs for each in report.worst.values()), default=0.0)
             print(f"{name}: {report.verdict}, largest deviation {worst:.1g}", flush=True)
             if report.valid:

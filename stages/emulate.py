@@ -17,19 +17,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.errors import EngineError
 from engines.lanes import HEADERS, compiler, family, run_compiler
 from engines.target import Target
 from registry.store import cache_root
-from runtime.checked import Deviation, Tolerance
+from runtime.checked import Deviation
 from runtime.opening import case_of_bits
 from soa.describe import describe
-from soa.signature import Signature
 from stages.reference import Reference
 from stages.reports import ValidationReport
+from stages.validate import Trial
 
 _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
@@ -105,15 +105,10 @@ def _processor(target: Target) -> Emulator:
 
 
 def emulate_candidate(
-    name: str,
-    file: Path,
-    signature: Signature,
-    reference: Path,
-    tolerances: Mapping[str, Tolerance],
+    trial: Trial,
     folder: Path,
     timeout_s: float,
     target: Target,
-    tile: int = 0,
     *,
     emulator: Emulator | None = None,
 ) -> ValidationReport:
@@ -121,24 +116,25 @@ def emulate_candidate(
     target, the report says that the artifact compiles, and what is missing. `emulator`: use this
     one instead of the target's."""
     begun = time.monotonic()
+    name, artifacts = trial.engine, trial.file.parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         try:
-            emulator = emulator or emulator_of(target, file.parent, Path(scratch))
+            emulator = emulator or emulator_of(target, artifacts, Path(scratch))
             program = _program(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"
             return ValidationReport.without_device(name, "compiles", why)
         artifact = Path(scratch) / "artifact"
         artifact.mkdir()
-        for each in file.parent.iterdir():
+        for each in artifacts.iterdir():
             if each.is_file():
                 shutil.copyfile(each, artifact / each.name)
-        (artifact / "arguments.txt").write_text(describe(signature, tile or None))
+        (artifact / "arguments.txt").write_text(describe(trial.signature, trial.tile or None))
         contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
-        contract.write_text(json.dumps(_contract(signature, tolerances)))
-        cases: list[Mapping[str, int]] = list(Reference.load(reference).cases)
-        asked = [program, artifact, emulator.device, contract, reference.absolute(),
+        contract.write_text(json.dumps(_contract(trial)))
+        cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)
+        asked = [program, artifact, emulator.device, contract, trial.reference.absolute(),
                  cases.index(case_of_bits(cases)), answers]  # fmt: skip
         command = [*emulator.command, *map(str, asked)]
         try:
@@ -166,11 +162,9 @@ def this_gpu(target: Target) -> Emulator:
     return Emulator("on this GPU", machine, device="cuda:0")
 
 
-def _contract(signature: Signature, tolerances: Mapping[str, Tolerance]) -> dict[str, object]:
-    return {
-        "signature": signature.to_dict(),
-        "tolerances": {output: asdict(each) for output, each in tolerances.items()},
-    }
+def _contract(trial: Trial) -> dict[str, object]:
+    data = trial.to_dict()
+    return {key: data[key] for key in ("signature", "tolerances")}
 
 
 def _refused(

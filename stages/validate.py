@@ -64,52 +64,76 @@ _ROUNDING = 1e-12  # the rounding error of a fraction
 _ELSEWHERE = "candidate-elsewhere"
 
 
+@dataclass(frozen=True)
+class Trial:
+    """An artifact, and the reference that it is compared with."""
+
+    engine: str
+    file: Path
+    signature: Signature
+    reference: Path
+    tolerances: Mapping[str, Tolerance]
+    classifiers: frozenset[str] = frozenset()
+    """The outputs whose classes are compared too."""
+    precision: Precision = "fp32"
+    tile: int = 0
+    """The artifact runs on this number of rows at a time; 0: on all rows at once."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trial as JSON data, for another process."""
+        return {
+            "engine": self.engine,
+            # Links are not resolved: their target may be held for us.
+            "file": str(self.file.absolute()),
+            "signature": self.signature.to_dict(),
+            "reference": str(self.reference.absolute()),
+            "tolerances": {key: asdict(t) for key, t in self.tolerances.items()},
+            "classifiers": sorted(self.classifiers),
+            "precision": self.precision,
+            "tile": self.tile,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        read = {
+            "file": Path(data["file"]),
+            "signature": Signature.from_dict(data["signature"]),
+            "reference": Path(data["reference"]),
+            "tolerances": {key: Tolerance(**t) for key, t in data["tolerances"].items()},
+            "classifiers": frozenset(data["classifiers"]),
+        }
+        return cls(**{**data, **read})
+
+
 def validate_candidate(
-    name: str,
-    file: Path,
-    signature: Signature,
-    reference: Path,
-    tolerances: Mapping[str, Tolerance],
-    classifiers: frozenset[str],
+    trial: Trial,
     folder: Path,
     timeout_s: float,
     device: str = "cpu",
-    precision: Precision = "fp32",
     *,
     program: Path | None = None,
     nonfinite: float = 0.0,
-    tile: int = 0,
     more: Path | None = None,
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
-    With `program`, `reference` is a larger set of inputs in the form of `read_set`, and the
+    With `program`, the reference is a larger set of inputs in the form of `read_set`, and the
     expected answers are those of this program.pt2, run by the `exported` engine. This shows that
     the compiled code agrees with the captured program on these inputs. Capture has shown that the
     program agrees with the eager model. At most the fraction `nonfinite` of an output's expected
     answers may be NaN or infinite. A file that does not fit raises ReferenceDataError here.
 
-    `more` is a reference of further rows, with a case for each window.
-
-    With `tile`, the artifact runs on this number of rows at a time, and is refused if a row's
-    answer depends on other rows.
-
-    If memory runs out, validation runs once more without keeping free memory.
+    `more` is a reference of further rows, with a case for each window. With a tile, the artifact is
+    refused if a row's answer depends on other rows. If memory runs out, validation runs once more
+    without keeping free memory. `folder` is for scratch files.
     """
     payload: dict[str, Any] = {
-        "name": name,
-        "file": str(file.absolute()),  # links are not resolved: their target may be held for us
-        "signature": signature.to_dict(),
-        "reference": str(reference.absolute()),
-        "tolerances": {key: asdict(t) for key, t in tolerances.items()},
-        "classifiers": sorted(classifiers),
+        "trial": trial.to_dict(),
         "device": device,
-        "precision": precision,
-        "tile": tile,
         "more": None if more is None else str(more.absolute()),
     }
     if program is not None:
-        read_set(signature, reference)
+        read_set(trial.signature, trial.reference)
         payload |= {"program": str(program.absolute()), "nonfinite": nonfinite}
     begun = time.monotonic()
     outcome = run_isolated("stages.validate:validate_here", payload, folder, timeout_s)
@@ -121,9 +145,8 @@ def validate_candidate(
         why = outcome.error
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
-        return ValidationReport.failed(
-            name, f"{why}", f"log: {outcome.log}, repeat with: {outcome.script}", outcome.code
-        )
+        trace = f"log: {outcome.log}, repeat with: {outcome.script}"
+        return ValidationReport.failed(trial.engine, f"{why}", trace, outcome.code)
     return ValidationReport.from_dict(outcome.value)
 
 
@@ -136,17 +159,10 @@ def _last_case(log: Path) -> str:
 
 
 def validate_here(
-    name: str,
-    file: str,
-    signature: dict[str, Any],
-    reference: str,
-    tolerances: dict[str, dict[str, float]],
-    classifiers: Sequence[str] = (),
+    trial: Mapping[str, Any],
     device: str = "cpu",
-    precision: Precision = "fp32",
     program: str | None = None,
     nonfinite: float = 0.0,
-    tile: int = 0,
     more: str | None = None,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
@@ -154,34 +170,37 @@ def validate_here(
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
-    where = torch.device(device)
-    kept = Signature.from_dict(signature)
-    limits = {key: Tolerance(**t) for key, t in tolerances.items()}
-    with tf32_switches(precision):
-        session = Session(kept, open_candidate(name, Path(file), where), where)
+    given, where = Trial.from_dict(trial), torch.device(device)
+    with tf32_switches(given.precision):
+        executable = open_candidate(given.engine, given.file, where)
+        session = Session(given.signature, executable, where)
         if program is None:
-            known = Reference.load(Path(reference), kept)
-            if tile and not rows_are_independent(session, known.inputs, limits):
-                return ValidationReport.refused(name, SEE_EACH_OTHER, "candidate-rows").to_dict()
-            session = tiled(session, tile)
-            report = validate_session(
-                session,
-                name,
-                known,
-                limits,
-                frozenset(classifiers),
-                say=lambda text: print(text, flush=True),
-                more=None if more is None else Reference.load(Path(more)),
-            )
-            if report.valid and where.type == "cpu":
-                report = replace(report, bits=answer_bits(session, Path(reference)))
+            report = _beside_reference(session, given, more)
         else:
-            inputs = read_set(kept, Path(reference))
-            session = tiled(session, tile)
-            report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
+            report = _beside_program(session, given, Path(program), nonfinite)
     if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
         raise MemoryError(report.reason)
     return report.to_dict()
+
+
+def _beside_reference(session: Session, trial: Trial, more: str | None) -> ValidationReport:
+    """Compare a session with the reference, and with the reference of further rows in `more`."""
+    known = Reference.load(trial.reference, trial.signature)
+    if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
+        return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
+    session = tiled(session, trial.tile)
+    report = validate_session(
+        session,
+        trial.engine,
+        known,
+        trial.tolerances,
+        trial.classifiers,
+        say=lambda text: print(text, flush=True),
+        more=None if more is None else Reference.load(Path(more)),
+    )
+    if report.valid and session.device.type == "cpu":
+        return replace(report, bits=answer_bits(session, trial.reference))
+    return report
 
 
 def validate_session(
@@ -253,14 +272,11 @@ def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) 
 
 
 def _beside_program(
-    session: Session,
-    name: str,
-    program: Path,
-    inputs: Arrays,
-    tolerances: Mapping[str, Tolerance],
-    nonfinite: float,
+    session: Session, trial: Trial, program: Path, nonfinite: float
 ) -> ValidationReport:
     """Compare a session with the portable program, on one window of the inputs after the other."""
+    inputs = read_set(trial.signature, trial.reference)
+    session = tiled(session, trial.tile)
     begun = time.monotonic()
     signature, cpu = session.signature, torch.device("cpu")
     portable = Session(signature, open_candidate("exported", program, cpu))
@@ -270,7 +286,7 @@ def _beside_program(
         given, written = filled_collections(signature, rows, case, cpu)
         portable.run(given, written)
         answers = {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
-        cases.append(_validate_case(session, rows, case, answers, tolerances, frozenset()))
+        cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, Reference(rows, (case,), (answers,)))
     for output in signature.outputs:
         mine = [one for one in counts if one.output == output.name]
@@ -280,8 +296,8 @@ def _beside_program(
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
                 f"infinite and prove nothing; at most {nonfinite:.2%} is allowed"
             )
-            return ValidationReport.failed(name, why, code=ReferenceDataError.code)
-    return _judged(name, cases, tolerances, begun)
+            return ValidationReport.failed(trial.engine, why, code=ReferenceDataError.code)
+    return _judged(trial.engine, cases, trial.tolerances, begun)
 
 
 def _judged(

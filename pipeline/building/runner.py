@@ -15,17 +15,10 @@ from engines.processes import expect_jobs
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.cache import StageCache, content_key, unchanged
-from pipeline.building.candidates import (
-    Recipe,
-    Say,
-    Show,
-    Work,
-    build_targets,
-    chosen_session,
-    first_engines,
-    show_nothing,
-)
+from pipeline.building.candidates import build_targets, chosen_session, first_engines
 from pipeline.building.provenance import code_digest, host, provenance, tools
+from pipeline.building.steps import Recipe
+from pipeline.building.work import Say, Show, Work, show_nothing
 from pipeline.config import (
     Config,
     further_inputs,

@@ -13,7 +13,7 @@ import torch
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.bounds import bounded, shadowed
-from registry.bundle import Manifest, Worst
+from registry.bundle import Manifest, Pinned, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.promotion import (
@@ -40,7 +40,7 @@ from stages.independence import SEE_EACH_OTHER
 from stages.reference import Reference, proof_of, too_much
 from stages.reports import ValidationReport
 from stages.reproduce import reproduce
-from stages.validate import validate_candidate
+from stages.validate import Trial, validate_candidate
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0
@@ -168,42 +168,45 @@ def _validated(
             return ValidationReport.refused(
                 engine_name, f"{SEE_EACH_OTHER}: {seen}", "candidate-rows"
             )
+        trial = _trial(opened, target, engine_name, held)
         return validate_candidate(
-            engine_name,
-            held.file(candidate.files[0]),
-            opened.signature,
-            beside or held.file(manifest.reference),
-            recorded_tolerances(manifest),
-            frozenset(manifest.classifiers),
+            replace(trial, reference=beside) if beside else trial,
             Path(folder),
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
-            manifest.capture.precision,
             program=program if beside else None,
             nonfinite=nonfinite,
-            tile=candidate.tile or 0,
         )
+
+
+def _trial(opened: Opened, target: str, engine_name: str, held: Pinned) -> Trial:
+    """An artifact of the version and the reference of the version."""
+    manifest = opened.bundle.manifest
+    candidate = manifest.targets[target].candidates[engine_name]
+    return Trial(
+        engine_name,
+        held.file(candidate.files[0]),
+        opened.signature,
+        held.file(manifest.reference),
+        recorded_tolerances(manifest),
+        frozenset(manifest.classifiers),
+        manifest.capture.precision,
+        candidate.tile or 0,
+    )
 
 
 def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
     """Validate one artifact on a GPU that torch does not support."""
-    manifest = opened.bundle.manifest
-    candidate = manifest.targets[target].candidates[engine_name]
     with (
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
         parsed = Target.parse(target)
         report = emulate_candidate(
-            engine_name,
-            held.file(candidate.files[0]),
-            opened.signature,
-            held.file(manifest.reference),
-            recorded_tolerances(manifest),
+            _trial(opened, target, engine_name, held),
             Path(folder),
             _VALIDATION_LIMIT_S,
             parsed,
-            candidate.tile or 0,
             emulator=this_gpu(parsed),
         )
     if report.evidence != "emulated":

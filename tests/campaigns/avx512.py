@@ -25,7 +25,7 @@ from benchmarks.zoo import CONFIGS
 from engines import Portable, Target, engine
 from engines.errors import NotApplicableError
 from stages.emulate import Emulator, emulate_candidate
-from stages.validate import validate_candidate
+from stages.validate import Trial, validate_candidate
 
 _LIMIT_S = 3600.0
 _BIOS = Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32")
@@ -77,21 +77,17 @@ def main(configs: list[Path], kernel: Path) -> int:
 
 def compared(config: Path, kernel: Path, place: Path) -> bool:
     made, tolerances = captured_from(config, place)
-    given = (made.signature, made.reference, tolerances)
-    files = {}
+    trials = {}
     for level in ("v3", "v4"):
         out = place / level
         out.mkdir()
         target = Target.parse(f"cpu/x86-64-{level}")
-        files[level] = (
-            out / engine("lanes").compile(Portable(made.program, None), target, {}, out)[0]
-        )
-    here = validate_candidate("lanes", files["v3"], *given, frozenset(), place / "here", _LIMIT_S)
+        [library, *_] = engine("lanes").compile(Portable(made.program, None), target, {}, out)
+        trials[level] = Trial("lanes", out / library, made.signature, made.reference, tolerances)
+    here = validate_candidate(trials["v3"], place / "here", _LIMIT_S)
     command = (sys.executable, "-m", __spec__.name, "--kernel", str(kernel), "--run")
     bochs = Emulator("in Bochs", "x86_64", command)
-    there = emulate_candidate(
-        "lanes", files["v4"], *given, place / "there", _LIMIT_S, target, emulator=bochs
-    )
+    there = emulate_candidate(trials["v4"], place / "there", _LIMIT_S, target, emulator=bochs)
     largest = max((each.max_abs for each in there.worst.values()), default=0.0)
     equal = here.bits is not None and here.bits == there.bits
     said = there.verdict if there.worst else f"{there.verdict}: {there.reason}"

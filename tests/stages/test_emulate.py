@@ -25,7 +25,9 @@ from engines import EngineError, Portable, Target, engine
 from engines.errors import NotApplicableError
 from engines.lanes import compilers, devices
 from pipeline.building.cache import StageCache
-from pipeline.building.candidates import Recipe, Work, build_targets
+from pipeline.building.candidates import build_targets
+from pipeline.building.steps import Recipe
+from pipeline.building.work import Work
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa.describe import describe
@@ -35,6 +37,7 @@ from stages.emulate import emulate_candidate
 from stages.package import TargetResult
 from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
+from stages.validate import Trial
 from tests.models.building import mlp_signature
 from tests.models.cplusplus import computed
 from tests.models.shared import made_once
@@ -342,11 +345,9 @@ def again(
     made, results = arm
     compiled = results[target].compiled["lanes"]
     tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}
-    return emulate_candidate(
-        "lanes", (folder or compiled.folder) / compiled.files[0], made.signature,
-        reference or made.reference, tolerances, scratch, 300, Target.parse(target),
-        emulator=emulator,
-    )  # fmt: skip
+    file = (folder or compiled.folder) / compiled.files[0]
+    trial = Trial("lanes", file, made.signature, reference or made.reference, tolerances)
+    return emulate_candidate(trial, scratch, 300, Target.parse(target), emulator=emulator)
 
 
 @needs_arm

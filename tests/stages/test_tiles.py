@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 import pipeline
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
-from runtime.checked import default_tolerance
+from runtime.checked import Tolerance, default_tolerance
 from runtime.session import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
@@ -20,7 +21,7 @@ from soa.memory import Collection, read_block
 from stages.independence import rows_are_independent
 from stages.reference.answers import Reference, make_cases, random_inputs
 from stages.tiles import fastest_tile, tiled, tiles_of
-from stages.validate import validate_here, validate_session
+from stages.validate import Trial, validate_here, validate_session
 from tests.models import detector, mlps, project, rogues, served
 from tests.models.building import Built, build, mlp_signature
 
@@ -44,17 +45,11 @@ def test_whether_rows_may_share_a_run(name: str) -> None:
 
 def test_rows_that_see_each_other_are_refused_in_tiles(tmp_path: Path) -> None:
     made = build(served.Coupled(), served.COUPLED, tmp_path, ("exported",), route="none")
-    payload: dict[str, Any] = {
-        "name": "exported",
-        "file": str(made.files["exported"]),
-        "signature": served.COUPLED.to_dict(),
-        "reference": str(made.capture.reference),
-        "tolerances": {
-            b.name: {"atol": 1e-3, "rtol": 1e-3, "max_outside": 0.0} for b in served.COUPLED.outputs
-        },
-    }
-    assert validate_here(**payload)["valid"]
-    refused = validate_here(**payload, tile=256)
+    limits = {b.name: Tolerance(1e-3, 1e-3) for b in served.COUPLED.outputs}
+    file, reference = made.files["exported"], made.capture.reference
+    trial = Trial("exported", file, served.COUPLED, reference, limits)
+    assert validate_here(trial.to_dict())["valid"]
+    refused = validate_here(replace(trial, tile=256).to_dict())
     assert not refused["valid"] and "see each other" in refused["reason"]
 
 

@@ -20,7 +20,7 @@ from stages.benchmark import benchmark
 from stages.capture import capture
 from stages.reference.answers import Reference, random_inputs
 from stages.reports import ValidationReport
-from stages.validate import validate_candidate, validate_session
+from stages.validate import Trial, validate_candidate, validate_session
 from tests.models import mlps, rogues
 from tests.models.building import ENGINES, Built, build, mlp_signature
 from tests.models.forked import ended
@@ -230,9 +230,8 @@ def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> N
 
 def in_a_child(mlp: Built, file: Path, folder: Path) -> ValidationReport:
     reference, classifiers = mlp.capture.reference, frozenset({"probabilities"})
-    return validate_candidate(
-        "aoti", file, mlp.signature, reference, TIGHT, classifiers, folder, 300
-    )
+    trial = Trial("aoti", file, mlp.signature, reference, TIGHT, classifiers)
+    return validate_candidate(trial, folder, 300)
 
 
 def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None:

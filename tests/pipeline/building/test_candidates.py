@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from engines import DEFAULT_ENGINES, Target, engine
 from engines.base import QUICK_ENGINES
-from pipeline.building import candidates
+from pipeline.building import steps
 from pipeline.building.cache import StageCache
-from pipeline.building.candidates import Recipe, Work, build_targets
+from pipeline.building.candidates import build_targets
+from pipeline.building.steps import Recipe
+from pipeline.building.work import Work
 from pipeline.config import load_config
 from runtime.checked import default_tolerance
 from stages.capture import Capture, capture
@@ -72,7 +74,7 @@ def test_where_a_row_is_much_work_another_engine_joins_the_race(
 ) -> None:
     """Of the engines that stand in for lanes, only those that are for heavy rows."""
     engines = ("lanes", "exported", "torchscript")
-    monkeypatch.setattr(candidates, "_HEAVY_S", 0.0)
+    monkeypatch.setattr(steps, "HEAVY_S", 0.0)
     monkeypatch.setattr(type(engine("exported")), "for_heavy_rows", True)
     found = verdicts(of_rows, by_default=True, engines=engines)
     assert found == {"lanes": "valid", "exported": "valid"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.building.cache import StageCache
-from pipeline.building.candidates import Work
+from pipeline.building.work import Work
 from registry import Manifest
 from registry.bundle import Bundle
 from registry.store import Registry

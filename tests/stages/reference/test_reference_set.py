@@ -20,7 +20,7 @@ from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.reference import more_rows, read_rows, read_set, windows
 from stages.reports import ValidationReport
-from stages.validate import validate_here
+from stages.validate import Trial, validate_here
 from tests.models.project import TARGET, Built
 
 
@@ -99,15 +99,14 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
     """The chosen artifact beside a program, here."""
     manifest = jets.bundle.manifest
     candidate = manifest.targets[TARGET].candidates["torchscript"]
-    answer = validate_here(
+    trial = Trial(
         "torchscript",
-        str(jets.bundle.file(candidate.files[0])),
-        manifest.signature,
-        str(inputs),
-        {name: vars(t) for name, t in recorded_tolerances(manifest).items()},
-        program=str(program),
-        keep_memory=False,
+        jets.bundle.file(candidate.files[0]),
+        Signature.from_dict(manifest.signature),
+        inputs,
+        recorded_tolerances(manifest),
     )
+    answer = validate_here(trial.to_dict(), program=str(program), keep_memory=False)
     return ValidationReport.from_dict(answer)
 
 
