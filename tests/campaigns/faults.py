@@ -221,8 +221,8 @@ FAULTS = (
     ),
     Fault(
         "a promotion does not judge tiles again",
-        "            tile=candidate.tile or 0,",
-        "            tile=0,",
+        "        candidate.tile or 0,\n    )\n",
+        "        0,\n    )\n",
         ("test_rows_are_judged_again_as_production_takes_them",),
     ),
     Fault(
