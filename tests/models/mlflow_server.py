@@ -106,6 +106,8 @@ def served_here(folder: Path, database: Path) -> Iterator[str]:
         warnings.simplefilter("ignore")  # of MLflow's own imports
         from mlflow.server import handlers
         from mlflow.server.fastapi_app import app
+        from mlflow.tracking._model_registry import utils as of_models
+        from mlflow.tracking._tracking_service import utils as of_runs
 
     shutil.copy(database, folder / "registry.db")
     variables = {
@@ -122,6 +124,11 @@ def served_here(folder: Path, database: Path) -> Iterator[str]:
             patch.setenv(f"_MLFLOW_SERVER_{name}", value)
         for name in ("_tracking_store", "_model_registry_store", "_artifact_repo"):
             patch.setattr(handlers, name, None)  # else those of an earlier server
+        # The server makes its store the default of its process: only as long as it runs.
+        patch.setattr(of_runs, "_tracking_uri", of_runs._tracking_uri)
+        patch.setattr(of_models, "_registry_uri", of_models._registry_uri)
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+            patch.setenv(name, variables["FILE_STORE"])
         thread.start()
         while not server.started:
             assert thread.is_alive()
