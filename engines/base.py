@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from engines.errors import EngineError
 from engines.target import Target
 from soa.declared import declared
-from soa.options import known_options
 
 if TYPE_CHECKING:  # reading a config needs only the names of engines, and no torch
     import torch
@@ -160,7 +159,6 @@ class Engine(ABC):
         """
 
 
-@known_options()
 def engine(name: str) -> Engine:
     """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)

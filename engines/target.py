@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from engines.errors import TargetError
 from soa.declared import declared
-from soa.options import known_options
 
 # The highest level that plain `cpu` stands for, because not every host of a site has AVX-512.
 _HIGHEST_BY_DEFAULT = "x86-64-v3"
@@ -100,7 +99,6 @@ def targets_called(text: str) -> list[Target]:
     return list(dict.fromkeys(found))
 
 
-@known_options()
 def check_host_runs(target: Target) -> None:
     """Raises TargetError if this host cannot run `target`; the message says what is missing."""
     kind = _kind(target.device)
@@ -112,7 +110,6 @@ def check_host_runs(target: Target) -> None:
         raise TargetError(f"this host cannot run {target}: {kind.why_not(target.arch)}")
 
 
-@known_options()
 def host_runs(target: Target) -> bool:
     """True if this host can run `target`; see `check_host_runs`."""
     try:
@@ -137,7 +134,6 @@ def torch_runs(target: Target) -> bool:
     return _kind(target.device).torch_runs() and host_runs(target)
 
 
-@known_options()
 def host_targets(device: str) -> list[Target]:
     """The targets that this host runs on `device` (`cpu` or, as in torch, `cuda[:i]`), best first.
 
@@ -156,7 +152,6 @@ def gpu_target(index: int) -> Target:
     return host_targets(f"cuda:{index}")[0]
 
 
-@known_options()
 def choose_target(available: list[str], device: str) -> str:
     """The best of the `available` targets that this host runs on `device` (`cpu` or `cuda[:i]`).
 

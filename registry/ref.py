@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import RegistryError
-from soa.options import known_options
 
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 """The name of a registered model. A slash or an at-sign would begin the version or the alias. A
@@ -39,7 +38,6 @@ class Ref:
         return self.name if self.alias is None else f"{self.name}@{self.alias}"
 
 
-@known_options()
 def parse_ref(text: str) -> Ref | Path:
     """Return a `Ref`, or the `Path` of a bundle folder. The text alone decides, never the disk.
 

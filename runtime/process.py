@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from engines.processes import require_openmp
 from runtime.errors import LoadError
 from soa.memory import Device, torch_drives_gpus
-from soa.options import known_options
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,6 @@ _tf32: list[bool] = []
 """Whether GPUs of this process use TF32; empty until the first version is opened on a GPU."""
 
 
-@known_options()
 def keep_freed_memory() -> None:
     """Have the C library reuse freed memory rather than return it, for the rest of this process.
 

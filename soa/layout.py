@@ -25,7 +25,6 @@ from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
-from soa.options import known_options
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
@@ -125,7 +124,6 @@ class Column:
         return col * rows + row
 
 
-@known_options()
 def column(name: str, dtype: str) -> Column:
     """A plain column: one value per element (`SOA_COLUMN`).
 
@@ -137,7 +135,6 @@ def column(name: str, dtype: str) -> Column:
     return Column(_named(name), dtype)
 
 
-@known_options()
 def opaque(name: str, nbytes: int) -> Column:
     """`nbytes` bytes per element that no model reads: a struct, a std::array.
 
@@ -149,7 +146,6 @@ def opaque(name: str, nbytes: int) -> Column:
     return Column(_named(name), f"opaque{nbytes}")
 
 
-@known_options()
 def scalar(name: str, dtype: str) -> Column:
     """One value for the whole collection (`SOA_SCALAR`).
 
@@ -163,7 +159,6 @@ def scalar(name: str, dtype: str) -> Column:
     return Column(_named(name), dtype, "scalar")
 
 
-@known_options()
 def eigen(name: str, dtype: str, *shape: int) -> Column:
     """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`).
 

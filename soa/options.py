@@ -1,4 +1,4 @@
-"""Refuse an option that a function does not have, in one line that names the nearest option."""
+"""Options of functions that take `**options`: `help` shows them, and others are refused."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def known_options(of: type | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a public function. `of`: the dataclass whose fields are the function's `**options`;
-    `help` then shows them as parameters of the function."""
+def known_options(of: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function whose `**options` are fields of the dataclass `of`.
+
+    An option that does not exist raises OptionError, which names the nearest one.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         own = inspect.signature(function)
         every = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        if of is not None:
-            every |= {n: p for n, p in inspect.signature(of).parameters.items() if n not in every}
+        every |= {n: p for n, p in inspect.signature(of).parameters.items() if n not in every}
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from engines.target import Kind, Target
-from soa.options import known_options
 
 # By processor family: the flags in /proc/cpuinfo that each level needs besides those of the levels
 # before it.
@@ -60,7 +59,6 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next(lines, "").partition(":")[2].split())
 
 
-@known_options()
 def host_cpu_levels() -> tuple[str, ...]:
     """The CPU architectures that this host runs, best first."""
     own = _FAMILIES.get(platform.machine(), {})

@@ -34,7 +34,6 @@ from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
-from soa.options import known_options
 from soa.records import as_data, as_record, parse_json
 from stages.histogram import Histogram
 
@@ -69,7 +68,6 @@ class Report:
     """By column that the model wrote, over the outputs written in this run."""
 
 
-@known_options()
 def apply(
     ref: str | Path,
     inputs: str | Path | Sequence[str | Path],

@@ -37,7 +37,6 @@ from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain, write_whole
-from soa.options import known_options
 from soa.records import as_record, parse_json
 from stages.capture import Capture, capture
 from stages.compile import TO_READ_PROGRAMS
@@ -68,7 +67,6 @@ class _Done:
     files: dict[str, str]
 
 
-@known_options()
 def run(
     config_path: str | Path,
     registry: Registry | None = None,

@@ -23,12 +23,10 @@ from registry.errors import BundleError, TrustError
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
 from soa.files import digest_of
-from soa.options import known_options
 
 T = TypeVar("T")
 
 
-@known_options()
 def load_config(path: str | Path) -> Config:
     """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)

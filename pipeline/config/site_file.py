@@ -12,13 +12,11 @@ from pipeline.errors import ConfigError
 from serving.client import address_of
 from serving.errors import ServingError
 from serving.site import Site
-from soa.options import known_options
 
 VARIABLE = "PIPELINE_SITE"
 _BALANCER = "SONIC_LOCAL_BALANCER"
 
 
-@known_options()
 def load_site(path: str | Path) -> Site:
     """Read a site file; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     document = read_yaml(Path(path))

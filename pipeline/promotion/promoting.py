@@ -28,7 +28,6 @@ from registry.shadow import ShadowRecord
 from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain
-from soa.options import known_options
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Assessment:
         return all(decision.lets_pass for decision in self.decisions)
 
 
-@known_options()
 def promote(
     registry: Registry,
     ref: str,

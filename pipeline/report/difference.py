@@ -22,7 +22,6 @@ from registry.bundle import Bundle, Candidate, Manifest
 from registry.errors import BundleError
 from registry.store import Registry
 from runtime.opening import Opening, open_version
-from soa.options import known_options
 from soa.text import microseconds, number
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ _MOST_ROWS = 40
 _NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 
 
-@known_options()
 def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
     """Compare two versions, or folders of bundles; every digest is checked first.
 

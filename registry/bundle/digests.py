@@ -21,7 +21,6 @@ from registry.bundle.manifest import safe_relative
 from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
 from soa.files import open_plain, read_plain
-from soa.options import known_options
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
@@ -108,7 +107,6 @@ def open_sealed(
     }
 
 
-@known_options()
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` for all files of the folder, and return the bundle's digest."""
     root = Path(path)

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from registry.errors import BundleError
-from soa.options import known_options
 
 # Errors that a user can fix; others are faults of the program.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-@known_options()
 @contextlib.contextmanager
 def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder next to `dest`. When the block ends, it is written to disk (fsync) and

@@ -19,7 +19,6 @@ from registry.mlflow import models
 from registry.ref import Ref
 from registry.store import Registry, bundle_files
 from registry.version import DIGEST, ORIGIN, Version
-from soa.options import known_options
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Pushed:
     """"carried": the version has the folder's signature; "kept": it keeps another one."""
 
 
-@known_options()
 def push(
     registry: Registry,
     folder: str | Path,

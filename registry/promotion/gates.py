@@ -13,11 +13,9 @@ from datetime import timedelta
 from registry.bundle import Worst
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings, Measured
-from soa.options import known_options
 from soa.text import microseconds, number
 
 
-@known_options()
 def decide(found: Findings) -> list[Decision]:
     """The decisions of all gates, also after one has refused: the user sees every obstacle."""
     return [decision for gate in GATES for decision in gate(found)]
