@@ -59,6 +59,7 @@ def test_an_engine_opens_in_one_module() -> None:
         "stages/compile.py",
         "stages/package.py",
         "pipeline/building/candidates.py",
+        "pipeline/building/steps.py",
         "pipeline/building/runner.py",
     }
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
@@ -144,7 +145,7 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
 def test_candidates_are_opened_by_the_stages() -> None:
     """The one door beside the route: an artifact that is being proved, before any bundle has it."""
     assert users("runtime.opening.open_candidate") == {
-        "pipeline/building/candidates.py",
+        "pipeline/building/steps.py",
         "stages/benchmark.py",
         "stages/reproduce.py",
         "stages/validate.py",
