@@ -18,8 +18,8 @@ from soa.declared import declared
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
 
-TO_READ_PROGRAMS = ("torch._export.serde.serialize",)
-"""Modules that every compile job needs and that take long to import."""
+TO_READ_PROGRAMS = ("torch._export.serde.serialize", "torch._inductor.sizevars", "networkx")
+"""Modules that take long to import, which torch needs to read an exported program."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def compile_candidate(
         },
         folder / "compile",
         timeout_s,
-        (*TO_READ_PROGRAMS, *engine(name).imports),
+        (*TO_READ_PROGRAMS, *engine(name).imports, __name__),
     )
     files = tuple(outcome.value or ())
     return Compiled(

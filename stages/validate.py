@@ -37,6 +37,7 @@ from runtime.session import Session
 from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
+from stages.compile import TO_READ_PROGRAMS
 from stages.errors import ReferenceDataError
 from stages.independence import SEE_EACH_OTHER, rows_are_independent
 from stages.model import Precision, tf32_switches
@@ -62,6 +63,7 @@ _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 _ROUNDING = 1e-12  # the rounding error of a fraction
 _ELSEWHERE = "candidate-elsewhere"
+_HERE = "stages.validate:validate_here"
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,18 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
+    imports: tuple[str, ...] = (__name__,)
+    if trial.engine == "exported" or program is not None:
+        imports += TO_READ_PROGRAMS
     if program is not None:
         read_set(trial.signature, trial.reference)
         payload |= {"program": str(program.absolute()), "nonfinite": nonfinite}
     begun = time.monotonic()
-    outcome = run_isolated("stages.validate:validate_here", payload, folder, timeout_s)
+    outcome = run_isolated(_HERE, payload, folder, timeout_s, imports)
     left_s = timeout_s - (time.monotonic() - begun)
     if outcome.killed and left_s > 0:
         payload["keep_memory"] = False
-        outcome = run_isolated("stages.validate:validate_here", payload, folder, left_s)
+        outcome = run_isolated(_HERE, payload, folder, left_s, imports)
     if not outcome.ok:
         why = outcome.error
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):

@@ -31,7 +31,7 @@ from pipeline.config import (
     tolerances_of,
 )
 from pipeline.errors import ReportError
-from pipeline.report import page_place, publish
+from pipeline.report import page_place, publish, require_libraries
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
@@ -96,7 +96,7 @@ def run(
         config = config.quick()
     store = registry or Registry()
     cache = StageCache(work or Path("pipeline-work"))
-    progress = Work(cache, say, show=show, beside=store.get_ready, model=config.name)
+    progress = Work(cache, say, show=show, beside=lambda: _get_ready(store), model=config.name)
     root, key = progress.cache.root, _keys(config)
     record = root / "runs" / f"{key['run']}.json"
     known = _finished(record, root, store)
@@ -119,6 +119,13 @@ def run(
         place = os.path.relpath(bundle.path, root)  # relative: the work folder may be moved
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
     return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun, report)
+
+
+def _get_ready(store: Registry) -> None:
+    """Import what the end of a run needs, while compilers run. Errors come again later."""
+    store.get_ready()
+    with suppress(ReportError):
+        require_libraries()
 
 
 def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
@@ -190,8 +197,9 @@ def _build(
     labelled: Labelled | None,
     key: dict[str, str],
 ) -> Bundle:
-    # The next steps depend on the content of the capture only, so its digest is their key.
-    captured_key = content_key({"capture": captured.digest()})
+    # The next steps depend on the content of the capture, on our code and on the tools.
+    here = {"code": code_digest(), "tools": tools()}
+    captured_key = content_key({"capture": captured.digest(), **here})
     tolerances = tolerances_of(config, captured.signature)
     classifiers = frozenset(output.name for output in config.outputs if output.classifier)
     recipe = Recipe(

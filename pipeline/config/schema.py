@@ -302,7 +302,7 @@ class Files:
     """For each metric with a callable of the user: the callable, in the form of a factory."""
 
 
-_QUICK_BENCHMARK_S = 1.0
+_QUICK_BENCHMARK_S = 0.5
 
 
 class Config(Part):

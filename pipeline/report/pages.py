@@ -118,10 +118,11 @@ def _missing(error: ImportError) -> str:
 
 
 def require_libraries() -> None:
-    """Raise ReportError if a library that the pages need is not installed."""
+    """Import the libraries that pages need; raise ReportError if one is not installed."""
     try:
         import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
+        import matplotlib.backends.backend_svg
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ReportError(_missing(error)) from error
 

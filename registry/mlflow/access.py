@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import sqlite3
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from urllib.parse import quote, urlsplit
 from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
 from registry.mlflow.stored import ClientStore, Store
 from soa.errors import SoaPipelineError
+from soa.files import read_plain
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -61,6 +63,7 @@ class Access:
             root = self.sqlite.parent / "artifacts"
         self._artifact_root = root
         self._client: MlflowClient | None = None
+        self._new_database = b""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shown!r})"
@@ -110,23 +113,26 @@ class Access:
         quiet = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
         with self._asked(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
-                _create(self.sqlite)
+                _create(self.sqlite, self._new_database)
             yield self._connected()
 
     def get_ready(self) -> None:
-        """Import the libraries for writing, and connect to a registry that exists.
+        """Import the libraries for writing, and connect to a registry that exists. For one that
+        does not exist yet, make its tables in memory.
 
         This takes seconds, so it can run in the background. Nothing is created, and errors are
         ignored: the later write raises them again.
         """
         _prepare()
-        import mlflow.store.db.utils
         import mlflow.tracking  # noqa: F401
 
-        with contextlib.suppress(RegistryError):
+        with contextlib.suppress(RegistryError, OSError):
             if self.exists:
                 with self.client(write=True):
                     pass
+            else:
+                with _quietly():
+                    self._new_database = _new_database()
 
     @contextlib.contextmanager
     def _asked(self, write: bool) -> Iterator[None]:
@@ -266,21 +272,36 @@ def _ask_sqlite(path: Path, write: bool) -> None:
                 raise
 
 
-def _create(path: Path) -> None:
-    """Create the file with all of MLflow's tables, or no file. MLflow cannot complete a file that
-    has only some of the tables, for example after a full disk or Ctrl-C."""
+def _make_tables(file: Path) -> None:
+    """Make a new SQLite file with all of MLflow's tables."""
     _prepare()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
+    engine = create_sqlalchemy_engine_with_retry(f"{_SQLITE}{file}")  # type: ignore[no-untyped-call]
+    try:
+        _initialize_tables(engine)  # type: ignore[no-untyped-call]
+    finally:
+        engine.dispose()
+
+
+def _new_database() -> bytes:
+    """The content of a new SQLite file with all of MLflow's tables."""
+    with tempfile.TemporaryDirectory(prefix="soa-registry-") as folder:
+        file = Path(folder) / "registry.db"
+        _make_tables(file)
+        return read_plain(file, largest=None)
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Create the file with all of MLflow's tables, or no file. MLflow cannot complete a file that
+    has only some of the tables, for example after a full disk or Ctrl-C. `content`: that of such a
+    file, if it is known."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        engine = create_sqlalchemy_engine_with_retry(  # type: ignore[no-untyped-call]
-            f"{_SQLITE}{partial}"
-        )
-        try:
-            _initialize_tables(engine)  # type: ignore[no-untyped-call]
-        finally:
-            engine.dispose()
+        if content:
+            partial.write_bytes(content)
+        else:
+            _make_tables(partial)
         with contextlib.suppress(FileExistsError):  # another process was faster: its file is used
             os.link(partial, path)
     finally:
@@ -344,6 +365,16 @@ _CHATTY = (
     "alembic.runtime.plugins",
 )
 _inside: ContextVar[bool] = ContextVar("inside_registry", default=False)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """MLflow logs nothing from this thread."""
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
 
 
 class _Quiet(logging.Filter):
