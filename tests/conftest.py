@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
     from tests.models.building import Built
 
 environment.settle(Path(__file__).parents[1])  # before torch is imported
+environment.remember_types()
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None, max_examples=30)
@@ -99,7 +100,7 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
     from tests.models import project
 
     def make(folder: Path) -> None:
-        project.build(project.write_project(folder))
+        project.build(project.write_project(folder), page=True)
 
     folder = made_once(tmp_path_factory, "jets", make)
     return project.copied(folder, tmp_path_factory.mktemp("jets"))

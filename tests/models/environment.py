@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import typing
 from pathlib import Path
+from typing import Any
 
 COMPILER = Path(__file__).parent / "compiler"
 
@@ -27,3 +29,19 @@ def settle(root: Path) -> None:
         Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
         # CXX keeps what AOTInductor has compiled, this one what CMake has.
         os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", str(COMPILER / "kept"))
+
+
+def remember_types() -> None:
+    """Keep the types of the fields of torch's records. When torch reads a program, it asks Python
+    for them again for each record, which is a third of the time."""
+    ask, known = typing.get_type_hints, dict[tuple[Any, int], dict[str, Any]]()
+
+    def answer(of: Any, globalns: Any = None, *more: Any, **named: Any) -> dict[str, Any]:
+        if globalns is None or more or named or not isinstance(of, type):
+            return ask(of, globalns, *more, **named)
+        key = of, id(globalns)
+        if key not in known:
+            known[key] = ask(of, globalns)
+        return known[key]
+
+    typing.get_type_hints = answer

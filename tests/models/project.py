@@ -7,16 +7,19 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from engines.target import Target
-from pipeline.building import run
+from pipeline.building import run, runner
 from pipeline.cli.main import main
+from pipeline.errors import ReportError
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.promotion import Decision
@@ -89,11 +92,13 @@ class Project:
         path.write_text(text)
         return path
 
-    def run(self, config: Path | None = None, registry: str | None = None) -> dict[str, Any]:
+    def run(
+        self, config: Path | None = None, registry: str | None = None, page: bool = False
+    ) -> dict[str, Any]:
         """`pipeline run --json`, its answer parsed."""
         where = ("--work", self.work, "--registry", registry or self.registry)
         answer: dict[str, Any] = json.loads(
-            cli("run", config or self.config, *where, "--json").stdout
+            cli("run", config or self.config, *where, "--json", page=page).stdout
         )
         return answer
 
@@ -141,8 +146,8 @@ def project_in(folder: Path) -> Project:
     return Project(folder, folder / "work", f"sqlite:///{folder}/store/registry.db")
 
 
-def build(project: Project) -> Built:
-    answer = project.run()
+def build(project: Project, page: bool = False) -> Built:
+    answer = project.run(page=page)
     (project.folder / "answer.json").write_text(json.dumps(answer))
     return Built(project, answer, Bundle.open(answer["bundle"]))
 
@@ -154,9 +159,13 @@ def copied(folder: Path, into: Path) -> Built:
     return Built(project_in(into), answer, Bundle.open(answer["bundle"]))
 
 
-def cli(*arguments: object, code: int = 0) -> Result:
-    """Run the command in this process; what would be a traceback is raised here."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+def cli(*arguments: object, code: int = 0, page: bool = False) -> Result:
+    """Run the command in this process; what would be a traceback is raised here. `page`: `run`
+    makes its page, which takes half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not page:
+            patch.setattr(runner, "publish", _no_page)
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -165,13 +174,23 @@ def cli(*arguments: object, code: int = 0) -> Result:
     return result
 
 
+def _no_page(*_: object) -> NoReturn:
+    raise ReportError("this test does not look at it")
+
+
 def checked(command: str, said: Any) -> None:
     """An answer has the form that docs/answers.schema.json gives."""
+    answers_schema().validate({command: said})
+
+
+@cache
+def answers_schema() -> Any:
     import jsonschema
 
     schema = json.loads((Path(__file__).parents[2] / "docs" / "answers.schema.json").read_text())
     assert set(schema["properties"]) == set(main.commands)
-    jsonschema.validate({command: said}, schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:

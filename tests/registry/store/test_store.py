@@ -361,6 +361,18 @@ print(version.ref)
 """
 
 
+def test_to_get_ready_makes_the_tables_and_no_file(
+    tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.store.db import utils
+
+    registry = Registry(f"sqlite:///{tmp_path}/new/registry.db")
+    registry.get_ready()
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(utils, "_initialize_tables", None)  # not called again
+    assert registry.register(Bundle.open(make_bundle())).number == 1
+
+
 def test_default_registry_leaves_nothing_else(
     make_bundle: MakeBundle, own_working_folder: Path, tmp_path: Path
 ) -> None:
