@@ -44,4 +44,4 @@ def remember_types() -> None:
             known[key] = ask(of, globalns)
         return known[key]
 
-    typing.get_type_hints = answer
+    typing.get_type_hints = answer  # type: ignore[assignment]
