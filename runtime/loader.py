@@ -119,11 +119,10 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 
 def _session(opened: Opened, device: torch.device) -> Session:
     _require_reference(opened, device)
-    executable, target, engine, any_start = open_here(opened, device)
-    origin = opened.origin(target, engine)
+    here = open_here(opened, device)
     if opened.production:
-        return Session(opened.signature, executable, device, origin, any_start)
-    return checked(opened, executable, device, origin, any_start)
+        return Session(opened.signature, here.executable, device, here.origin, here.any_start)
+    return checked(opened, here.executable, device, here.origin, here.any_start)
 
 
 @dataclass(frozen=True)

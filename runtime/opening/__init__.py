@@ -1,7 +1,7 @@
 """Opening: the one route from a name to an artifact that runs.
 
-    opened = open_version(Opening("jets@production"))      # looked up, promoted, trusted
-    executable, target, engine, any_start = open_here(opened, device)    # chosen, opened as hashed
+    opened = open_version(Opening("jets@production"))  # looked up, promoted, trusted
+    here = open_here(opened, device)  # its target and engine chosen, opened as it was hashed
 
 Names are resolved on first use: a process that only validates does not import the registry.
 """

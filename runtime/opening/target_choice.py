@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engines.base import WITHOUT_TORCH, Executable
@@ -22,14 +22,25 @@ from runtime.process import settle_tf32, settle_threads, torch_runs_on
 if TYPE_CHECKING:
     import torch
 
+    from runtime.session import Origin
+
 
 # A lower CPU level is taken if it needs less than this multiple of the highest level's time.
 _WORTH = 1.03
 
 
-def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str, bool]:
-    """The artifact to run on a device of this host, its target, its engine's name for messages, and
-    whether it was validated on windows that begin at any row."""
+@dataclass(frozen=True)
+class OpenedHere:
+    """An artifact that is open on this host."""
+
+    executable: Executable
+    origin: Origin
+    any_start: bool
+    """Whether it was validated on windows that begin at any row."""
+
+
+def open_here(opened: Opened, device: torch.device) -> OpenedHere:
+    """Choose the artifact to run on a device of this host, and open it."""
     opening = opened.opening
     if opening.builder is not None:
         opened = _completed(opened, device, opening.target, opening.builder)
@@ -54,7 +65,7 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
         check_bits(opened, made, target)
     record, named = manifest.targets[target], opening.engine_name
     windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
-    return made, target, named or record.choice(), windows
+    return OpenedHere(made, opened.origin(target, named or record.choice()), windows)
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:

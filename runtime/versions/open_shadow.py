@@ -58,8 +58,8 @@ def shadowed(
             f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
             "registry to keep the record of a shadow: write shadow_record=FILE"
         )
-    executable, target, engine, any_start = open_here(opened, torch.device("cpu"))
-    second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
+    here = open_here(opened, torch.device("cpu"))
+    second = Session(opened.signature, here.executable, "cpu", here.origin, here.any_start)
     try:
         keep = _keeper(begun, file, asked)
     except LoadError:
