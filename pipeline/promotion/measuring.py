@@ -78,34 +78,30 @@ def measure(
     counts, _ = proof_of(opened.bundle)
     events = registry.history(version.name)
     since = promoted_since(events, STAGING, version.number)
+    artifacts = [(target, engine) for target, engines in served.items() for engine in engines]
+    measured = list(bounded(opened, other, in_place, list(served), say))
+    if shadows is not None:
+        measured += shadowed(opened, version, replaced, shadows)
+    bits: list[Bits] = []
+    for target, engine in artifacts if needed.reproducible else ():
+        bits += _bits(opened, target, engine, say)
     return Findings(
         manifest,
         needed,
         Proof(max(one.share for one in counts), limit, too_much(counts, limit)),
         worst,
-        allow_unverified,
-        [
+        allow_unverified=allow_unverified,
+        sets=[
             _on_set(opened, target, engine, reference.path, limit, say)
             for reference in needed.references
-            for target, engines in served.items()
-            for engine in engines
+            for target, engine in artifacts
         ],
-        _compare_speed(opened, other, in_place, list(served), say),
-        None if since is None else datetime.now(UTC) - since,
-        approvers(events, version.number, version.digest).keys(),
-        _check_signature(registry, version, opened, needed),
-        [
-            *bounded(opened, other, in_place, list(served), say),
-            *(shadowed(opened, version, replaced, shadows) if shadows is not None else ()),
-        ],
-        [
-            bits
-            for target, engines in served.items()
-            for engine in engines
-            for bits in _bits(opened, target, engine, say)
-        ]
-        if needed.reproducible
-        else (),
+        speed=_compare_speed(opened, other, in_place, list(served), say),
+        in_staging=None if since is None else datetime.now(UTC) - since,
+        approved_by=approvers(events, version.number, version.digest).keys(),
+        signature=_check_signature(registry, version, opened, needed),
+        bounded=measured,
+        bits=bits,
     )
 
 
