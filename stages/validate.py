@@ -134,7 +134,7 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    imports: tuple[str, ...] = (__name__,)
+    imports: tuple[str, ...] = ("stages.compile",)  # this module has a library that sees a fork
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS
     if program is not None:

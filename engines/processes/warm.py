@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.processes.child import command, search_path
+from engines.processes.forks import openmp_unused
 
 _IMPORTED = ("torch",)
 _IDLE_S = 60.0
@@ -237,6 +238,7 @@ def _do(job: Mapping[str, Any], server: int) -> int:
         opened = os.open(path, flags | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+    openmp_unused()
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["folder"])

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import EngineError, first_line
+from engines.processes import require_openmp
 
 
 def add(a: int, b: int) -> int:
     print("adding", flush=True)
     return a + b
+
+
+def run_with_threads(threads: int) -> int:
+    import torch
+
+    torch.set_num_threads(threads)
+    require_openmp(threads)
+    return int(torch.ones(1 << 20).mul(2).sum())
 
 
 def where(variable: str) -> dict[str, Any]:

@@ -186,6 +186,14 @@ def test_what_a_child_changes_stays_its_own(tmp_path: Path) -> None:
     assert not first.ok and run(tmp_path, "add", a=1, b=1).ok
 
 
+def test_a_child_runs_with_several_threads(tmp_path: Path) -> None:
+    """The process that forks it has computed nothing, whatever it imported for an earlier job."""
+    imports = ("torch", "engines.processes.forks")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        ran = run_isolated(f"{STEPS}:run_with_threads", {"threads": 2}, folder, 60, imports)
+        assert ran.value == 1 << 21, ran.error
+
+
 def test_a_job_that_meets_the_end_of_an_idle_process_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ def test_rows_are_judged_again_as_production_takes_them(
         manifest["targets"][TARGET]["chosen"] = "exported"
         manifest["targets"][TARGET]["candidates"]["exported"] |= {"windows": False, **says}
 
-    def here(function: str, payload: dict[str, Any], folder: Path, timeout_s: float) -> Outcome:
+    def here(_: str, payload: dict[str, Any], folder: Path, *rest: object) -> Outcome:
         return Outcome(validate.validate_here(**payload), None, folder, folder)
 
     ref = registered(registry, jets, tmp_path / "edited", edit)
