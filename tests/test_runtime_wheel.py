@@ -282,7 +282,7 @@ def test_a_foreign_module_is_named(worker: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_both_in_one_environment(worker: Path, wheel: Path, tmp_path: Path) -> None:
-    """No file of one lies where the other has one, and the modules of soa-pipeline are used."""
+    """The two wheels have no file in common, and the modules of soa-pipeline are used."""
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
         size = sum(each.file_size for each in archive.infolist())

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def campaign(folder: Path, rows: int, files: int, kills: int, seed: int) -> str:
-    """What was killed and held; AssertionError for a row that is lost, doubled or wrong."""
+    """Returns a summary of the kills. Raises AssertionError if a row is lost, doubled or wrong."""
     registry = Registry(f"sqlite:///{folder}/registry.db")
     model = served.make_bundle(folder / "built", "tagger", PointwiseFirst(1), mlp_signature(4096))
     promoted(registry, model)

@@ -44,10 +44,11 @@ def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
         library = ROOT / "engines" / "native" / "library"
         settings = (
             "-DCMAKE_CXX_FLAGS=-Werror",
+            "-DCMAKE_UNITY_BUILD=ON",  # in half the time
             "-DCMAKE_INSTALL_LIBDIR=lib",
             f"-DSOA_SHIM={shim:d}",
         )
-        build = built(library, folder / "build", *settings, f"-DSOA_SHIM={shim:d}")
+        build = built(library, folder / "build", *settings)
         execute("cmake", "--install", build, "--prefix", folder / "prefix")
 
     return made_once(factory, f"cplusplus-{shim:d}", make) / "prefix"

@@ -198,7 +198,7 @@ def gather(collection: Collection, found: Plan) -> Array:
 
 
 def row_major(members: list[Column], values: dict[str, torch.Tensor], n: int) -> Array:
-    """What the model is defined on: each element's numbers side by side."""
+    """The array that the model gets: one row for each element, with its numbers side by side."""
     parts = [values[m.name].double().reshape(n, m.components).numpy() for m in members]
     return np.concatenate(parts, axis=1)
 

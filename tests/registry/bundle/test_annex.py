@@ -181,7 +181,7 @@ def test_a_copy_takes_them_along(
 def test_a_copy_that_is_registered_leaves_them_behind(
     registry: Registry, version: Version, annex: Annex, tmp_path: Path
 ) -> None:
-    """They were added to another version; this one has nothing that says so."""
+    """The artifacts of an annex belong to the version to which they were added, not to a copy."""
     copy = registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
     again = registry.register(copy, "again")
     assert (again.digest, again.annexes, list(again.targets)) == (version.digest, {}, [V3])

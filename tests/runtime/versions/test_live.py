@@ -337,7 +337,7 @@ def often() -> Iterator[None]:
 def test_a_second_thread_is_refused_at_the_swap(
     registry: Registry, second: Bundle, often: None
 ) -> None:
-    """As everywhere: it may not take the memory from under a run."""
+    """A call from a second thread is refused, since a swap would free memory that a run uses."""
     session = live_session(registry)
     binding = session.bind(*event(session, 1000))
     promoted(registry, second)
