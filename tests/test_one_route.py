@@ -52,7 +52,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def test_an_engine_opens_in_one_module() -> None:
-    """Whoever else has an engine compiles with it, or asks about it."""
+    """Other modules that use an engine compile with it, or read its properties."""
     have = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
     assert have == {
         f"{ROOM}artifact.py",

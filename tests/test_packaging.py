@@ -75,7 +75,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A venv that holds our wheel, and sees this one's packages as its dependencies.
 
-    They come by a .pth file, but last, so that a copy of us among them would not hide the wheel.
+    A .pth file adds their folder at the end of the path, so a copy of us there would hide nothing.
     """
     venv = tmp_path_factory.mktemp("venv")
     succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv))

@@ -42,7 +42,8 @@ class Tagged(nn.Module):
 class Tags:
     """tagged/1 and tagged/2 in production; `repository` serves the first, `newer` the second.
 
-    `in_rows` serves the first too, in that form. `forged` serves another bundle under its number.
+    `in_rows` serves the first one, with requests as rows. `forged` serves another bundle under the
+    number of the first.
     """
 
     registry: Registry

@@ -30,7 +30,7 @@ def located(name: str) -> Path:
 
 
 def built(folder: Path, config: str, registry: Registry) -> None:
-    """The config as it is, with one engine, in production."""
+    """Run an example's config with one engine, and promote the version to production."""
     text = (ROOT / "configs" / config).read_text().replace("../examples", str(ROOT / "examples"))
     text = "\n".join(line for line in text.splitlines() if not line.startswith(("targets", "engi")))
     (folder / config).write_text(text + "\ntargets: [cpu/x86-64-v3]\nengines: [exported]\n")
