@@ -134,7 +134,8 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    imports: tuple[str, ...] = ("stages.compile",)  # this module has a library that sees a fork
+    # Not this module: it loads the native runner, which in a forked child refuses several threads.
+    imports: tuple[str, ...] = ("stages.compile",)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS
     if program is not None:

@@ -294,12 +294,15 @@ def _new_database() -> bytes:
 
 def _create(path: Path, content: bytes) -> None:
     """Create the file with all of MLflow's tables, or no file. MLflow cannot complete a file that
-    has only some of the tables, for example after a full disk or Ctrl-C. `content`: that of such a
-    file, if it is known."""
+    has only some of the tables, for example after a full disk or Ctrl-C. `content`: what
+    `_new_database` returned before; empty: the tables are made now."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         if content:
-            partial.write_bytes(content)
+            with partial.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())  # as SQLite does: a power cut leaves no empty registry
         else:
             _make_tables(partial)
         with contextlib.suppress(FileExistsError):  # another process was faster: its file is used
