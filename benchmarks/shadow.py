@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from runtime.session.session import Session
 from runtime.versions.shadow import ShadowedSession
 

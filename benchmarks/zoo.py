@@ -30,7 +30,7 @@ from engines.base import Executable
 from engines.exported import quiet_torch
 from engines.native import NativeExecutable
 from engines.target import host_targets
-from pipeline.building.runner import run
+from pipeline.building.run_config import run
 from pipeline.config import load_config
 from pipeline.config.assemble import source_of
 from registry.bundle.bundle import Bundle

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from registry.errors import NotPromotedError, RegistryError
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
 
 if TYPE_CHECKING:

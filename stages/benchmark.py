@@ -23,7 +23,7 @@ from runtime.session import Session, in_tiles
 from soa.dtypes import torch_dtype
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
-from stages.choice import choose_by_rows, fastest_overall
+from stages.engine_choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, Reference, filled_collections, label
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing

@@ -55,7 +55,7 @@ from stages.reference import (
     windows,
 )
 from stages.reports import CaseReport, ValidationReport
-from stages.tiles import tiled
+from stages.tile_choice import tiled
 
 # Byte patterns to poison with. All ones is NaN in every floating type, and -1 or the largest value
 # in every integer type. The other pattern is an ordinary number in most types.

@@ -62,7 +62,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples/README.md"]
 RESULTS = ROOT / "benchmarks/RESULTS.md"
 API = ROOT / "docs/reference/api.md"
-NO_EXAMPLE = {"pipeline.building.runner.RunResult", "soa.memory.jagged.from_jagged"}
+NO_EXAMPLE = {"pipeline.building.run_config.RunResult", "soa.memory.jagged.from_jagged"}
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )

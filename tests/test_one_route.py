@@ -60,7 +60,7 @@ def test_an_engine_opens_in_one_module() -> None:
         "stages/package.py",
         "pipeline/building/candidates.py",
         "pipeline/building/steps.py",
-        "pipeline/building/runner.py",
+        "pipeline/building/run_config.py",
     }
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
     assert asked.pop(f"{ROOM}artifact.py") == {"open"}
@@ -134,9 +134,9 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         )
     }
     assert {path for path in openers if not path.startswith(ROOM)} == {
-        "pipeline/building/target.py",  # the annex that it has built
+        "pipeline/building/add_target.py",  # the annex that it has built
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
-        "pipeline/building/runner.py",  # what it has packaged
+        "pipeline/building/run_config.py",  # what it has packaged
         "pipeline/cli/housekeeping.py",  # the page of what it has pushed
         "stages/package.py",
     }

@@ -71,7 +71,7 @@ OWN_SERVER = {  # its log, and what was built for it
 }  # fmt: skip
 SYSTEM = {"engines/kinds/cpu.py", "stages/benchmark.py"}  # /proc
 OURS = {  # schemas, templates, the source
-    "pipeline/init/commented.py", "pipeline/init/writing.py", "serving/cluster/files.py",
+    "pipeline/init/commented.py", "pipeline/init/writing.py", "serving/cluster/deployment_files.py",
     "soa/declared.py",
 }  # fmt: skip
 

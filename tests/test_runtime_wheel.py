@@ -17,7 +17,7 @@ import yaml
 import soa_pipeline
 from engines.kinds import host_cpu_levels
 from examples.nanoaod import data
-from pipeline.building.runner import run as pipeline_run
+from pipeline.building.run_config import run as pipeline_run
 from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
 from stages.reproduce import PROCESSORS

@@ -1,6 +1,6 @@
-from .runner import RunResult as RunResult
-from .runner import run as run
-from .target import Added as Added
-from .target import build as build
-from .target import build_at_first_use as build_at_first_use
-from .work import Show as Show
+from .add_target import Added as Added
+from .add_target import build as build
+from .add_target import build_at_first_use as build_at_first_use
+from .run_config import RunResult as RunResult
+from .run_config import run as run
+from .run_state import Show as Show

@@ -12,9 +12,9 @@ import torch
 
 from engines.base import engine
 from engines.target import Target
-from pipeline.building.cache import content_key
 from pipeline.building.provenance import host
-from pipeline.building.work import Work
+from pipeline.building.run_state import Work
+from pipeline.building.stage_cache import content_key
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
@@ -25,7 +25,7 @@ from stages.emulate import emulate_candidate
 from stages.model import tf32_switches
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.tiles import fastest_tile, tiled
+from stages.tile_choice import fastest_tile, tiled
 from stages.validate import Trial, validate_candidate
 
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer

@@ -5,12 +5,12 @@ from .assemble import reference_inputs as reference_inputs
 from .assemble import source_of as source_of
 from .assemble import stated_columns as stated_columns
 from .assemble import tolerances_of as tolerances_of
+from .config_file import BuiltFrom as BuiltFrom
+from .config_file import load_config as load_config
 from .gates import LimitConfig as LimitConfig
 from .gates import MetricsConfig as MetricsConfig
+from .policy_file import load_policy as load_policy
 from .ranges import names_in as names_in
-from .reading import BuiltFrom as BuiltFrom
-from .reading import load_config as load_config
-from .reading import load_policy as load_policy
 from .schema import SCHEMA_FILE as SCHEMA_FILE
 from .schema import Config as Config
 from .site_file import find_site as find_site

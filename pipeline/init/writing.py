@@ -18,7 +18,7 @@ from pipeline.applying import Array, FileColumn, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import OneLine, write_config
-from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
+from pipeline.init.input_columns import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole

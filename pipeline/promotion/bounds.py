@@ -14,7 +14,7 @@ from engines.target import Target, torch_runs
 from pipeline.applying import Labelled, Measurement
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
 from registry.promotion import Measured
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.version import Version
 from runtime.loader import measured_session
 from runtime.opening import Opened, copy_files, held_files

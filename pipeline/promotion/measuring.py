@@ -26,7 +26,7 @@ from registry.promotion import (
     SpeedComparison,
     SpeedPoint,
 )
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.store import Registry
 from registry.trust import trusted
 from registry.version import Version

@@ -24,7 +24,7 @@ from registry.promotion import (
     strictest,
 )
 from registry.promotion import override as overridden
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain

@@ -33,7 +33,7 @@ from registry.history import policies as policy_store
 from registry.mlflow import ClientStore, description, models
 from registry.promotion import Decision
 from registry.ref import Ref, checked_alias
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.store import bundle_files, upload
 from registry.store.reading import Reader
 from registry.trust import Trusted

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from registry.bundle import record_to_json
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening import Opening, keys_asked_for, open_here, open_version

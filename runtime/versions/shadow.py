@@ -25,7 +25,7 @@ import torch
 
 from engines.errors import first_line
 from engines.processes import Lock, OwnProcess
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from runtime.session import Binding, Collections, Rows, Session, WrappedBinding
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError

@@ -1,5 +1,5 @@
 from .codec import Progress as Progress
-from .model import RemoteModel as RemoteModel
-from .model import open_model as open_model
-from .session import RemoteSession as RemoteSession
-from .session import connect as connect
+from .remote_model import RemoteModel as RemoteModel
+from .remote_model import open_model as open_model
+from .remote_session import RemoteSession as RemoteSession
+from .remote_session import connect as connect

@@ -1,3 +1,3 @@
 from .options import Site as Site
-from .session import SiteSession as SiteSession
-from .session import connect_site as connect_site
+from .site_session import SiteSession as SiteSession
+from .site_session import connect_site as connect_site

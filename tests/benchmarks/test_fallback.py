@@ -6,7 +6,7 @@ from runtime.session.session import Origin
 from serving.site.options import SitePolicy
 from serving.site.place import Place
 from serving.site.router import Router
-from serving.site.session import SiteSession
+from serving.site.site_session import SiteSession
 
 
 def test_fall_back_against_a_local_session() -> None:

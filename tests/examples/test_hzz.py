@@ -13,7 +13,7 @@ import torch
 from examples.hzz.model import build
 from examples.hzz.run import FILE
 from examples.nanoaod import data
-from pipeline.building.runner import run
+from pipeline.building.run_config import run
 from pipeline.config import Config, load_config
 from pipeline.loading import load
 from registry.store.registry import Registry

@@ -25,7 +25,7 @@ from examples.zoo.particle_transformer import (
     particle_transformer,
 )
 from examples.zoo.particle_transformer import reference as transformer_reference
-from pipeline.building.runner import run
+from pipeline.building.run_config import run
 from pipeline.config import Config, load_config
 from pipeline.config.assemble import reference_inputs, source_of
 from registry.store.registry import Registry

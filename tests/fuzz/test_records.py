@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.onnx.program import read_outputs
-from pipeline.building.target import recipe_of
+from pipeline.building.add_target import recipe_of
 from pipeline.config import load_policy
 from pipeline.mlflow_flavour import _version_of
 from pipeline.promotion.promoting import requirements

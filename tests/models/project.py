@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from engines.target import Target
-from pipeline.building import run, runner
+from pipeline.building import run, run_config
 from pipeline.cli.main import main
 from pipeline.errors import ReportError
 from registry.bundle.bundle import Bundle
@@ -164,7 +164,7 @@ def cli(*arguments: object, code: int = 0, page: bool = False) -> Result:
     makes its page, which takes half a second."""
     with pytest.MonkeyPatch.context() as patch:
         if not page:
-            patch.setattr(runner, "publish", _no_page)
+            patch.setattr(run_config, "publish", _no_page)
         result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

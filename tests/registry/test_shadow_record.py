@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from registry.bundle import record_to_json
 from registry.errors import RegistryError
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 
 BEGUN = ShadowRecord(
     version="jets/2", digest="b" * 64, production="jets/1", production_digest="a" * 64

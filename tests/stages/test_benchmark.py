@@ -18,7 +18,7 @@ from stages.benchmark import (
     race,
     row_major_call,
 )
-from stages.choice import choose_by_rows, fastest_overall
+from stages.engine_choice import choose_by_rows, fastest_overall
 from stages.reference.answers import filled_collections
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 from tests.models import detector, rogues

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from engines import EngineError, Portable, Target, engine
 from engines.errors import NotApplicableError
 from engines.lanes import compilers, devices
-from pipeline.building.cache import StageCache
 from pipeline.building.candidates import build_targets
+from pipeline.building.run_state import Work
+from pipeline.building.stage_cache import StageCache
 from pipeline.building.steps import Recipe
-from pipeline.building.work import Work
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa.describe import describe

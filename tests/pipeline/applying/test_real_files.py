@@ -13,7 +13,7 @@ import uproot
 import pipeline
 from examples.hzz.run import FILE
 from examples.nanoaod import data, model
-from pipeline.building.runner import run
+from pipeline.building.run_config import run
 from registry.store.registry import Registry
 from tests.examples import test_hzz as hzz
 from tests.models.project import PASSED

@@ -12,7 +12,7 @@ import torch
 
 import pipeline
 from engines.target import Target, host_runs
-from pipeline.building.target import build
+from pipeline.building.add_target import build
 from pipeline.deployment.repository import deploy
 from registry.errors import BundleError
 from registry.history.event_log import Event

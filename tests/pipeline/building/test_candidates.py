@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from engines import DEFAULT_ENGINES, Target, engine
 from engines.base import QUICK_ENGINES
 from pipeline.building import steps
-from pipeline.building.cache import StageCache
 from pipeline.building.candidates import build_targets
+from pipeline.building.run_state import Work
+from pipeline.building.stage_cache import StageCache
 from pipeline.building.steps import Recipe
-from pipeline.building.work import Work
 from pipeline.config import load_config
 from runtime.checked import default_tolerance
 from stages.capture import Capture, capture

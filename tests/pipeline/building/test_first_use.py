@@ -14,7 +14,7 @@ import torch
 import pipeline
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.building.target import build_at_first_use
+from pipeline.building.add_target import build_at_first_use
 from registry.bundle.annex import Annex
 from registry.bundle.bundle import Bundle
 from registry.bundle.pulled import PulledNote, write_note

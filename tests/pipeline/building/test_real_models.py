@@ -24,7 +24,7 @@ from examples.nanoaod import data as nanoaod
 from examples.nanoaod import model as nanoaod_model
 from examples.nanoaod import train as nanoaod_training
 from examples.particlenet import model as particlenet
-from pipeline.building.runner import RunResult, run
+from pipeline.building.run_config import RunResult, run
 from pipeline.promotion.promoting import Assessment, promote
 from registry.store.registry import Registry
 from runtime.loader import load

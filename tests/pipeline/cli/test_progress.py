@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.building.cache import StageCache
-from pipeline.building.work import Work
+from pipeline.building.run_state import Work
+from pipeline.building.stage_cache import StageCache
 from registry import Manifest
 from registry.bundle import Bundle
 from registry.store import Registry

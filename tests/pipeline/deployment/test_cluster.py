@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from registry.store.registry import Registry
-from serving.cluster.files import check_values
+from serving.cluster.deployment_files import check_values
 from tests.models.project import PASSED, cli, refusal
 
 IMAGE = ("--image", "registry.example/soa-triton:1")

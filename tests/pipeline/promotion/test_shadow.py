@@ -18,7 +18,7 @@ import pipeline
 from pipeline.promotion.promoting import promote
 from registry.errors import NotFoundError, PromotionRefused, RegistryError
 from registry.promotion import Decision
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from registry.store.registry import Registry
 from runtime.errors import LoadError
 from runtime.session.session import Session

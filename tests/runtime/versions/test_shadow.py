@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines import Executable
-from registry.shadow import ShadowRecord
+from registry.shadow_record import ShadowRecord
 from runtime.session.session import Session
 from runtime.versions.shadow import ShadowedSession
 from soa import Signature

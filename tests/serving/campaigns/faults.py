@@ -31,7 +31,7 @@ import pipeline
 from runtime.loader import load as load_here
 from serving.client.options import HEADERS
 from serving.site.options import Site
-from serving.site.session import SiteSession
+from serving.site.site_session import SiteSession
 from tests.models import served, tagged
 from tests.models.tagged import Tags
 from tests.serving.campaigns.load import Client, Tally

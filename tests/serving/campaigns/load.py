@@ -15,7 +15,7 @@ import torch
 
 from runtime.session.session import Session
 from serving.errors import NowhereError
-from serving.site.session import SiteSession
+from serving.site.site_session import SiteSession
 from tests.models.tagged import Event
 
 _KEPT = 200  # answers of a client that are looked at once more, later

@@ -35,8 +35,8 @@ from serving.client.options import RemoteOptions
 from serving.client.regions import CudaRegions, Regions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.local.triton import TritonServer
-from serving.remote.model import RemoteModel
-from serving.remote.session import RemoteSession
+from serving.remote.remote_model import RemoteModel
+from serving.remote.remote_session import RemoteSession
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
 from soa.memory import argument_tensors

@@ -14,7 +14,7 @@ from registry.store.registry import Registry
 from serving.client.options import RemoteOptions
 from serving.errors import ServerError
 from serving.local.fleet import Fleet, find_envoy
-from serving.remote.session import RemoteSession
+from serving.remote.remote_session import RemoteSession
 from tests.models import served
 from tests.models.project import PASSED
 

@@ -20,13 +20,13 @@ import torch
 import yaml
 
 import pipeline
-from serving.cluster.files import prometheus_config, queue_query
+from serving.cluster.deployment_files import prometheus_config, queue_query
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
 from serving.local.program import LocalProgram, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.metrics_reader import get
-from serving.remote.session import RemoteSession
+from serving.remote.remote_session import RemoteSession
 from stages.reference.answers import Reference
 from tests.models.building import reference_collections
 from tests.serving.cluster.conftest import Stall, find_prometheus

@@ -37,7 +37,7 @@ from serving.errors import (
     TooLargeError,
     VersionMismatchError,
 )
-from serving.remote.session import RemoteSession
+from serving.remote.remote_session import RemoteSession
 from serving.triton.backend import Request
 from serving.wire import Form
 from soa import Collection

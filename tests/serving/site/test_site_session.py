@@ -26,10 +26,10 @@ from runtime.loader import load as load_here
 from runtime.session.session import Session
 from serving.client.options import HEADERS
 from serving.errors import NowhereError, ServingError
-from serving.remote.model import RemoteModel
+from serving.remote.remote_model import RemoteModel
 from serving.site.options import Site
 from serving.site.router import OnDevice
-from serving.site.session import SiteSession
+from serving.site.site_session import SiteSession
 from serving.wire import FORMS, Form
 from tests.models.forked import in_a_child
 from tests.models.rogues import Calls

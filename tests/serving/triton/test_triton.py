@@ -30,7 +30,7 @@ from serving.errors import (
     VersionMismatchError,
 )
 from serving.local.triton import Ports, ServerOptions, TritonServer
-from serving.remote.session import RemoteSession
+from serving.remote.remote_session import RemoteSession
 from serving.wire import Form
 from stages.reference.answers import Reference
 from stages.validate import validate_session

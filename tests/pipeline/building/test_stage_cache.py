@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.building.cache import StageCache, content_key, unchanged
+from pipeline.building.stage_cache import StageCache, content_key, unchanged
 from soa.files import write_whole
 
 

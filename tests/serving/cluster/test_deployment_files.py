@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from serving.cluster.files import (
+from serving.cluster.deployment_files import (
     FILES,
     SCHEMA,
     check_values,

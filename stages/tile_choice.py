@@ -1,8 +1,9 @@
-"""Tiles: run a fixed number of rows at a time in the same bound memory, if rows are independent.
+"""Choose a tile: a fixed number of rows at a time, in the same bound memory.
 
-The intermediate values of a run then stay in the processor's cache for any number of rows, and
-several threads may share the tiles. First the artifact must show that each row's answer depends on
-this row only (independence.py). Then every case of the reference is validated in tiles.
+If each row's answer depends on this row only, a run may be cut into tiles. Its intermediate values
+then stay in the processor's cache for any number of rows, and several threads may share the tiles.
+First the artifact must show that its rows are independent (independence.py). Then every case of the
+reference is validated in tiles.
 """
 
 from __future__ import annotations

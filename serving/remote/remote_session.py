@@ -20,7 +20,7 @@ from runtime.loader import checked
 from runtime.opening import Opening, open_version
 from runtime.session import Binding, Collections, Origin, Session, raw_stream
 from serving.client import RemoteOptions, address_of
-from serving.remote.model import open_model
+from serving.remote.remote_model import open_model
 from soa.memory import Collection
 from soa.signature import Signature
 

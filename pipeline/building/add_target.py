@@ -18,12 +18,12 @@ from filelock import FileLock
 from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_torch_runs
-from pipeline.building.cache import StageCache, content_key
 from pipeline.building.candidates import build_targets
 from pipeline.building.provenance import code_digest, host, tools
-from pipeline.building.runner import page_of
+from pipeline.building.run_config import page_of
+from pipeline.building.run_state import Say, Show, Work, show_nothing
+from pipeline.building.stage_cache import StageCache, content_key
 from pipeline.building.steps import Recipe
-from pipeline.building.work import Say, Show, Work, show_nothing
 from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError

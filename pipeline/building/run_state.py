@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.building.cache import StageCache
+from pipeline.building.stage_cache import StageCache
 from soa.files import read_plain, write_whole
 from soa.records import as_record, parse_json
 

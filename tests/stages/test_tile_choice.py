@@ -20,7 +20,7 @@ from soa import Signature
 from soa.memory import Collection, read_block
 from stages.independence import rows_are_independent
 from stages.reference.answers import Reference, make_cases, random_inputs
-from stages.tiles import fastest_tile, tiled, tiles_of
+from stages.tile_choice import fastest_tile, tiled, tiles_of
 from stages.validate import Trial, validate_here, validate_session
 from tests.models import detector, mlps, project, rogues, served
 from tests.models.building import Built, build, mlp_signature

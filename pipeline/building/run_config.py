@@ -1,4 +1,4 @@
-"""The runner: runs the stages from a config to a registered version; skips those already done."""
+"""Runs a config: all stages until a version is registered. Stages already done are skipped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engines.errors import MORE_MEMORY, out_of_memory
 from engines.processes import expect_jobs
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
-from pipeline.building.cache import StageCache, content_key, unchanged
 from pipeline.building.candidates import build_targets, chosen_session, first_engines
 from pipeline.building.provenance import code_digest, host, provenance, tools
+from pipeline.building.run_state import Say, Show, Work, show_nothing
+from pipeline.building.stage_cache import StageCache, content_key, unchanged
 from pipeline.building.steps import Recipe
-from pipeline.building.work import Say, Show, Work, show_nothing
 from pipeline.config import (
     Config,
     further_inputs,

@@ -1,4 +1,4 @@
-"""Reads configs, from YAML or a version's manifest, and policies; errors name file and line."""
+"""Reads a config: a YAML file, or the copy in a manifest. Lists mistakes with their lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from engines.base import DEFAULT_ENGINES
-from engines.errors import TargetError
-from engines.target import Target
 from pipeline.config.checks import check_config, find_files
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import validated
 from pipeline.config.ranges import written_out
 from pipeline.config.schema import ApplyConfig, CompileConfig, Config, ReferenceConfig
-from pipeline.config.yaml_lines import Problem, read_yaml
+from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Manifest
-from registry.errors import BundleError, TrustError
-from registry.promotion import Asked, Policy, ReferenceFile
-from registry.trust import read_trusted
-from soa.files import digest_of
+from registry.errors import BundleError
 
 T = TypeVar("T")
 
@@ -89,37 +84,3 @@ class BuiltFrom:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def load_policy(source: Path) -> Asked:
-    """Read a policy; ConfigError lists every mistake as `file:line: key: found; allowed`.
-
-    `reference` and the files under `signed_by` are relative to the policy's folder. In the result,
-    `signed_by` holds the keys, not the names of their files.
-    """
-    document = read_yaml(source)
-    policy = validated(document, Policy, "policy")
-    problems: list[Problem] = []
-    for i, name in enumerate(policy.targets or ()):
-        try:
-            full = str(Target.parse(name))
-        except TargetError as error:
-            problems.append((("targets", i), str(error)))
-            continue
-        if full != name:  # `cpu` can mean another target on another host
-            problems.append((("targets", i), f"found {name!r}; write it in full, as {full!r}"))
-    keys: list[str] = []
-    for i, name in enumerate(policy.signed_by or ()):
-        try:
-            keys.append(read_trusted(source.parent / name).pem)
-        except TrustError as error:
-            problems.append((("signed_by", i), str(error)))
-    if policy.reference is not None and not (source.parent / policy.reference).is_file():
-        problems.append((("reference",), f"{policy.reference} does not exist, or is no file"))
-    document.refuse(problems, "policy")
-    reference = None
-    if policy.reference is not None:
-        path = (source.parent / policy.reference).resolve()
-        reference = ReferenceFile(path, digest_of(path))
-    policy = policy.model_copy(update={"signed_by": tuple(keys) or None})
-    return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
