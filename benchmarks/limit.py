@@ -32,7 +32,7 @@ from soa.errors import SoaPipelineError
 from soa.memory import argument_tensors
 from stages.benchmark import bound_call, race
 from stages.reference.answers import Arrays, Reference, filled_collections
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 
 _SECONDS = 1.0
 _GEMM = 2048

@@ -28,7 +28,7 @@ from runtime.opening import Opening, open_version
 from soa.errors import SoaPipelineError
 from stages.benchmark import bound_call
 from stages.reference.answers import Reference
-from stages.reference.finite import label
+from stages.reference.nonfinite import label
 
 _SECONDS = 4.0
 _ROWS = 1000

@@ -45,7 +45,7 @@ from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race, row_major_call
 from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, row_major_inputs
-from stages.reference.finite import Case, label
+from stages.reference.nonfinite import Case, label
 from stages.reports import EAGER
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -26,7 +26,7 @@ from engines.target import Target
 from registry.store import cache_root
 from runtime.checked import Deviation
 from runtime.opening import case_of_bits
-from soa.describe import describe
+from soa.signature_lines import describe
 from stages.reference import Reference
 from stages.reports import ValidationReport
 from stages.validate import Trial

@@ -40,8 +40,8 @@ from registry.bundle import (
 from registry.bundle import Capture as CaptureRecord
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
-from soa.describe import describe
 from soa.signature import Signature
+from soa.signature_lines import describe
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError

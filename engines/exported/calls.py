@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from engines.exported.graph import sizes
-from engines.exported.places import Rows, Value, together
+from engines.exported.row_places import Rows, Value, together
 
 Answer = Value | tuple[Value, ...]
 

@@ -1,8 +1,8 @@
 """Finds from a program's graph whether its rows depend on each other.
 
 The analysis follows the row dimension through every operator and records where the rows of each
-value lie (places.py). The rows are dependent if an operator works across rows, picks some of them,
-or uses their number other than as a size, and also if an operator is unknown (kinds.py).
+value lie (row_places.py). The rows are dependent if an operator works across rows, picks some of
+them, or uses their number other than as a size, and also if an operator is unknown (row_rules.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.fx import Node
 
 from engines.exported.calls import Answer, Call, shapes_of
 from engines.exported.graph import placed, sizes
-from engines.exported.kinds import answers
-from engines.exported.places import Mixed, Numbers, Rows, Value, uniform
+from engines.exported.row_places import Mixed, Numbers, Rows, Value, uniform
+from engines.exported.row_rules import answers
 
 _DIMENSIONS = "there are several row dimensions, and nothing says which items belong to which row"
 

@@ -9,7 +9,7 @@ from engines.errors import NotApplicableError
 from engines.lanes.compilers import compile_library
 from engines.lanes.plan import Plan, planned
 from engines.lanes.program import row_program
-from engines.lanes.source import HEADERS, Width, written
+from engines.lanes.source_file import HEADERS, Width, written
 from engines.target import Target
 
 # By architecture: the lanes of a float32 vector, and the number of vector registers.

@@ -28,8 +28,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.errors import NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch, why_dependent
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.operators import LOWERINGS, Step, sizes
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Argument, Program, Tensor
 from engines.lanes.values import Value
 

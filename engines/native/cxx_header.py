@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
-from soa.describe import describe
 from soa.dtypes import is_opaque, itemsize
 from soa.layout import Column, Layout
 from soa.signature import Signature
+from soa.signature_lines import describe
 
 _TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
     ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: the bits are given

@@ -1,5 +1,5 @@
-from .child import command as command
-from .child import search_path as search_path
+from .child_command import command as command
+from .child_command import search_path as search_path
 from .forks import Lock as Lock
 from .forks import OwnProcess as OwnProcess
 from .forks import require_openmp as require_openmp

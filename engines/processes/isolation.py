@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY
-from engines.processes.child import command, search_path
+from engines.processes.child_command import command, search_path
 from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
 
 _NO_MEMORY = "candidate-out-of-memory"

@@ -23,7 +23,7 @@ from multiprocessing.connection import wait  # unlike select, works with many op
 from pathlib import Path
 from typing import Any
 
-from engines.processes.child import command, search_path
+from engines.processes.child_command import command, search_path
 from engines.processes.forks import openmp_unused
 
 _IMPORTED = ("torch",)

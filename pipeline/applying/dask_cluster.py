@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engines.errors import first_line
-from pipeline.applying.pieces import Execute, Piece, Plan, Scored
-from pipeline.applying.score import score
+from pipeline.applying.job import Execute, Piece, Plan, Scored
+from pipeline.applying.score_piece import score
 from pipeline.errors import ApplyError
 from soa.errors import SoaPipelineError, needs_extra
 

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.applying.columns import column_of
-from pipeline.applying.pieces import Plan
+from pipeline.applying.job import Plan
 from pipeline.applying.prepare import model_columns
-from pipeline.applying.score import Scorer
+from pipeline.applying.score_piece import Scorer
 from pipeline.applying.sources import Source, open_source, reading
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.about import Input
 from pipeline.applying.columns import Array, counts_of, is_jagged
+from pipeline.applying.job import Job, Output, Piece, Plan, cuts, rows_at_a_time
+from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_held
-from pipeline.applying.pieces import Job, Output, Piece, Plan, cuts, rows_at_a_time
-from pipeline.applying.score import Scorer, row_dimension
+from pipeline.applying.score_piece import Scorer, row_dimension
 from pipeline.applying.sources import Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError

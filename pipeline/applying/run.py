@@ -21,12 +21,12 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from pipeline.applying.about import About, read_about
 from pipeline.applying.dask_cluster import on_dask
+from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
+from pipeline.applying.origin_record import About, read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.pieces import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import FOLDER, folder_of, prepare
-from pipeline.applying.score import score
+from pipeline.applying.score_piece import score
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host

@@ -13,7 +13,7 @@ from engines.base import DEFAULT_ENGINES
 from pipeline.config.checks import check_config, find_files
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import validated
-from pipeline.config.ranges import written_out
+from pipeline.config.name_ranges import written_out
 from pipeline.config.schema import ApplyConfig, CompileConfig, Config, ReferenceConfig
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Manifest

@@ -12,7 +12,7 @@ import torch
 
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
-from pipeline.promotion.bounds import bounded, shadowed
+from pipeline.promotion.measuring_bounds import bounded, shadowed
 from registry.bundle import Manifest, Pinned, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since

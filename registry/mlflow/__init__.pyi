@@ -9,9 +9,9 @@ from .mlmodel import fields as fields
 from .mlmodel import in_short as in_short
 from .mlmodel import is_frame as is_frame
 from .mlmodel import write_mlmodel as write_mlmodel
-from .stored import ClientStore as ClientStore
-from .stored import RunQuery as RunQuery
-from .stored import Store as Store
-from .stored import StoredModel as StoredModel
-from .stored import StoredRun as StoredRun
-from .stored import StoredVersion as StoredVersion
+from .store_protocol import ClientStore as ClientStore
+from .store_protocol import RunQuery as RunQuery
+from .store_protocol import Store as Store
+from .store_protocol import StoredModel as StoredModel
+from .store_protocol import StoredRun as StoredRun
+from .store_protocol import StoredVersion as StoredVersion

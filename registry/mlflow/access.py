@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
-from registry.mlflow.stored import ClientStore, Store
+from registry.mlflow.store_protocol import ClientStore, Store
 from soa.errors import SoaPipelineError
 from soa.files import read_plain
 
@@ -159,11 +159,11 @@ class Access:
         """A store without MLflow's client, or None if only that client can read this one."""
         scheme = urlsplit(self.uri).scheme
         if scheme in ("http", "https"):
-            from registry.mlflow.rest import open_server
+            from registry.mlflow.rest_store import open_server
 
             return open_server(self.uri)
         if scheme.partition("+")[0] in ("sqlite", "postgresql"):
-            from registry.mlflow.tables import open_tables
+            from registry.mlflow.database_store import open_tables
 
             return open_tables(self.uri, self.sqlite, LOCK_WAIT_S)
         return contextlib.nullcontext()
@@ -192,7 +192,7 @@ class Access:
             if scheme in ("http", "https"):
                 import requests
 
-                from registry.mlflow.rest import settings
+                from registry.mlflow.rest_store import settings
 
                 what = "server"
                 health = f"{self.uri.rstrip('/')}/health"

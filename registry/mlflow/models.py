@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow.access import Access
-    from registry.mlflow.stored import Store, StoredModel
+    from registry.mlflow.store_protocol import Store, StoredModel
 
 
 def model_of(client: MlflowClient, name: str) -> Any | None:

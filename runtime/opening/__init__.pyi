@@ -7,6 +7,8 @@ from .artifact import open_program as open_program
 from .lookup import Name as Name
 from .lookup import name_of as name_of
 from .lookup import open_version as open_version
+from .production_trust import keys_asked_for as keys_asked_for
+from .production_trust import require_promoted as require_promoted
 from .request import LOOKUPS as LOOKUPS
 from .request import LookupPolicy as LookupPolicy
 from .request import Mode as Mode
@@ -20,5 +22,3 @@ from .target_choice import engine_without_torch as engine_without_torch
 from .target_choice import open_here as open_here
 from .target_choice import why_torch as why_torch
 from .target_choice import withheld as withheld
-from .trust import keys_asked_for as keys_asked_for
-from .trust import require_promoted as require_promoted

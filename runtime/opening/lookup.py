@@ -27,14 +27,14 @@ from registry.errors import (
 from registry.ref import Ref, parse_ref
 from registry.trust import require_signature
 from runtime.errors import LoadError
-from runtime.opening.request import Opened, Opening
-from runtime.opening.trust import (
+from runtime.opening.production_trust import (
     NOT_SIGNED,
     keys_asked_for,
     require_promoted,
     require_vouched,
     usable_annexes,
 )
+from runtime.opening.request import Opened, Opening
 from soa.text import logger
 
 if TYPE_CHECKING:  # opening a folder does not import the registry

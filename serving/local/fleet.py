@@ -15,7 +15,7 @@ import yaml
 
 from serving.cluster import SERVER_OPTION, Address, envoy_config
 from serving.errors import ServerError
-from serving.local.program import LocalProgram, find_program, free_ports
+from serving.local.external_program import LocalProgram, find_program, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 
 ENVOY_VARIABLE = "PIPELINE_ENVOY"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import soa_pipeline
 from serving.errors import ServerError
-from serving.local.program import LocalProgram, find_program, free_ports
+from serving.local.external_program import LocalProgram, find_program, free_ports
 
 VARIABLE = "PIPELINE_TRITONSERVER"
 _HOME = ".venv-triton"

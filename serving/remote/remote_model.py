@@ -13,7 +13,7 @@ from runtime.opening import Opened
 from serving.arrays import Arrays, Tensors
 from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
-from serving.remote.codec import Codec, Progress
+from serving.remote.request_codec import Codec, Progress
 from serving.triton import DIGEST, REQUESTS, TARGET
 from serving.wire import FORMS
 from soa.dtypes import is_float

@@ -25,7 +25,7 @@ from soa.records import as_record, parse_json
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
-from stages.reference.finite import Case, label
+from stages.reference.nonfinite import Case, label
 from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]

@@ -16,7 +16,7 @@ from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
 from stages.reference.answers import Arrays, Edge, compute_reference
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
 
 _ROWS = 37

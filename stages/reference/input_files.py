@@ -21,7 +21,7 @@ from stages.reference.answers import (
     compute_reference,
     read_tensors,
 )
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 
 _WINDOWS = 64  # the most windows of further rows
 

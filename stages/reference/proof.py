@@ -1,8 +1,8 @@
 """Find the inputs and outputs for which a reference would not show a wrong artifact.
 
 If the expected answers are all NaN or all equal, an artifact that reads the wrong memory passes
-too. So NaN and infinite values are counted, and refused above a limit (finite.py). Here each input
-column gets other values, to see whether any output of the eager model changes.
+too. So NaN and infinite values are counted, and refused above a limit (nonfinite.py). Here each
+input column gets other values, to see whether any output of the eager model changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
 from stages.reference.answers import Reference, eager_outputs, row_major_inputs
-from stages.reference.finite import CURE, Case, label
+from stages.reference.nonfinite import CURE, Case, label
 
 # Row counts to try if the smallest size shows nothing: more rows hold rarer values.
 _ROWS, _MORE_ROWS = 32, 1000

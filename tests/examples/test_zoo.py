@@ -32,7 +32,7 @@ from registry.store.registry import Registry
 from soa.signature import Signature
 from stages.model.source import build_model
 from stages.reference.answers import Arrays, eager_outputs, make_cases, row_major_inputs
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "zoo"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

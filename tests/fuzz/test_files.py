@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engines.exported.archive import load_program
 from pipeline.config import load_config
 from pipeline.config.site_file import load_site
-from registry.housekeeping.transport import _as_folder
+from registry.housekeeping.export_import import _as_folder
 from stages.reference import read_set
 from stages.reference.answers import Reference
 from tests.fuzz.hostile import altered_json, damaged, only_ours, put, texts

@@ -45,10 +45,10 @@ from registry.history.event_log import (
 )
 from registry.history.event_log import markdown as event_markdown
 from registry.history.policies import _asked
+from registry.housekeeping.export_import import EXPORT, import_from
 from registry.housekeeping.pushing import _origin
-from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
-from registry.mlflow.stored import StoredRun, StoredVersion
+from registry.mlflow.store_protocol import StoredRun, StoredVersion
 from registry.promotion import Decision
 from registry.store.recorded_lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
@@ -56,8 +56,8 @@ from registry.trust import require_signature, trusted
 from registry.version import Promotion, Version
 from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening
+from runtime.opening.production_trust import require_promoted, require_vouched, usable_annexes
 from runtime.opening.target_choice import choose
-from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
 from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport

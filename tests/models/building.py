@@ -24,7 +24,7 @@ from stages.capture import (
 )
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, Reference, random_inputs
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 from stages.validate import validate_session
 from tests.models.mlps import CLASSES, FEATURES
 

@@ -32,7 +32,7 @@ from runtime.loader import load
 from runtime.session.session import Session
 from soa.signature import Signature
 from stages.reference.answers import Reference
-from stages.reference.finite import Case
+from stages.reference.nonfinite import Case
 from tests.models import detector, served
 from tests.models.building import reference_collections
 from tests.models.mlflow_server import free_port

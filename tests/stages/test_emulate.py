@@ -30,7 +30,7 @@ from pipeline.building.stage_cache import StageCache
 from pipeline.building.steps import Recipe
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
-from soa.describe import describe
+from soa.signature_lines import describe
 from stages import emulate
 from stages.capture import Capture, capture
 from stages.emulate import emulate_candidate

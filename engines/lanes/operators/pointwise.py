@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Map, Tensor
 from engines.lanes.values import RANGES, Value
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import Indices
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.operators.views import pad
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Tensor
 
 _MAX = ("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import constant
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.registry import Step, lowers, sizes
 from engines.lanes.operators.views import reshape
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Reduction, Scan, Tensor
 
 _KINDS = {"amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import Index, Indices, entry, flat
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import (
     UNKNOWN,
     Constant,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import Indices, constant, reshaped
 from engines.lanes.operators.registry import Step, lowers, sizes
+from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape, Tensor
 
 

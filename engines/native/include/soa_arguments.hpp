@@ -1,4 +1,4 @@
-// soa_arguments: reads arguments.txt, which describes the arguments of an artifact (soa/describe.py has the format), and
+// soa_arguments: reads arguments.txt, which describes the arguments of an artifact (soa/signature_lines.py has the format), and
 // turns errors of the C interface into exceptions.
 #ifndef SOA_ARGUMENTS_HPP
 #define SOA_ARGUMENTS_HPP

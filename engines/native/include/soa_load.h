@@ -44,7 +44,7 @@ typedef struct soa_origin {
   const char *digest;    /* of the bundle: 64 hexadecimal digits */
   const char *target, *engine;
   const char *folder;    /* of the artifact */
-  const char *arguments; /* the content of its arguments.txt: soa/describe.py has the format */
+  const char *arguments; /* the content of its arguments.txt: soa/signature_lines.py has the format */
   int32_t threads;
 } soa_origin;
 

@@ -327,7 +327,7 @@ Signature read_signature(const Json &stored) {
   return found;
 }
 
-// Adds the arguments of a block, as soa/describe.py describes them.
+// Adds the arguments of a block, as soa/signature_lines.py describes them.
 void add_arguments(const Signature &signature, const Block &block, const char *role, std::vector<soa::detail::Argument> &to) {
   const bool matrix = block.kind == "matrix";
   const std::string kind = matrix ? "matrix" : block.kind == "scalars" ? "scalar" : "column";

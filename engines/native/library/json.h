@@ -1,5 +1,5 @@
 // A reader for the JSON in a bundle: the manifest, the record of a promotion, a signature, the header of safetensors. It
-// accepts the same texts as Python's reader (soa/files.py): of equal keys the last one counts, NaN and Infinity are
+// accepts the same texts as Python's reader (soa/records.py): of equal keys the last one counts, NaN and Infinity are
 // numbers, and values are nested at most 200 deep.
 #ifndef SOA_JSON_H
 #define SOA_JSON_H

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.source import HEADERS
+from engines.lanes.source_file import HEADERS
 
 # In units in the last place; all others are rounded from double precision.
 LIMITS = {

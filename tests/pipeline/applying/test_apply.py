@@ -22,9 +22,9 @@ import uproot
 from torch import Tensor, nn
 
 import pipeline
-from pipeline.applying.about import read_about
+from pipeline.applying.job import Piece, Plan, Scored
+from pipeline.applying.origin_record import read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.pieces import Piece, Plan, Scored
 from pipeline.applying.run import locally
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError

@@ -28,10 +28,10 @@ from pathlib import Path
 from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryError
 from registry.history import lock
 from registry.history.event_log import Event
+from registry.housekeeping.export_import import export_to, import_from
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
-from registry.housekeeping.transport import export_to, import_from
 from registry.mlflow.models import model_of
 from registry.promotion.policy import Policy
 from registry.store import upload

@@ -26,9 +26,9 @@ from registry import (
     RegistryError,
     RegistryUnavailableError,
 )
-from registry.mlflow import ClientStore, RunQuery, Store, tables
+from registry.mlflow import ClientStore, RunQuery, Store, database_store
 from registry.mlflow.access import Access
-from registry.mlflow.stored import Order
+from registry.mlflow.store_protocol import Order
 from tests.models import bundles
 from tests.models.mlflow_server import client_of, served_here
 from tests.registry.campaigns.postgres import PostgreSQL, binaries
@@ -159,7 +159,7 @@ def told(registry: Registry) -> dict[str, Any]:
 def test_sqlite(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = told(filled)
     compared(filled)
-    monkeypatch.setattr(tables, "TESTED", frozenset())  # as of another release of MLflow
+    monkeypatch.setattr(database_store, "TESTED", frozenset())  # as of another release of MLflow
     with filled.reading() as store:
         assert isinstance(store, ClientStore)
     assert told(filled) == ours
@@ -191,7 +191,7 @@ def test_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(registry, tmp_path / "bundles")
         compared(registry)
         ours = told(registry)
-        monkeypatch.setattr(tables, "TESTED", frozenset())
+        monkeypatch.setattr(database_store, "TESTED", frozenset())
         assert told(registry) == ours
     finally:
         database.remove()

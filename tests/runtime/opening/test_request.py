@@ -27,7 +27,7 @@ from runtime import loader
 from runtime.errors import LoadError
 from runtime.loader import load as load_here
 from runtime.opening import LOOKUPS, Opening, open_version
-from runtime.opening.trust import usable_annexes
+from runtime.opening.production_trust import usable_annexes
 from serving.errors import ServingError
 from serving.native.artifact import Backend
 from soa import SoaPipelineError

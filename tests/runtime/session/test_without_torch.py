@@ -8,7 +8,7 @@ import sys
 COLUMNS = """
 import sys
 import numpy as np
-import soa, runtime.session, engines.native, soa.memory.from_libraries, soa.describe
+import soa, runtime.session, engines.native, soa.memory.from_libraries, soa.signature_lines
 import runtime.loader, runtime.opening.lookup, runtime.opening.target_choice
 import runtime.opening.artifact, runtime.devices.scheduler, runtime.versions.live
 from engines.native import NativeExecutable, PreparedCall, run_many

@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import ServerError
-from serving.local.program import free_ports
+from serving.local.external_program import free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from tests.models.tagged import NAME, Tags
 from tests.serving.grpc_server import Server

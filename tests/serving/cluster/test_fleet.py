@@ -22,8 +22,8 @@ import yaml
 import pipeline
 from serving.cluster.deployment_files import prometheus_config, queue_query
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
+from serving.local.external_program import LocalProgram, free_ports
 from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
-from serving.local.program import LocalProgram, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.metrics_reader import get
 from serving.remote.remote_session import RemoteSession

@@ -16,7 +16,7 @@ from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from stages.capture import capture
 from stages.errors import CaptureError, ReferenceDataError
 from stages.reference.answers import Arrays, Reference, compute_reference, make_cases, random_inputs
-from stages.reference.finite import Nonfinite, count_nonfinite, too_much
+from stages.reference.nonfinite import Nonfinite, count_nonfinite, too_much
 from stages.reference.proof import weaknesses
 from tests.models import mlps
 from tests.models.building import mlp_signature

@@ -20,7 +20,7 @@ from stages.reference.answers import (
     random_inputs,
     row_major_inputs,
 )
-from stages.reference.finite import label
+from stages.reference.nonfinite import label
 from tests.models import detector
 from tests.models.building import mlp_signature
 from tests.models.rogues import Triple

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from registry.mlflow.stored import (
+from registry.mlflow.store_protocol import (
     PROMPT,
     RunQuery,
     StoredExperiment,

@@ -1,7 +1,7 @@
 """The requests that read MLflow's store, and their answers.
 
 `Store` is the interface. Three classes implement it: `ClientStore` (here) asks MLflow's own client;
-`RestStore` and `TableStore` (registry/mlflow/rest.py, tables.py) ask a server or a database
+`RestStore` and `TableStore` (rest_store.py, database_store.py) ask a server or a database
 directly, because `import mlflow` takes more than a second. `Access.reading` chooses one. All three
 give the same answers, which tests/registry/mlflow/test_reading.py checks.
 """

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.about import Input
 from pipeline.applying.columns import Array, as_arrow, column_of, counts_of, is_jagged
+from pipeline.applying.job import Piece, Plan, Scored
+from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.pieces import Piece, Plan, Scored
 from pipeline.applying.sources import Source, open_source, reading
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError

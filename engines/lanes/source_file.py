@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from engines.lanes.plan import Plan
+from engines.lanes.plan_code import Constants, Writer
 from engines.lanes.tensors import Argument, Program
-from engines.lanes.text import Constants, Writer
 from soa.dtypes import DTYPES, itemsize
 
 HEADERS = Path(__file__).parent / "headers"

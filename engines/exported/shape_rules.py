@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.exported.calls import Answer, Call, number
-from engines.exported.places import (
+from engines.exported.row_places import (
     ACROSS,
     COUNT,
     NUMBER,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Config, load_config
-from pipeline.config.ranges import names_in
+from pipeline.config.name_ranges import names_in
 from pipeline.errors import ConfigError
 
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()

@@ -1,7 +1,7 @@
 """A job and its pieces: which version scores which rows, and into which part files.
 
 All of these records can be pickled, and are valid in every process and on every host that sees the
-files. `score(plan, piece)` (score.py) does one piece of a job.
+files. `score(plan, piece)` (score_piece.py) does one piece of a job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.applying.about import Input
+from pipeline.applying.origin_record import Input
 from runtime.loader import Reopening
 from soa.dtypes import itemsize
 from soa.signature import Signature

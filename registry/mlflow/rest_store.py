@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import RegistryError
-from registry.mlflow.stored import (
+from registry.mlflow.store_protocol import (
     PAGE,
     PROMPT,
     RunQuery,

@@ -13,8 +13,8 @@ import pytest
 
 from registry import Bundle, BundleError, Decision, NotFoundError, PromotionRefused, Ref, Registry
 from registry.history.event_log import Event
+from registry.housekeeping.export_import import export_to, import_from
 from registry.housekeeping.pushing import push
-from registry.housekeeping.transport import export_to, import_from
 from registry.trust import read_trusted
 from tests.models import registries
 from tests.models.bundles import PASSED, made_bundle, write_annex

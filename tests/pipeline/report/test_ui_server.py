@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from pipeline.errors import ReportError
-from pipeline.report.site import listening, site
+from pipeline.report.ui_server import listening, site
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.promotion import Decision

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.applying.columns import eigen_shape
-from pipeline.applying.pieces import cuts
+from pipeline.applying.job import cuts
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
