@@ -1,1 +1,1 @@
-"""Measurements, one command each; what was measured is in RESULTS.md."""
+"""Measurements, each with a command; their results are in RESULTS.md."""

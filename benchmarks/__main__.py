@@ -1,4 +1,4 @@
-"""Every benchmark, one after another: `python -m benchmarks`. Each also runs alone."""
+"""Run the benchmarks in `NAMES`, one after another: `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ NAMES = ("overhead", "copies", "threads", "gnn", "memory", "zoo")
 if __name__ == "__main__":
     for name in sys.argv[1:] or NAMES:
         print(f"\n== python -m benchmarks.{name}\n", flush=True)
-        # A process each: what one leaves behind, as threads and memory, is not the next one's.
+        # Separate processes: threads and memory of one must not affect the next.
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

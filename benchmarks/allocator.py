@@ -1,7 +1,7 @@
-"""A model with glibc's allocator as it comes, and with `keep_freed_memory`, in turn.
+"""Time a model with glibc's default allocator and with `keep_freed_memory`, in turns.
 
-`python -m benchmarks.allocator [REF]`: particlenet@production unless named. The setting holds for a
-process, so each measurement is one of its own.
+`python -m benchmarks.allocator [REF]`; REF is particlenet@production by default. The setting is for
+a whole process, so each measurement is a separate process.
 """
 
 from __future__ import annotations

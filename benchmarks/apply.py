@@ -1,12 +1,13 @@
-"""Files scored by `pipeline apply`, and by a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
+"""Compare `pipeline apply` with a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
 
 Eight float32 columns of Parquet or of a ROOT TTree go through 8 → 48 → 3, and an event number is
-kept. The loop reads batches with pyarrow or uproot, stacks them, runs ONNX Runtime with its own
-choice of threads, and writes what comes out, with the settings that ours has. Each is a process of
-its own, timed from its beginning to its end, Python and every import included; the fastest of three
-counts. Beside the time what of it went by before the first row (for ours the version is looked up,
-opened and tried), what a row took of one thread, and the peak of the memory. `cached` is
-`--lookup prefer-cache`: MLflow is not imported.
+copied to the output. The loop reads batches with pyarrow or uproot, stacks the columns, runs ONNX
+Runtime with its default number of threads, and writes the answers with the output settings of
+`pipeline apply`. Each run is a separate process. It is timed from its beginning to its end,
+including the start of Python and all imports; the fastest of three counts. A line also gives the
+time before the first row (`pipeline apply` looks up, opens and tests the version), the time of one
+thread for a row by step, and the peak memory. `cached` is `--lookup prefer-cache`, which does not
+import MLflow.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _seconds(found: dict[str, Any]) -> float:
 
 
 def prepare(folder: Path) -> None:
-    """The model as a version in production, and as an ONNX file."""
+    """Make a version in production of the model, and write the model as an ONNX file."""
     import torch
 
     import pipeline
@@ -115,7 +116,7 @@ def generate(path: Path, rows: int) -> None:
 
 
 def alone(folder: Path, suffix: str, who: str) -> dict[str, Any]:
-    """One contestant in a process of its own: seconds, parts of them, peak memory."""
+    """Run one contestant in a new process; return its time, the parts of it and its peak memory."""
     (folder / f"out.{suffix}").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.apply", "--one", str(folder), suffix, who]
     begun = time.perf_counter()
@@ -149,7 +150,7 @@ def one(folder: Path, suffix: str, who: str) -> None:
 
 
 def by_hand(folder: Path, source: Path, out: Path) -> float:
-    """Seconds once all is imported and the model is open."""
+    """Run the loop; return its time in seconds, without imports and the opening of the model."""
     import numpy as np
     import onnxruntime
 

@@ -1,9 +1,10 @@
-"""Who gives the same bits: `python -m benchmarks.bits BUNDLE ...`, folders of `pipeline run`.
+"""Which artifacts give the same bits: `python -m benchmarks.bits BUNDLE ...`.
 
-Each candidate of each level runs its reference in all ways of `gates: {reproducible: true}`, and
-once with the libraries told that the processor has no AVX-512 (`AVX2`). In one network and engine,
-equal letters are equal bits: capitals of all cases of the reference, small ones of up to 33 rows.
-`-` was not measured, for the reason below the table.
+A BUNDLE is a folder of `pipeline run`. Each candidate of each level runs its reference in all ways
+of `gates: {reproducible: true}`, and once with libraries that are told that the processor has no
+AVX-512 (`AVX2`). Within a network and engine, equal letters mean equal bits. Capital letters stand
+for all cases of the reference, small letters for up to 33 rows. `-`: not measured; the reason is
+below the table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Zero copies against the way it is done today: `python -m benchmarks.copies`.
+"""A call without copies against the usual way with copies: `python -m benchmarks.copies`.
 
-End to end, from SoA columns to SoA columns: ours bound, against packing them into a row-major
-tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The times of
-`Session.bind`, of `Binding.rebind` and of another n are beside it; and what it costs that the rows
-of a window begin where no column is aligned.
+Both go from SoA columns to SoA columns. Ours is bound to the columns. The other packs them into a
+row-major tensor, runs the same model compiled by plain AOTInductor, and unpacks the answer. It also
+times `Session.bind`, `Binding.rebind`, two changes of n, and windows whose first row is not aligned
+in memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 def measure(
     made: Subject, session: Session, model: Model, sizes: Sequence[int], seconds: float
 ) -> Panel:
-    """`session` bound to the columns against `model` on rows, with what stands around it."""
+    """Time `session` bound to the columns, `model` on packed rows, and the binding itself."""
     races = {}
     for n in sizes:
         given, written = made.collections(n)
@@ -67,7 +67,7 @@ def measure(
 
 
 def share_of_copies(made: Subject, session: Session, model: Model, n: int, seconds: float) -> str:
-    """What the copying way consists of, in one line: the copies alone, the kernels alone."""
+    """One line with the times of the two parts of the way with copies: the copies, the kernels."""
     given, written = made.collections(n)
     rows = torch.stack([given.tensor(c.name) for c in given.layout.columns], dim=1)
     answer = model([rows])
@@ -86,7 +86,7 @@ def share_of_copies(made: Subject, session: Session, model: Model, n: int, secon
 
 
 def cost_of_a_start(made: Subject, session: Session, n: int, seconds: float) -> str:
-    """Windows that begin where every column is aligned to 128 bytes, or none is, in one line."""
+    """One line with the times of windows that begin at rows aligned to 128 bytes, and at others."""
     given, written = made.collections(n + 33)
     starts = {
         f"from row {start}": session.bind(

@@ -1,10 +1,11 @@
 """Targets that this host lacks: `python -m benchmarks.devices [CONFIG ...] [--target TARGET ...]`.
 
-The engine lanes compiles each network for each target; then an emulator runs the artifact on the
-reference. A row says how long the compiler took, the size of what it made, what it reports of a
-kernel (bytes of local memory a thread, of which spilled; of shared memory a block; the occupancy
-that these and its registers allow), the emulator's verdict with the largest deviation, and the
-first digits of the digest of the answers: equal ones are equal bits.
+The engine `lanes` compiles each network for each target; then an emulator runs the artifact on the
+reference. A row has the compile time, the size of the code, the compiler's numbers of a kernel
+(registers and bytes of local memory for each thread, how many of these bytes are spilled, bytes of
+shared memory for each block, and the occupancy that registers and memory allow), the verdict of the
+validation with the largest deviation, and the first digits of the digest of the answers. Equal
+digests mean equal bits.
 """
 
 from __future__ import annotations
@@ -90,6 +91,6 @@ def judged(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("configs", nargs="*", type=Path, default=sorted(CONFIGS.glob("zoo/*.yaml")))
-    parser.add_argument("--target", action="append", help="By default eight of them.")
+    parser.add_argument("--target", action="append", help="by default eight targets")
     asked = parser.parse_args()
     main(asked.configs, asked.target or list(TARGETS))

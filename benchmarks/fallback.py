@@ -1,7 +1,8 @@
-"""What a site's session costs when it falls back: `python -m benchmarks.fallback`.
+"""The cost of a site's fall-back to the local CPU: `python -m benchmarks.fallback`.
 
-The same version on this CPU, opened directly and through a site whose only server is away: a bound
-call, and a call that binds first. Needs the demo in the registry (`make demo`).
+The same version runs on this CPU, opened directly and through a site whose only server does not
+answer. A bound call and a call that binds first are timed. Needs the demo in the registry
+(`make demo`).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main(ref: str) -> int:
 def measure(
     direct: Session, falling: Session, inputs: Arrays, sizes: Sequence[int], seconds: float
 ) -> Panel:
-    """Both sessions at each size, `seconds` for a size; `falling` has nowhere to send a request."""
+    """Time both sessions, `seconds` for each size; no server answers the requests of `falling`."""
     races = {}
     for n in sizes:
         runs: dict[str, Callable[[], object]] = {}

@@ -1,8 +1,9 @@
-"""What Inductor makes of each network: `python -m benchmarks.generated [CONFIG ...]`.
+"""Calls in the code that Inductor generates: `python -m benchmarks.generated [CONFIG ...]`.
 
-It counts the calls in the generated C++, library calls by their names and Inductor's own kernels by
-the operations in theirs, for the program in our calling convention as it is captured, as the engine
-`aoti` rewrites it, and for the bare model on contiguous rows. Nothing is compiled or run.
+It counts the calls in the generated C++: library calls by their names, and Inductor's own kernels
+by the operations in their names. It does so for three programs: the captured one in our calling
+convention, the same one after the engine `aoti` has rewritten it, and the bare model on contiguous
+rows. Nothing is compiled or run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pipeline.report.tables import new_table, show
 from stages.capture import capture
 from stages.model.source import build_model
 
-# Copies, and products that repeat their weights: what an artifact should not have more of.
+# An artifact should have no more copies, and no more products that repeat their weights, than the
+# code on rows.
 _KERNEL = re.compile(r"\b((?:cpp|triton)_\w*?fused_\w+?_\d+)\(")
 _CALL = re.compile(r"\baoti_torch_(?:cpu|cuda)_(\w+)\(")
 _MOVES = ("clone", "cat", "copy", "stack", "expand", "transpose", "permute")
@@ -62,7 +64,7 @@ def main(configs: list[Path]) -> None:
 
 
 def calls(program: ExportedProgram, folder: Path) -> Counter[str]:
-    """How often each function is called in the C++ that Inductor generates."""
+    """The number of calls of each function in the C++ that Inductor generates."""
     package = folder / "generated.pt2"
     settings: dict[str, Any] = settings_for(host_targets("cpu")[0], {})
     with quiet_torch(), torch.no_grad():

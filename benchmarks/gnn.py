@@ -1,8 +1,9 @@
 """A GNN on nodes and edges at growing event sizes: `python -m benchmarks.gnn [NODES ...]`.
 
-Two collections of different length, with the ends of every edge as int columns, from SoA columns to
-SoA columns. Where torch sees a GPU, a second part has the columns there: ours bound against the
-round trip through the host, and how many copies between host and device torch.profiler sees.
+The inputs are two collections of different length; the ends of the edges are int columns. All ways
+go from SoA columns to SoA columns. If torch finds a GPU, a second part has the columns in the GPU's
+memory: it times ours, bound, against a round trip through the host, and counts the copies between
+host and device with torch.profiler.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(sizes: list[int]) -> None:
 
 
 def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
-    """On the CPU: ours, and packing into row-major tensors for other engines."""
+    """Time on the CPU: ours, and other engines with packing into row-major tensors."""
     session = made.session()
     engines = row_major_engines(made)
     races = {}
@@ -69,7 +70,7 @@ def row_major_engines(made: Subject) -> dict[str, Model]:
 
 
 def measure_gpu(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
-    """With the columns on the GPU; every call waits until its answer is there."""
+    """Time with the columns on the GPU; every call waits for its answer."""
     device = torch.device("cuda", torch.cuda.current_device())
     session = made.session(device=device)
     on_gpu = copy.deepcopy(made.model).to(device)
@@ -94,7 +95,7 @@ def measure_gpu(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
 
 
 def event(made: Subject, nodes: int, device: torch.device) -> tuple[Collections, Collections]:
-    """Random features, and edges between any two nodes; input and output collections."""
+    """Input collections with edges between random nodes, and output collections."""
     case = {"nodes": nodes, "edges": nodes * EDGES_PER_NODE}
     generator = torch.Generator().manual_seed(nodes)
     ends = {
@@ -108,7 +109,7 @@ def event(made: Subject, nodes: int, device: torch.device) -> tuple[Collections,
 def host_round_trip(
     made: Subject, model: Model, given: Collections, written: Collections
 ) -> Callable[[], None]:
-    """Columns to the host, packed there, the model, unpacked there, columns back to the device."""
+    """A call that copies columns to the host, packs, runs, unpacks, and copies the answers back."""
     host_given = {name: collection.to(CPU) for name, collection in given.items()}
     host_written = {name: collection.to(CPU) for name, collection in written.items()}
     on_host = copying_way(made.signature, model, host_given, host_written)
@@ -126,7 +127,7 @@ def host_round_trip(
 
 
 def there_and_back(model: Model, device: torch.device) -> Model:
-    """Row-major tensors of the host, run on the device, answers on the host."""
+    """The model on tensors of the host: it copies them to the device, and the answers back."""
     return lambda rows: [answer.to(CPU) for answer in model([row.to(device) for row in rows])]
 
 

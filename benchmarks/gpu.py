@@ -1,10 +1,11 @@
-"""What a GPU does with artifacts that are built for it: `python -m benchmarks.gpu [CONFIG ...]`.
+"""Validate and time artifacts on a GPU: `python -m benchmarks.gpu [CONFIG ...]`.
 
-`make gpu` runs the tests marked `cuda` first; no network is needed. Each network is captured, built
-by every engine for the GPU that is here, validated there against its reference, and timed from
-columns to columns in the GPU's memory, beside the eager model and torch.compile on the same
-columns, and beside the way with copies: columns in the host's memory, rows, over to the GPU, and
-back. No GPU has run this yet; with `--device cpu` it runs on the host, which tests it.
+`make gpu` runs the tests marked `cuda` first; it needs no internet access. Each network is
+captured, built by every engine for this host's GPU, validated on it against its reference, and
+timed from columns to columns in the GPU's memory. Three other ways are timed too: the eager model
+and torch.compile on the same columns, and a way with copies, which packs columns in the host's
+memory into rows, and copies these to the GPU and the answers back. No GPU has run this yet; with
+`--device cpu` it runs on the host, as a test.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main(configs: list[Path], device: torch.device, seconds: float) -> None:
 def opened(
     captured: Capture, tolerances: Mapping[str, Tolerance], device: torch.device, folder: Path
 ) -> dict[str, Session]:
-    """Of each engine whose artifact is valid on the device; why not, in a line, of the others."""
+    """A session of each engine whose artifact is valid on the device. Prints each verdict."""
     target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
     source, made = Portable(captured.program, captured.script), dict[str, Session]()
     for name in ENGINES:
@@ -82,7 +83,7 @@ def timed(
     device: torch.device,
     seconds: float,
 ) -> dict[int, dict[str, Timing]]:
-    """By rows, of the first row dimension."""
+    """The times of all ways, by the number of rows in the first row dimension."""
     found, signature = load_config(config), captured.signature
     model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
     there = model.to(device)
@@ -101,7 +102,7 @@ def timed(
 
 
 def over(model: torch.nn.Module, device: torch.device) -> Callable[..., object]:
-    """The model on rows in the host's memory; the answers are copied back as they are unpacked."""
+    """The model on rows in the host's memory. Unpacking an answer copies it back."""
     return lambda *rows: model(*(each.to(device) for each in rows))
 
 

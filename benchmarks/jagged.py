@@ -1,8 +1,9 @@
-"""Jagged columns: padded inside the artifact, or before it: `python -m benchmarks.jagged [N ...]`.
+"""Jagged columns, padded inside the artifact or before it: `python -m benchmarks.jagged [N ...]`.
 
-Jets of events as uproot gives them, eight float32 columns, on average six of an event; the network
-sees the first sixteen. Ours takes items and offsets as they lie. The others pad first, with NumPy
-or with Awkward, and run the same network on padded rows. All end in the columns of the answer.
+The inputs are jets as uproot returns them, with eight float32 columns and on average six jets in an
+event; the network reads the first sixteen. Ours reads items and offsets without a copy. The other
+ways first pad, with NumPy or with Awkward, and run the same network on padded rows. All write their
+answers into columns.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _copying(pad: Callable[[], Any], model: Any, places: list[Tensor]) -> Callab
 
 
 def _by_numpy(given: Any) -> Callable[[], Any]:
-    """Gathered all at once, as fast as NumPy does it."""
+    """A function that pads with NumPy, with one gather for each column."""
     columns = [given["jets"][name] for name in NAMES]
     begin, end = given["jets_offsets"]["begin"], given["jets_offsets"]["end"]
 

@@ -1,10 +1,10 @@
-"""How far a network is from what the machine allows: `python -m benchmarks.limit [CONFIG ...]`.
+"""How far a network is from the machine's limits: `python -m benchmarks.limit [CONFIG ...]`.
 
-A run computes at least the multiplications and additions of its program as it is compiled, and
-moves at least its inputs, outputs and weights. What the host does at most, on one core, is measured
-beside it: a large product of float32 matrices, and a copy of memory. The least time is the larger
-of the two; the multiple of it is what is printed. Elementwise functions are not counted: for a
-network whose time is in them, the multiple says how dear they are.
+A run must compute at least the multiplications and additions of its compiled program, and move at
+least its inputs, outputs and weights. The speed of one core of this host is measured for both: with
+a large product of float32 matrices, and with a copy of memory. The least time of a run is the
+larger of the two; the table gives the measured time as a multiple of it. Elementwise functions are
+not counted, so for a network that spends its time in them the multiple shows their cost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stages.reference.nonfinite import Case
 
 _SECONDS = 1.0
 _GEMM = 2048
-_COPY = 1 << 27  # bytes: out of any cache
+_COPY = 1 << 27  # bytes, more than any cache has
 CAPTION = (
     "x: the chosen artifact's time as a multiple of the least that a core of this host needs for\n"
     f"it: its products at a large GEMM's speed, or its memory moved once. {SPREAD}."
@@ -44,7 +44,7 @@ CAPTION = (
 
 
 def peaks() -> tuple[float, float]:
-    """What one core does at most: floating-point operations, and bytes moved, a microsecond."""
+    """The speed of one core: floating-point operations and moved bytes per microsecond."""
     a = torch.randn(_GEMM, _GEMM)
     given, written = torch.ones(_COPY // 4), torch.empty(_COPY // 4)
     out = torch.empty_like(a)

@@ -1,12 +1,12 @@
-"""What the digests and the signature cost when a bundle is loaded: `python -m benchmarks.loading`.
+"""The cost of checking digests and signature of a bundle: `python -m benchmarks.loading`.
 
-Side by side, in turns: the bundle opened without the digests of its files, with them, and with its
-signature too; each then opens the artifact, for `aoti` and for the portable program. Once within a
-process that has everything imported, and once as a whole process, from the start of Python to a
-session. The files are in the page cache.
+Three ways take turns: a bundle is opened without checking the digests of its files, with checking
+them, and with checking its signature too. Each way then opens the artifact of `aoti`, or the
+portable program. It is timed in a process that has imported everything, and as a whole process,
+from the start of Python to a session. The files are in the page cache.
 
-And what a name costs, by lookup: asked for and opened where it lies, asked for and opened from the
-warm cache, taken from the cache without asking, and offline.
+The lookup of a name is timed too: the registry is asked and the files are opened in place; it is
+asked and they are opened from the filled cache; the cache is used without asking; and offline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# What a whole process needs that is timed; the rest is imported where it is used.
+# Only what the timed processes need is imported here, the rest in functions.
 from registry.bundle.bundle import Bundle
 from registry.trust import read_trusted, require_signature
 from runtime.loader import device_here, load, measured_session
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def by_name(folder: Path, place: Path, size: int, warm: int = 9, whole: int = 5) -> Table:
-    """A registry and a cache in `place`; the bundle is promoted there without a gate."""
+    """Time the lookup of a name. `place`: the folder of the registry and the cache."""
     from pipeline.report.tables import new_table
     from registry.promotion import Decision
     from registry.store.registry import Registry
@@ -104,7 +104,10 @@ def _started(folder: Path, name: str, way: str) -> None:
 
 
 def _in_turns(load: Callable[[str], None], ways: Iterable[str], times: int) -> list[str]:
-    """The least milliseconds of each way, since others on the machine only add; its ratio."""
+    """The shortest time of each way in ms, and its ratio to the first way.
+
+    The shortest counts, because other work on the machine only adds time.
+    """
     took: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(times + 1):
         for way in took:
@@ -138,7 +141,7 @@ def _process(*arguments: str) -> None:
 
 
 def _bundle(made: Subject) -> Path:
-    """Captured program, TorchScript, reference and the artifact of `aoti`, sealed and signed."""
+    """A signed bundle with the program, TorchScript, the reference and the artifact of `aoti`."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

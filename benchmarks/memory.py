@@ -1,8 +1,9 @@
-"""What a model with about 100 MB of weights costs in memory: `python -m benchmarks.memory`.
+"""The memory of a model with about 100 MB of weights: `python -m benchmarks.memory`.
 
-Each row is a fresh process (or several at once) that loads the model and runs it; figures are from
-/proc/PID/smaps_rollup, above the same process before it loaded anything. PSS counts a page that k
-processes share as 1/k each. The last part runs a million events and prints RSS as it goes.
+Each row is a new process (or several at once) that loads the model and runs it. The numbers are
+from /proc/PID/smaps_rollup, minus those of the same process before it loaded anything. PSS counts a
+page that k processes share as 1/k in each. The last part runs a million events and prints RSS at
+regular intervals.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def main() -> None:
 
 
 def measure(made: Subject, threads: Sequence[int]) -> Panel:
-    """Ours, eager and ONNX Runtime, by threads, and four processes at once.
+    """Ours, eager and ONNX Runtime: by the number of threads, and with four processes at once.
 
-    Where threads add memory, a row with one malloc arena for all says how much of it is theirs.
+    With the most threads there is a second row, in which all threads share one malloc arena. The
+    difference of the two rows is the memory of the threads' own arenas.
     """
     made.executable("aoti")
     (library,) = (made.folder / "aoti-cpu").glob("*.so")
@@ -103,7 +105,7 @@ def _run(
         )
         for _ in range(processes)
     ]
-    for child in children:  # all have loaded and run before anyone is measured
+    for child in children:  # all have loaded and run before the first is measured
         assert child.stdout is not None
         child.stdout.readline()
     found = []
@@ -136,7 +138,7 @@ def _child(way: str, file: Path, threads: int) -> None:
 
 
 def _smaps() -> dict[str, float]:
-    """MB: resident, proportional, private."""
+    """RSS, PSS and private memory of this process in MB."""
     fields: dict[str, float] = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value = line.split(":")
@@ -186,7 +188,10 @@ def _onnx(file: Path) -> Callable[[], None]:
 
 
 def million(binding: Binding, events: int) -> list[float]:
-    """RSS in MB, before and after each tenth of `events` bound events of 0 to 99 rows; printed."""
+    """Run `events` bound events of 0 to 99 rows.
+
+    Prints and returns RSS in MB, before them and after each tenth of them.
+    """
     begun = time.perf_counter()
     found = [_smaps()["Rss"]]
     for _ in range(10):

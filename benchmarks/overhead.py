@@ -1,7 +1,8 @@
-"""What a call costs beside the model's kernels: `python -m benchmarks.overhead`.
+"""The overhead of a call: `python -m benchmarks.overhead`.
 
-A small MLP (6 → 48 → 3) on tiny events. Every contestant has its inputs where it likes them best,
-bound or row-major; no conversion is inside these times (benchmarks.copies has those).
+A small MLP (6 → 48 → 3) runs on few rows, so its kernels take little of the time. Each contestant
+gets its inputs in the form that it needs, as bound columns or as row-major tensors: the times
+contain no conversion (benchmarks.copies times those).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
 def measure(
     made: Subject, sessions: Mapping[str, Session], sizes: Sequence[int], seconds: float
 ) -> Panel:
-    """`sessions` are ours by name; the first is the one that ratios are to."""
+    """Time all contestants. `sessions`: ours by name; ratios are relative to the first."""
     compiled = aoti_package(made.model, made.signature, made.inputs, made.folder)
     with quiet_torch():
         scripted = torch.jit.freeze(torch.jit.script(made.model))
@@ -71,7 +72,7 @@ def measure(
 
 @contextlib.contextmanager
 def _telemetry(folder: Path) -> Iterator[None]:
-    """What is bound inside counts its calls; the rest of the process does not."""
+    """Bindings made in this block count their calls; all others do not."""
     os.environ[VARIABLE] = str(folder / "calls.prom")
     telemetry.cache_clear()
     try:
@@ -107,7 +108,7 @@ def _onnx_ways(session: Any, made: Subject, n: int) -> dict[str, Callable[[], ob
     binding = session.io_binding()
     binding.bind_input(name, "cpu", 0, array.dtype, array.shape, rows.data_ptr())
     binding.bind_output(out, "cpu", 0, array.dtype, (n, 3), answer.data_ptr())
-    memory = (rows, answer)  # the binding holds bare addresses
+    memory = (rows, answer)  # kept alive: the binding holds only addresses
 
     def bound() -> object:
         assert memory

@@ -1,7 +1,8 @@
-"""Which core runs what: clients and a server on one machine, each on a core of its own.
+"""Run clients and a server on separate cores of one machine.
 
-On shared cores the scheduler decides who waits: Linux gives a server in a session of its own, as
-every server here is, half of a machine that it shares with any number of clients (autogroups).
+On shared cores the scheduler decides which of them waits. Every server here runs in its own
+session, and Linux gives such a session half of the machine, however many clients there are
+(autogroups).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 
 
 def two_cores() -> tuple[int, int]:
-    """One for clients and one for a server. Raises RuntimeError where there is only one."""
+    """A core for clients and a core for a server. Raises RuntimeError if there is only one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise RuntimeError("clients and server need a core each, and this process may use one only")
@@ -21,7 +22,7 @@ def two_cores() -> tuple[int, int]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What this thread starts meanwhile, threads and processes, stays on that core."""
+    """Threads and processes that this thread starts in the block stay on that core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

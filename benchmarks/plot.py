@@ -1,6 +1,7 @@
-"""Plots of what the tables print: benchmarks/plots/NAME.svg, readable without colour.
+"""Plots of the printed tables: benchmarks/plots/NAME.svg, readable without colour.
 
-The same rows give the same bytes: no date, ids from a fixed salt, text as text.
+The same rows give the same bytes: the file has no date, its ids come from a fixed salt, and text is
+stored as text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.table import Panel
 
 FOLDER = Path(__file__).parent / "plots"
 _OURS = "#000000"
-# Grey, marker and dashes together tell rows apart; ours are black and solid.
+# Shade of grey, marker and dashes together distinguish the rows; ours are black and solid.
 _OTHERS = (
     ("#555555", "s", (0, (5, 2))),
     ("#777777", "^", (0, (1, 1.5))),
@@ -39,7 +40,7 @@ _SETTINGS: Any = {
 
 
 def save_plot(name: str, caption: str, panels: Sequence[Panel], folder: Path = FOLDER) -> None:
-    """Write `folder/NAME.svg` and say so; without matplotlib, say how to get it."""
+    """Write `folder/NAME.svg` and print its path; without matplotlib, print how to install it."""
     try:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -68,14 +69,14 @@ def save_plot(name: str, caption: str, panels: Sequence[Panel], folder: Path = F
 
 
 def _height(panel: Panel) -> float:
-    """Inches."""
+    """The height of a panel in inches."""
     if panel.kind in ("lines", "log lines"):
         return 3.4
     return 1.1 + len(panel.rows) * (0.45 if panel.kind == "bars" else 0.25)
 
 
 def _lines(axes: Any, panel: Panel) -> None:
-    """Medians, joined, with their spread; each row's name at its right end."""
+    """Draw each row as a line through its medians, with their spread and its name at the end."""
     scale = {"µs": 1e-6, "MB": 1.0, "1/s": 1.0}[panel.unit]
     ends: list[tuple[str, float, float, str]] = []
     for name, style in _styles(panel).items():
@@ -112,7 +113,7 @@ def _lines(axes: Any, panel: Panel) -> None:
 
 
 def _styles(panel: Panel) -> dict[str, dict[str, Any]]:
-    """Ours black and solid, the others grey and dashed; where all are ours, all black."""
+    """Ours are black and solid, the others grey and dashed. If none is ours, all are black."""
     styles: dict[str, dict[str, Any]] = {}
     ours = [name for name in panel.rows if name.startswith("ours")] or list(panel.rows)
     others = [name for name in panel.rows if name not in ours]
@@ -136,7 +137,7 @@ def _styles(panel: Panel) -> dict[str, dict[str, Any]]:
 
 
 def _name_ends(axes: Any, ends: list[tuple[str, float, float, str]]) -> None:
-    """Names right of the axes beside the lines' ends, pushed apart where they would overlap."""
+    """Write names right of the axes beside the lines' ends, moved apart if they would overlap."""
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = sorted(ends, key=lambda end: end[2])
     natural = [float(to_axes.transform((x, y))[1]) for _, x, y, _ in ends]
@@ -165,7 +166,7 @@ def _name_ends(axes: Any, ends: list[tuple[str, float, float, str]]) -> None:
 
 
 def _bars(axes: Any, panel: Panel) -> None:
-    """A row's columns side by side, or stacked to their sum."""
+    """Draw the columns of each row as bars side by side, or as one stacked bar."""
     stacked = panel.kind == "stack"
     height = 0.7 if stacked else 0.8 / len(panel.columns)
     for k, column in enumerate(panel.columns):

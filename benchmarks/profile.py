@@ -1,7 +1,7 @@
-"""Where the time of a call goes: `python -m benchmarks.profile [CONFIG ...]`, for Linux's `perf`.
+"""Where a call spends its time: `python -m benchmarks.profile [CONFIG ...]`; needs Linux's `perf`.
 
-The chosen artifact is called in a loop at a large size while `perf` samples this process. What is
-printed are the functions in which the samples fell, by kinds: `_KINDS`, by their names.
+The chosen artifact is called in a loop at a large size while `perf` samples this process. The table
+gives the share of samples in each kind of function (`_KINDS`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ _KINDS = {
     "Inductor's other kernels": r"cpp_fused",
     "torch's calls": r"torch|c10",
 }
-"""The first that is found in a function's name or its library's."""
+"""Kinds of functions, each with a pattern for the names of a library and a function.
+
+The first pattern that matches counts.
+"""
 
 
 def profile(bundle: Bundle) -> None:
-    """Print what a call at `_ROWS` rows, or at the most below, spends its time in."""
+    """Print where a call spends its time, at the largest size of at most `_ROWS` rows."""
     opened = open_version(Opening(bundle.path, mode="test"))
     target = chosen_target(opened)
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
@@ -64,7 +67,7 @@ def profile(bundle: Bundle) -> None:
 
 
 def sampled(call: Callable[[], object]) -> Counter[str]:
-    """How many samples of `call`, made again and again, fell into each library and function."""
+    """Repeat `call`; return the number of samples in each library and function."""
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "perf.data"
         watched = subprocess.Popen(

@@ -1,8 +1,9 @@
-"""Two real Tritons behind an Envoy against one: `python -m benchmarks.proxy`.
+"""Compare two Triton servers behind an Envoy with one server: `python -m benchmarks.proxy`.
 
-1, 8 and 32 clients of the demo model, each with a connection of its own and a request at a time, as
-threads of up to 4 processes. Servers, proxy and clients share this machine: two servers can only be
-faster where cores are left for them. Needs the demo in the registry (`make demo`) and an Envoy.
+1, 8 and 32 clients of the demo model send one request at a time, each over a separate connection.
+They are threads of up to 4 processes. Servers, proxy and clients share this machine, so two servers
+can be faster only if there are cores left for them. Needs the demo in the registry (`make demo`)
+and an Envoy.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from stages.reference.answers import Reference
 
 CLIENTS = (1, 8, 32)
 _SECONDS = 3.0
-_PREPARE_S = 5.0  # to connect, once the processes are there
+_PREPARE_S = 5.0  # time to connect, once the processes run
 _ROWS = 100
 _PROCESSES = 4
 
 
 @dataclass(frozen=True)
 class Load:
-    """What all clients saw together; `shares`: requests that each server answered meanwhile."""
+    """The results of all clients; `shares`: the number of requests that each server answered."""
 
     rate: float
     p50_us: float
@@ -62,7 +63,7 @@ def main(ref: str) -> int:
 def race(
     registry: Registry, ref: str, clients: Sequence[int] = CLIENTS, seconds: float = _SECONDS
 ) -> dict[tuple[str, int], Load]:
-    """By set-up and number of clients."""
+    """The results, by set-up and number of clients."""
     found = {}
     with (
         tempfile.TemporaryDirectory(prefix="soa-bench-") as scratch,
@@ -96,7 +97,7 @@ def _drive(
     seconds: float,
 ) -> Load:
     shares = [len(range(i, count, _PROCESSES)) for i in range(min(count, _PROCESSES))]
-    # A process that has just been started imports torch first.
+    # Wait until all processes have started: a new process first imports torch.
     for ready in [pool.submit(time.sleep, 0.2) for _ in range(_PROCESSES)]:
         ready.result()
     before = _answered(servers, model)
@@ -114,8 +115,10 @@ def _answered(servers: Sequence[TritonServer], model: str) -> list[float]:
 
 
 def _clients(url: str, bundle: Path, count: int, begin: float, seconds: float) -> list[float]:
-    """In a process of its own: microseconds of each call of so many clients, from the moment
-    `begin` of the common clock."""
+    """The times of all calls of `count` clients of this process, in µs.
+
+    The calls begin at the time `begin` of the monotonic clock, which all processes share.
+    """
     sessions = [load(bundle, device=url, remote=RemoteOptions()) for _ in range(count)]
     calls = [_call(session, bundle) for session in sessions]
 

@@ -1,4 +1,4 @@
-"""The way it is done today: SoA columns → row-major tensors → an engine → SoA columns."""
+"""The usual way, with copies: SoA columns → row-major tensors → an engine → SoA columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stages.capture import example_case
 from stages.reference.answers import Arrays, row_major_inputs
 
 Model = Callable[[list[Tensor]], Sequence[Tensor]]
-"""A model on row-major tensors, one a block."""
+"""A model on row-major tensors, one for each block."""
 
 
 def copying_way(
@@ -24,7 +24,7 @@ def copying_way(
     given: Mapping[str, Collection],
     written: Mapping[str, Collection],
 ) -> Callable[[], None]:
-    """Pack every block of columns, run, unpack. All columns are plain ones."""
+    """A call that packs every block of columns, runs and unpacks. All columns must be plain."""
     packed = [
         [given[b.block.collection].tensor(c) for c in b.block.columns] for b in signature.inputs
     ]
@@ -43,7 +43,7 @@ def copying_way(
 
 
 def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder: Path) -> Any:
-    """torch's `AOTICompiledModel`, compiled on contiguous rows: what a user would build alone."""
+    """torch's `AOTICompiledModel` for contiguous rows, as a user would build it by hand."""
     path = folder / "row_major.pt2"
     if not path.exists():
         exported = exported_rows(model, signature, inputs)
@@ -57,14 +57,14 @@ def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder:
 def exported_rows(
     model: nn.Module, signature: Signature, inputs: Arrays
 ) -> torch.export.ExportedProgram:
-    """The bare model on contiguous rows."""
+    """The bare model, exported for contiguous rows."""
     arguments, shapes = _example(signature, inputs)
     with quiet_torch():
         return torch.export.export(model, arguments, dynamic_shapes=shapes, strict=False)
 
 
 def aoti(compiled: Any) -> Model:
-    """Its fastest call from Python."""
+    """The fastest way to call a compiled package from Python."""
     run: Model = compiled.loader.run
     return run
 
@@ -76,7 +76,10 @@ def eager(model: nn.Module) -> Model:
 def onnx_session(
     model: nn.Module, signature: Signature, inputs: Arrays, folder: Path
 ) -> Any | None:
-    """An ONNX Runtime session of torch's own export, on one thread; None, and why, without it."""
+    """An ONNX Runtime session of torch's own export, with one thread.
+
+    If that is not possible, prints the reason and returns None.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's ONNX exporter needs it

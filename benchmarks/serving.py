@@ -1,11 +1,11 @@
-"""Real Tritons on this machine, seen by their clients: `python -m benchmarks.serving [REF ...]`.
+"""Time requests to Triton servers on this machine: `python -m benchmarks.serving [REF ...]`.
 
-For each version: one client's calls at several sizes, beside the same call in this process; then 1,
-8 and 32 clients with one row a request, each request running alone, merged, and merged with a wait
-for more. Clients are processes of their own (benchmarks/serving_clients.py), first on the same
-cores, then on a core and the server on another: what the server does when nothing else runs where
-it does. By default the demo's model, ParticleNet and the Particle Transformer, those that are in
-production.
+For each version, the calls of one client are timed at several sizes, and the same calls in this
+process. Then 1, 8 and 32 clients send requests of one row; the server runs each request alone,
+merges requests, or waits for more requests before it merges them. Clients are separate processes
+(benchmarks/serving_clients.py). First they share the server's cores; then they get one core and the
+server another, so nothing else runs on the server's core. The default versions are those of the
+demo's model, ParticleNet and the Particle Transformer that are in production.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PLACES: dict[Place, str] = {
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw together, and Triton: rows in an execution; CPU in µs for each request."""
+    """Results of all clients and of Triton: rows per execution, and µs of CPU time per request."""
 
     seen: Seen
     rows_a_run: float
@@ -103,7 +103,7 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
     services = _services(done.service)
-    # Triton's Python backend starts with no repository whose path has a space.
+    # Triton's Python backend does not start if the path of the repository has a space.
     with _server(services["off"], folder / "latency", bundle) as server:
         _print_latency(bundle.path, server.url, reference.inputs)
     for place in _PLACES:
@@ -117,7 +117,7 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
 
 
 def _deployed(registry: Registry, ref: str, out: Path) -> Deployed:
-    """With merging wherever it can be, whether or not it pays: that is what is measured."""
+    """Deploy with merging if the model allows it, even if it is slower: this is measured here."""
     try:
         return deploy(registry, ref, out, requests="rows", merge=True)
     except ServingError:
@@ -173,7 +173,7 @@ def _load(
 
 
 def _check(answer: bytes, service: Service, reference: Reference, bundle: Bundle) -> None:
-    """Raises ServingError unless an answer to one row is the reference's."""
+    """Raises ServingError unless the answer to one row agrees with the reference."""
     from tritonclient.grpc import service_pb2
 
     found = service_pb2.ModelInferResponse.FromString(answer)
@@ -198,7 +198,7 @@ def _cpu_s(group: int) -> float:
 
 
 def _ways(bundle: Path, url: str) -> dict[str, Session]:
-    """Sessions to compare call by call: what else answers, as a fall-back, is one more of them."""
+    """The sessions to compare call by call, by name."""
     return {
         "local": load(bundle),
         "remote": load(bundle, device=url, remote=RemoteOptions()),
@@ -207,7 +207,7 @@ def _ways(bundle: Path, url: str) -> dict[str, Session]:
 
 
 def timed(call: Callable[[], None], seconds: float) -> list[float]:
-    """Microseconds of each call, ten or more, after one that does not count."""
+    """The times of at least ten calls in µs, after one call that does not count."""
     call()
     times: list[float] = []
     until = time.perf_counter() + seconds

@@ -1,8 +1,8 @@
-"""Clients of a server of Triton's protocol, in processes of their own: what each request took.
+"""Clients of a Triton server that run in separate processes and time each request.
 
-They send one request, made beforehand, again and again, each over a connection of its own with one
-request on its way. They parse no answer while they are timed and run on an event loop, because
-clients and server share this machine: `python -m benchmarks.serving` prints what they take of it.
+Each client sends the same prepared request again and again over its own connection, one request at
+a time. Clients and server share this machine. To use little CPU time, clients run on an event loop
+and do not parse answers while they are timed; `python -m benchmarks.serving` prints their CPU time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CALL_S = 60.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the clients saw together: each round in microseconds, and the first answer of each.
+    """The results of all clients: the times of all rounds, and the first answer of each connection.
 
-    A round is a request, or `burst` of them. `cpu_s` is what they themselves took of the CPU.
+    A round is one request, or `burst` requests at once. `cpu_s`: the CPU time of the clients.
     """
 
     latencies_us: list[float]
@@ -63,12 +63,13 @@ def connected(
     burst: int = 1,
     core: int | None = None,
 ) -> Iterator[Callable[[], Seen]]:
-    """Clients of host:port that had an answer to `request`, a ModelInferRequest. Called once, what
-    is yielded lets all of them send it at once for that long.
+    """Start clients of `address` (host:port), each of which has already had an answer.
 
-    A client sends `burst` at a time, over as many connections, and waits for all of them. `core`:
-    one process for all clients, on that core; else two, on any. Raises RuntimeError where a client
-    fails: none is left out of the count.
+    `request`: a serialized ModelInferRequest. Yields a function to be called once: it lets all
+    clients send the request for `seconds`, and returns the results. A client sends `burst` requests
+    at a time, over as many connections, and waits for all of them. `core`: one process on this core
+    runs all clients; None: two processes on any core. Raises RuntimeError if a client fails, so no
+    client is missing from the results.
     """
     count = _PROCESSES if core is None else 1
     shares = [share for i in range(count) if (share := len(range(i, clients, count)))]
@@ -112,7 +113,7 @@ def _receive(pipe: Any) -> Any:
 def make_request(
     service: Service, inputs: Mapping[str, Mapping[str, torch.Tensor]], n: int
 ) -> bytes:
-    """A ModelInferRequest with the first n rows of the inputs, in the form that is served."""
+    """A serialized ModelInferRequest with the first n rows of the inputs, in the service's form."""
     from tritonclient.grpc import service_pb2
 
     from serving.triton.config import DIGEST
@@ -144,10 +145,10 @@ def make_request(
 async def _work(
     address: str, request: bytes, count: int, burst: int, seconds: float, core: int | None
 ) -> None:
-    """In a process of its own: that many clients, from the word on its standard input."""
+    """Run `count` clients in this process; they begin after a message on its standard input."""
     if core is not None:
         os.sched_setaffinity(0, {core})
-    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each request on its way
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each call
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count * burst)]
     calls = [channel.unary_unary(_METHOD) for channel in channels]
     answers = [await call(request, timeout=_CALL_S) for call in calls]

@@ -1,7 +1,7 @@
-"""What a shadow costs production: `python -m benchmarks.shadow`.
+"""How much a shadow slows production down: `python -m benchmarks.shadow`.
 
-One thread calls production, as fast as it goes, without a shadow and with one that gets fractions
-0, 0.01, 0.1 and 1 of the events. The shadow runs the same model.
+One thread calls production as fast as possible, without a shadow, and with shadows that get the
+fractions 0, 0.01, 0.1 and 1 of the events. The shadows run the same model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> tuple[Panel, list[str]]:
-    """Mean times of a call over `seconds`, taken in turns; and what each shadow saw."""
+    """Mean times of a call over `seconds`, taken in turns; and lines with the shadows' counts."""
     rows: dict[str, list[Cell]] = {}
     notes = []
     for n in sizes:
@@ -57,7 +57,7 @@ def measure(
             for name, binding in ways.items():
                 taken[name].append(_mean_us(binding, seconds))
                 if name in shadows:
-                    shadows[name].flush()  # what is left is not the next one's
+                    shadows[name].flush()  # its last events must not slow the next way
         base = float(np.median(taken["no shadow"]))
         for name, times in taken.items():
             low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))

@@ -1,9 +1,9 @@
 """Artifacts without torch beside the other engines: `python -m benchmarks.standalone [CONFIG ...]`.
 
-Each config goes through `pipeline run` for x86-64-v3, which is half the compiling of `cpu`; then
-every valid candidate races at each size, in one thread, from SoA columns to SoA columns. Ratios are
-to the first row. The lines below a table say what was chosen, what each took to compile, and what
-was refused.
+Each config goes through `pipeline run` for x86-64-v3, which takes half of the compile time of
+`cpu`. Then every valid candidate races at each size, in one thread, from SoA columns to SoA
+columns. Ratios are to the first row. The lines below a table give the choice, the compile times and
+the reasons of refusals.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(configs: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as place:
         registry = new_registry(Path(place))
         for config in configs:
-            # Beside the original, since its paths are relative to that.
+            # Written next to the original, because paths in it are relative to its folder.
             text = yaml.safe_load(config.read_text())
             text |= {"engines": list(ENGINES), "targets": ["cpu/x86-64-v3"]}
             copy = config.with_name(f".{config.stem}.standalone.yaml")

@@ -1,13 +1,13 @@
-"""What it takes to start: `python -m benchmarks.start`.
+"""The cost of starting a process: `python -m benchmarks.start`.
 
-A model of one engine, `lanes`, is built, promoted and pulled into a folder that goes at the end.
-Each row of the table is a process of its own, from its beginning to its end: Python, all imports,
-and a command's answer, or a session and its first answer on 1,000 rows. Three figures: seconds by
-the clock, seconds of the processor (of the process and its children, user and system), and the most
-memory; the medians of N processes (7), which take turns row by row.
+A model with the single engine `lanes` is built, promoted and pulled into a temporary folder. Each
+row of the table is a process, timed from its beginning to its end: Python, all imports, and the
+answer of a command, or a session and its first answer on 1,000 rows. The columns are the elapsed
+time, the processor time (user and system, of the process and its children), and the peak memory.
+They are medians of N processes (default 7); the rows take turns.
 
-`--of`: the modules of another checkout are timed, on the same version; its native library has to be
-built. `--runtime`: a Python that has soa-runtime; by default this one, on this checkout's modules.
+`--of`: time the modules of another checkout on the same version; its native library must be built.
+`--runtime`: a Python with soa-runtime; by default this Python with the modules of the checkout.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ session.run(given, made)
 
 @dataclass(frozen=True)
 class Took:
-    """One process: seconds by the clock, seconds of the processor, MB at most."""
+    """One process: its elapsed and processor time in seconds, and its peak memory in MB."""
 
     wall: float
     cpu: float
@@ -58,7 +58,7 @@ class Took:
 
 @dataclass(frozen=True)
 class Start:
-    """A row: what a Python is given to run, and where it finds our modules."""
+    """A row: a Python, its arguments, and the folder of our modules; None: they are installed."""
 
     python: str
     arguments: tuple[str, ...]
@@ -74,7 +74,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="soa-start-") as name:
         folder = Path(name)
-        # Elsewhere: what this process holds would count as memory of those that it starts.
+        # In another process: memory of this process would be counted for those that it starts.
         made = "import sys, benchmarks.start as s; s.prepare(s.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", made, name], cwd=ROOT, check=True)
         starts = rows(folder, asked.of.absolute(), asked.runtime)
@@ -82,7 +82,7 @@ def main() -> None:
         for turn in range(asked.processes + 1):
             for row, start in starts.items():
                 took = timed(start, folder)
-                if turn:  # the first brings the files into memory, and fills the cache
+                if turn:  # the first turn reads the files into memory and fills the cache
                     found[row].append(took)
     from benchmarks.table import print_machine
     from pipeline.report.tables import new_table, show
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """A registry with start/1 in production, that version in a folder, and a file of rows."""
+    """Make a registry with start/1 in production, a pulled copy of it, and a file of rows."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -119,7 +119,7 @@ def prepare(folder: Path) -> None:
 
 
 def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
-    """By name, in the order in which they run: `explain` reads what `apply` wrote."""
+    """The table's rows by name, in the order of running: `explain` reads the output of `apply`."""
 
     def answer(package: str, ref: str, options: str = "") -> tuple[str, str]:
         code = ANSWER.format(package=package, ref=ref, options=options, rows=ROWS)
@@ -159,7 +159,7 @@ def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
 
 
 def timed(start: Start, folder: Path) -> Took:
-    """Run it once; SystemExit with what it said where it fails."""
+    """Run it once. If it fails, raise SystemExit with its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     clean |= {
         "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry/registry.db",
@@ -172,7 +172,7 @@ def timed(start: Start, folder: Path) -> Took:
         begun = time.perf_counter()
         child = os.posix_spawn(
             start.python,
-            (start.python, "-P", *start.arguments),  # no module of the working folder
+            (start.python, "-P", *start.arguments),  # -P: no modules from the working folder
             clean,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, log.fileno(), 1),

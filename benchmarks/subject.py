@@ -27,7 +27,7 @@ _LEAST_NODES = 100  # the reference draws node numbers below this, so they exist
 
 
 class Mlp(nn.Module):
-    """F → 48 → 3, its first operation pointwise, softmax at the end."""
+    """F → 48 → 3; its first operation is pointwise, its last a softmax."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Mlp(nn.Module):
 
 
 class Wide(nn.Module):
-    """F → hidden → hidden → 3; with 5000 it has 25 million weights, 100 MB."""
+    """F → hidden → hidden → 3; with `hidden` 5000 it has 25 million weights, 100 MB."""
 
     def __init__(self, features: int, hidden: int = 5000) -> None:
         super().__init__()
@@ -55,9 +55,10 @@ class Wide(nn.Module):
 
 
 class Gnn(nn.Module):
-    """Nodes (N, 6), edges (E, 3) and their ends (E, 2) → a class of every node, (N, 2).
+    """Nodes (N, 6), edges (E, 3) and their ends (E, 2) → two probabilities of every node.
 
-    Two steps: a message along every edge from both its ends and its features, summed at its target.
+    In each of two steps, every edge computes a message from the nodes at its ends and from its
+    features, and every node sums the messages of the edges of which it is the target.
     """
 
     def __init__(self, width: int = 16) -> None:
@@ -90,7 +91,7 @@ class Subject:
     folder: Path
 
     def executable(self, name: str, device: torch.device = CPU, **options: Any) -> Executable:
-        """Compile with one engine, here, and open it."""
+        """Compile the model with one engine for `device`, and open the artifact."""
         out = self.folder / "-".join([name, device.type, *options])
         out.mkdir(exist_ok=True)
         source = Portable(self.capture.program, self.capture.script)
@@ -104,7 +105,10 @@ class Subject:
         return Session(self.signature, executable, device, any_start=True)
 
     def collections(self, n: int) -> tuple[Collection, Collection]:
-        """Of a model with one of each: n rows of the reference inputs, and output columns."""
+        """The input collection with n rows of the reference, and the output collection.
+
+        The model must have one of each.
+        """
         given = Collection(self.signature.layouts["inputs"], n)
         for member in given.layout.columns:
             given.fill(member.name, self.inputs["inputs"][member.name])
@@ -112,7 +116,7 @@ class Subject:
 
 
 def subject(features: int, highest: int, model: nn.Module | None = None) -> Subject:
-    """One collection in, one out, up to `highest` rows."""
+    """A model with one input and one output collection, of up to `highest` rows."""
     names = tuple(f"x{i}" for i in range(features))
     signature = Signature.build(
         {"inputs": _floats(names), "outputs": _floats(("p", "q", "r"))},
@@ -124,7 +128,7 @@ def subject(features: int, highest: int, model: nn.Module | None = None) -> Subj
 
 
 def graph_subject(highest: int, edges_per_node: int) -> Subject:
-    """Two collections of different length in, nodes and edges, with the ends of an edge as ints."""
+    """`Gnn` on two collections of different length, nodes and edges; an edge's ends are ints."""
     edges = [column(name, "float32") for name in _EDGE_FEATURES]
     edges += [column(name, "int32") for name in ("source", "target")]
     signature = Signature.build(

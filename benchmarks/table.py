@@ -1,4 +1,4 @@
-"""What a benchmark found, and how it is printed: tables of 132 columns, and the machine."""
+"""The results of a benchmark, printed as tables of up to 132 characters in a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPREAD = "below each median its spread, p05 … p95"
 
 @dataclass(frozen=True)
 class Cell:
-    """A median with its 5th and 95th percentile, or one value; `ratio` is to the row's base."""
+    """A median with its 5th and 95th percentile, or one value; `ratio`: to the base's value."""
 
     value: float
     low: float | None = None
@@ -29,7 +29,7 @@ class Panel:
     """Rows that are printed as one part of a table and drawn as one part of a plot.
 
     `columns` are the places on the x axis (`lines`, `log lines`), the bars of a row (`bars`), or
-    the parts that a row's bar is the sum of (`stack`). `unit` is µs, MB, or a count a second.
+    the parts of a row's bar (`stack`). `unit` is µs, MB, or a count per second.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Panel:
 
 
 def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], base: str) -> Panel:
-    """Contestants as rows, one column a size, ratios to the contestant `base` where it is there."""
+    """A row for each contestant, a column for each size; ratios to `base` if it was timed."""
     names = list(dict.fromkeys(name for race in races.values() for name in race))
 
     def cell(name: str, race: Mapping[str, Timing]) -> Cell | None:
@@ -62,14 +62,14 @@ def print_machine() -> None:
 
 
 def print_panels(caption: str, panels: Iterable[Panel]) -> None:
-    """One table a panel, under one caption."""
+    """Print a caption, and one table for each panel."""
     print(caption)
     for panel in panels:
         headers = [c if isinstance(c, str) else f"{c:,.0f}" for c in panel.columns]
         names = list(panel.rows)
         shown = [[_shown(cell, panel.unit) for cell in cells] for cells in panel.rows.values()]
         corner = panel.x
-        if len(headers) > len(names):  # the longer side goes down, so that the table is narrow
+        if len(headers) > len(names):  # transpose, so that the table is narrow
             headers, names = names, headers
             shown = [list(cells) for cells in zip(*shown, strict=True)]
         table = new_table(panel.title, corner, *headers)

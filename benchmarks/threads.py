@@ -1,6 +1,7 @@
 """Events per second from several threads: `python -m benchmarks.threads [1 2 16]`.
 
-Python threads that each run their own binding of one session, and `run_many` over native threads.
+It times Python threads, each with its own binding of one session, and `run_many`, which uses native
+threads.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> list[Panel]:
-    """A panel for every size; `rounds` measurements of `seconds` of every way, taken in turns."""
+    """A panel for every size.
+
+    Each way is measured `rounds` times for `seconds` with each thread count, in turns.
+    """
     panels = []
     for n in sizes:
         rows: dict[str, tuple[Cell, ...]] = {}
@@ -64,7 +68,7 @@ def measure(
 
 
 def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: int) -> str:
-    """What a second thread is worth to `run_many` by the length of its list, at 10 rows."""
+    """How much faster `run_many` is with a second thread, by the length of its list, at 10 rows."""
     found = []
     for length in lengths:
         bindings = [session.bind(*made.collections(10)) for _ in range(length)]
@@ -81,7 +85,7 @@ def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: i
 
 
 def _machine() -> float:
-    """What a second core is worth here and now: separate processes that share nothing."""
+    """The work of two processes at once, which share nothing, relative to the work of one."""
     code = (
         "import time; b = time.perf_counter(); sum(range(30_000_000)); "
         "print(time.perf_counter() - b)"

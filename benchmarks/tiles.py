@@ -1,8 +1,9 @@
 """One call on many rows, in tiles: `python -m benchmarks.tiles`.
 
 The first network of benchmarks/unseen.py is built for 16,384 rows with `unbounded: true`, and runs
-on up to 10,000,000 of them in one call: the time of a row, two threads against one, the same bits
-from 1, 2 and 3 threads, and how much memory the process takes beside the columns.
+on up to 10,000,000 of them in one call. It prints the time for a row, compares two threads with
+one, checks that 1, 2 and 3 threads give the same bits, and prints the memory that the process takes
+beside the columns.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
             config.read_text().replace("max: 1000000,", f"max: {_BUILT_FOR}, unbounded: true,")
         )
         bundle, _ = built(config, new_registry(folder), folder / "work")
-        memory = {n: _grown(bundle, n) for n in SIZES}  # first: what was freed is not taken again
+        memory = {n: _grown(bundle, n) for n in SIZES}  # first: later runs reuse freed memory
         panels = [_times(bundle)]
     caption = f"A call on n rows in tiles. x: to one thread; {SPREAD}."
     print_panels(caption, panels)
@@ -84,10 +85,10 @@ def _bound(session: Session, n: int) -> tuple[Session, Collection, Collection]:
 
 
 def _grown(bundle: Bundle, n: int) -> int:
-    """Bytes by which the first run on n rows raises what the process has had at most."""
+    """The bytes by which the first run on n rows raises the peak memory of the process."""
     session, given, written = _bound(_session(bundle), n)
     for column in written.layout.columns:
-        written.tensor(column.name).fill_(1.0)  # every page is there
+        written.tensor(column.name).fill_(1.0)  # so that every page exists
     binding = session.bind(given, written)
     Path("/proc/self/clear_refs").write_text("5")
     before = _most()

@@ -1,5 +1,8 @@
-"""Networks that are not in the zoo, for `python -m benchmarks.zoo --unseen`: nothing was tuned on
-them. Each takes rows of plain columns; `write_configs` writes a config for each."""
+"""Networks that are not in the zoo, for `python -m benchmarks.zoo --unseen`.
+
+Nothing was tuned on them. Each takes rows of plain columns; `write_configs` writes a config for
+each.
+"""
 
 from __future__ import annotations
 
@@ -197,6 +200,6 @@ _NETWORKS: dict[str, type[nn.Module]] = {
 
 
 def network(name: str) -> nn.Module:
-    """One of them, always with the same weights."""
+    """The network of this name, always with the same weights."""
     torch.manual_seed(0)
     return _NETWORKS[name]().eval()

@@ -1,8 +1,8 @@
-"""Files scored by one and by two local Dask workers: `python -m benchmarks.workers [ROWS]`.
+"""Score files with one and with two local Dask workers: `python -m benchmarks.workers [ROWS]`.
 
-The rows and the model of benchmarks/apply.py. The workers have opened the version before; the
-fastest of three runs counts. Beside the whole job, in which this process joins the parts meanwhile,
-the time until all parts are there, with nobody joining them.
+The rows and the model are those of benchmarks/apply.py. The workers have already opened the
+version; the fastest of three runs counts. `job` is the time of a whole job, in which this process
+joins the parts; `parts` is the time until all parts are written, without joining them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(rows: int) -> None:
 
 
 def timed(folder: Path, suffix: str, execute: Execute) -> tuple[float, float]:
-    """Seconds until all parts are there, and those of a whole job."""
+    """The time until all parts are written, and the time of a whole job, in seconds."""
     source, out = folder / f"rows.{suffix}", folder / f"out.{suffix}"
     out.unlink(missing_ok=True)
     registry = f"sqlite:///{folder}/registry.db"

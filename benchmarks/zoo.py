@@ -1,12 +1,13 @@
-"""Every model of the zoo, every engine, every size: `python -m benchmarks.zoo [CONFIG ...]`.
+"""Time every model of the zoo with every engine: `python -m benchmarks.zoo [CONFIG ...]`.
 
-With `--unseen` the networks of benchmarks/unseen.py instead, which nothing was tuned on.
+With `--unseen`: the networks of benchmarks/unseen.py instead; nothing was tuned on them.
 
-Each config goes through `pipeline run`; then what the pipeline chose races against each of its
-engines, and against what a user would build by hand. Everything starts from SoA columns and ends in
-SoA columns, so every copy that a way needs is inside its time. Ratios are to the eager model; the
-lines below a table say what the best way by hand, and the best other candidate, are to the choice:
-below 1 it was beaten. A way that takes longer than a few seconds a call is left out, and said.
+Each config goes through `pipeline run`. Then the pipeline's choice races against each of its
+candidates, and against artifacts that a user would build by hand. Every way starts from SoA columns
+and ends in SoA columns, so its time includes every copy that it needs. Ratios are relative to the
+eager model. The lines below a table give the times of the best way by hand, and of the best other
+candidate, relative to the choice: below 1, the choice was slower. A way that takes more than a few
+seconds for a call is left out, and its name is printed.
 """
 
 from __future__ import annotations
@@ -83,22 +84,24 @@ def main(configs: list[Path], work: Path, plot: str) -> None:
 
 
 def new_registry(folder: Path) -> Registry:
-    """An empty one in `folder`: its database is made once, not in the time of a run."""
+    """An empty registry in `folder`. Its database is made now, so no timed run has to make it."""
     uri = f"sqlite:///{folder}/registry.db"
     with Access(uri, None).client(write=True):
         return Registry(uri)
 
 
 def built(config: Path, registry: Registry, work: Path) -> tuple[Bundle, float]:
-    """`pipeline run`; the bundle, and the seconds it took."""
+    """Do `pipeline run`; return the bundle, and the time that it took in seconds."""
     begun = time.perf_counter()
     done = run(config, registry, work)
     return done.bundle, time.perf_counter() - begun
 
 
 def sizes(signature: Signature) -> list[Case]:
-    """`SIZES`, as far as the signature goes, and its largest; with several row dimensions, its
-    typical ones."""
+    """The sizes to time: those of `SIZES` in the signature's range, and its maximum.
+
+    With several row dimensions: those of `benchmark_cases`.
+    """
     if len(signature.dims) > 1:
         return benchmark_cases(signature)
     (dim,) = signature.dims
@@ -107,7 +110,7 @@ def sizes(signature: Signature) -> list[Case]:
 
 
 def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel:
-    """All ways at all sizes."""
+    """Time all ways at all sizes."""
     opened = open_version(Opening(bundle.path, mode="test"))
     signature = opened.signature
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
@@ -129,7 +132,7 @@ def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel
         for name, way in by_hand.items():
             call = row_major_call(signature, way, inputs, case)
             with quiet_torch():
-                call()  # torch.compile compiles here, not in its time
+                call()  # not timed: torch.compile compiles in this call
             runs[name] = call
         races[max(case.values())] = race(_quick_enough(runs, case), seconds)
     return race_panel(f"{bundle.manifest.name}", "rows", races, EAGER)
@@ -141,7 +144,7 @@ def chosen_target(opened: Opened) -> str:
 
 
 def by_hand_in_place(bundle: Bundle, folder: Path) -> Executable:
-    """The captured program as torch compiles it for this very host."""
+    """The captured program, compiled by plain AOTInductor for this host."""
     path = folder / "in_place.pt2"
     program = torch.export.load(bundle.file(bundle.manifest.program))
     with quiet_torch():
@@ -157,7 +160,7 @@ def by_hand_in_place(bundle: Bundle, folder: Path) -> Executable:
 def _quick_enough(
     runs: Mapping[str, Callable[[], object]], case: Case
 ) -> dict[str, Callable[[], object]]:
-    """Those whose call ends in time; the others are named. What was chosen stays."""
+    """The ways whose call is fast enough, and always the choice. Prints the names of the others."""
     kept: dict[str, Callable[[], object]] = {}
     for name, call in runs.items():
         begun = time.perf_counter()
@@ -173,7 +176,10 @@ def _quick_enough(
 def ways_by_hand(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, folder: Path
 ) -> dict[str, Callable[..., Any]]:
-    """What a user would build alone, on row-major tensors. One that fails is left out, and said."""
+    """The model on row-major tensors, as a user would build it by hand in several ways.
+
+    A way that fails is left out, and the reason is printed.
+    """
     case = benchmark_cases(signature)[-1]
     example = tuple(row_major_inputs(signature, inputs, case))
     makers: Mapping[str, Callable[[], Callable[..., Any] | None]] = {
@@ -203,7 +209,7 @@ def _scripted(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Call
     frozen: Callable[..., Any]
     try:
         frozen = torch.jit.freeze(torch.jit.script(model))
-    except Exception:  # torch names no type for what does not script; then it is traced
+    except Exception:  # of any type, if the model cannot be scripted: trace it
         frozen = torch.jit.freeze(torch.jit.trace(model, example, check_trace=False))
     return frozen
 
@@ -220,7 +226,7 @@ def _positional(run_list: Callable[[list[torch.Tensor]], Any]) -> Callable[..., 
 
 
 def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
-    """The choice, who beat it and by how much, and what the pipeline costs beside its compilers."""
+    """The lines below a table: the choice, its best rivals, and the time of `pipeline run`."""
     opened = open_version(Opening(bundle.path, mode="test"))
     target = chosen_target(opened)
     record = bundle.manifest.targets[target]
@@ -244,7 +250,7 @@ def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
 
 
 def _best(panel: Panel, names: list[str]) -> str:
-    """The fastest of these at each size, as a ratio to what was chosen; and which it is."""
+    """For each size: the fastest of these, and the ratio of its time to that of the choice."""
     parts = []
     for i, n in enumerate(panel.columns):
         times = {name: cell.value for name in names if (cell := panel.rows[name][i])}

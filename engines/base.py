@@ -29,7 +29,7 @@ ENGINES: tuple[str, ...] = tuple(_FOUND)
 # The candidates if no engines are named.
 DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
 
-# The candidates of a quick build, for work in progress: `exported` is the fallback, it needs no
+# The candidates of a quick build, for work in progress. `exported` is the fallback and needs no
 # compilation.
 QUICK_ENGINES = ("lanes", "exported")
 
@@ -86,7 +86,7 @@ class Prepared(Protocol):
 
     @property
     def current(self) -> Prepared:
-        """The call for the current row count, if each of several artifacts serves some counts."""
+        """The call for the current row count, if several artifacts serve different counts."""
         return self
 
 

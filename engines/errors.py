@@ -32,7 +32,8 @@ class TargetError(SoaPipelineError):
 MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
 """The advice in a message that memory ran out."""
 
-# How torch's allocators, the C++ runtime, the compiler driver and the linker report it.
+# Parts of the messages by which torch's allocators, the C++ runtime, the compiler driver and the
+# linker report that memory ran out.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",

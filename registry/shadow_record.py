@@ -1,4 +1,4 @@
-"""The results of a shadow: a version that ran on some events of the version in production, too."""
+"""The results of a shadow: a version that also ran on some events of the production version."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def load(
 ) -> Session:
     """A session on devices of this host; the options are those of `Opening`.
 
-    `pipeline.load` offers more ways to run, and calls this function for this one.
+    `pipeline.load` offers more ways to run.
     """
     return load_here(Opening(ref, mode=mode, **options), device)
 
@@ -66,8 +66,8 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
         )
     if live and where is not None and not torch_runs_on(where) and where.type != "cpu":
         raise LoadError(
-            f"live: before a session on {where} moves to another version torch waits for the GPU, "
-            "and no torch that is built for GPUs is here: load it without live"
+            f"live: torch must wait for {where} before the session moves to another version, and "
+            "no torch that is built for GPUs is here: load it without live"
         )
     if not live:
         return session_on(open_version(opening), where)
@@ -151,7 +151,7 @@ class Reopening:
             return self._kept(session)
 
     def share(self, session: Session) -> None:
-        """Use `session`, which is open and is pickled as this, as the session of this process."""
+        """Make `session`, which is open and is pickled as this, the session of this process."""
         with _one_opens:
             self._kept(session)
 

@@ -1,4 +1,4 @@
-"""Settings of the process that running a model needs: torch's threads, TF32, the allocator."""
+"""Settings of a process that runs models: torch's threads, TF32, the allocator."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def settle_tf32(wanted: bool, what: str) -> None:
                 f"{what} computes in {one}, and this process has opened a version in {other} on a "
                 "GPU: torch has one setting for the whole process; load it in another process"
             )
-        # torch has an older and a newer switch. After the newer one torch 2.13 cannot export.
+        # torch has an older and a newer switch. If the newer one is used, torch 2.13 cannot export.
         torch.backends.cudnn.allow_tf32 = wanted
         torch.backends.cuda.matmul.allow_tf32 = wanted
         _tf32[:] = [wanted]

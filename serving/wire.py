@@ -201,8 +201,8 @@ def _block(
     dtypes = sorted({signature.layouts[where][name].dtype for name in bound.block.columns})
     if len(dtypes) > 1:
         raise ServingError(
-            f"block {bound.name!r} has columns of {', '.join(dtypes)}, which one tensor does not "
-            "carry: serve it with --requests columns"
+            f"block {bound.name!r} has columns of {', '.join(dtypes)}, which one tensor cannot "
+            "hold: serve it with --requests columns"
         )
     _require_travelling(where, bound.block.columns[0], dtypes[0])
     _require_once(bound, blocks)
@@ -230,14 +230,14 @@ def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
         if shared := [name for name in bound.block.columns if name in other.block.columns]:
             raise ServingError(
                 f"column {where}.{shared[0]} is in the blocks {bound.name!r} and {other.name!r}, "
-                "and would travel twice: serve it with --requests columns"
+                "and would be sent twice: serve it with --requests columns"
             )
 
 
 def _require_travelling(collection: str, column: str, dtype: str) -> None:
     if dtype not in TRITON_DTYPES:
         raise ServingError(
-            f"column {collection}.{column} is {dtype}, which does not travel: serve a version "
+            f"column {collection}.{column} is {dtype}, which cannot be sent: serve a version "
             "whose column is float32"
         )
 

@@ -80,8 +80,8 @@ def plan_block(block: Block, layout: Layout) -> Plan:
     for member in members:
         if member.dtype not in DTYPES:
             raise BlockError(
-                f"{where} names {member.name!r}, which is {member.dtype}: that is carried in the "
-                f"collection, and no model gets it (models get {', '.join(DTYPES)})"
+                f"{where} names {member.name!r}, which is {member.dtype}: a collection "
+                f"can hold it, but no model reads it (models read {', '.join(DTYPES)})"
             )
     scalars = [m.name for m in members if m.kind == "scalar"]
     if scalars and len(scalars) < len(members):

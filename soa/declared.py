@@ -1,4 +1,4 @@
-"""Find the classes that the files of a package declare, without importing these files.
+"""Find the classes that a package declares, without importing its files.
 
 The first line of a class gives its name in a family (here `engine`) and its place in the order::
 
@@ -55,13 +55,14 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     for each in found:
         if each.name in by_name:
             raise SoaPipelineError(
-                f"two are the {family} {each.name!r}: {by_name[each.name].module}, {each.module}"
+                f"two classes are the {family} {each.name!r}: {by_name[each.name].module}, "
+                f"{each.module}"
             )
         by_name[each.name] = each
     return by_name
 
 
-# Every process that runs a model does this, so it reads only the first lines of classes, once.
+# Every process that runs a model searches for classes. So only their first lines are read, once.
 _HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 

@@ -45,8 +45,8 @@ def itemsize(name: str) -> int:
     if found and int(found[1]) <= _LARGEST_OPAQUE:
         return int(found[1])
     raise LayoutError(
-        f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}; or, where no model gets it, "
-        f"uint64 or opaque<bytes>, of up to {_LARGEST_OPAQUE} bytes"
+        f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}; or, for a column that no "
+        f"model reads, uint64 or opaque<bytes> with up to {_LARGEST_OPAQUE} bytes"
     )
 
 
@@ -80,7 +80,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: object) -> str:
-    """Our name of a dtype of NumPy or torch. A dtype that no column can have, such as `>f4`, keeps
+    """Our name for a dtype of NumPy or torch. A dtype that no column can have, such as `>f4`, keeps
     its name."""
     import numpy as np
 

@@ -71,7 +71,7 @@ class Column:
             raise LayoutError(f"column {self.name!r}: {error}") from None
         if self.kind == "eigen":
             if is_opaque(self.dtype):
-                raise LayoutError(f"Eigen column {self.name!r} is {self.dtype}: it holds numbers")
+                raise LayoutError(f"Eigen column {self.name!r} is {self.dtype}, not numbers")
             if not 1 <= len(self.shape) <= 2 or any(
                 type(extent) is not int or extent < 1 for extent in self.shape
             ):
@@ -82,7 +82,7 @@ class Column:
             if self.components > _MOST_COMPONENTS:
                 raise LayoutError(
                     f"Eigen column {self.name!r} has {self.components} entries: at most "
-                    f"{_MOST_COMPONENTS} are taken"
+                    f"{_MOST_COMPONENTS} are allowed"
                 )
         elif self.shape:
             raise LayoutError(f"{self.kind} {self.name!r} has no shape, found {list(self.shape)}")

@@ -202,7 +202,7 @@ def _short(value: object) -> str:
 
 
 def _found(value: object) -> str:
-    """The type of a value, in JSON's words."""
+    """The words for a value in a message: null, an object, a list, or the value itself."""
     if value is None:
         return "null"
     if isinstance(value, Mapping):
@@ -233,9 +233,9 @@ def _time(value: Any) -> datetime:
     try:
         found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise Misfit(f"a time as ISO 8601 writes it is needed, found {_found(value)}") from None
+        raise Misfit(f"a time in ISO 8601 format is needed, found {_found(value)}") from None
     if found.tzinfo is None:
-        raise Misfit(f"{_short(value)} is in no time zone")
+        raise Misfit(f"{_short(value)} has no time zone")
     return found
 
 

@@ -29,7 +29,8 @@ def plain(text: object, newline: str = r"\n") -> str:
 
 
 def _visible(character: str) -> str:
-    # Control characters C0 and C1, directions, surrogates, unassigned ones; line separators.
+    # Escaped: control characters (C0, C1), direction marks, surrogates, unassigned characters and
+    # line separators.
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape", "surrogatepass").decode()

@@ -1,4 +1,4 @@
-"""Benchmark: time the valid candidates together, with what users do today as the baseline.
+"""Benchmark: time the valid candidates together, with the eager model as the baseline.
 
 Every contestant starts from SoA columns and ends in SoA columns, so every copy that it needs is
 inside its time. Contestants take turns in one process, in an order shuffled every round, because
@@ -102,7 +102,7 @@ def benchmark_targets(
             if model is not None:
                 runs[EAGER] = row_major_call(signature, model, inputs, case)
                 copies = row_major_call(signature, None, inputs, case)
-                # Timed alone: it computes nothing. In the race all others would count as hopeless.
+                # The copies are timed alone: beside them, the race would drop all others as slow.
                 baseline = race({COPIES: copies}, _TURN_S)
             found = race(runs, seconds, stay=())
             if model is not None:

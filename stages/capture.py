@@ -60,7 +60,7 @@ from stages.reference import (
 
 Route = Literal["auto", "script", "trace", "none"]
 
-# Row counts to export at: primes, so that no extent of a model equals one by chance.
+# Row counts to export at: primes, so that no size in a model is equal to one of them by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
 
@@ -170,7 +170,7 @@ def capture(
         say(f"note: {weakness}")
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
-    say("asking the eager model at the edges of what its inputs hold")
+    say("computing the eager model's answers to extreme values")
     at_edges, untried = edge_rows(model, signature, inputs, stated)
     for each in untried:
         say(f"note: {each}")
@@ -203,7 +203,7 @@ def example_case(signature: Signature) -> Case:
     """Row counts to export at: one per dimension, inside its range, different if possible.
 
     At least 2, because torch.export takes a row count of 0 or 1 for a constant. Below the largest,
-    because a compiler may find that n is at least the example's n, and must have a range left.
+    because a compiler may conclude that n >= the example's n, and other n must then remain.
     """
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
@@ -381,8 +381,8 @@ def _keep_apart(program: ExportedProgram) -> None:
 def _least_padded(signature: Signature, argument: Argument) -> int:
     """The least padded length S that export may assume: the least n, and one aligned line.
 
-    Torch asks for more when it sorts strides (S > 2) and when the rows are fixed (S != n), though
-    the operations do not need it. No engine checks this at run time; validation runs such sizes.
+    Torch also requires S > 2, since it sorts strides, and S != n if the rows are fixed. The
+    operations need neither. No engine checks this at run time; validation runs such sizes.
     """
     rows = signature.ranges[argument.rows]
     line = signature.layouts[argument.collection].alignment // itemsize(argument.dtype)

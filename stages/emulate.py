@@ -155,8 +155,8 @@ def emulate_candidate(
 
 
 def this_gpu(target: Target) -> Emulator:
-    """A GPU of this host, through its driver, in place of an emulator: for GPUs that no torch here
-    drives. Raises EngineError if the C++ compiler is missing."""
+    """Use a GPU of this host through its driver, in place of an emulator: for GPUs that the
+    installed torch does not support. Raises EngineError if the C++ compiler is missing."""
     machine = family(target)
     _program(machine)
     return Emulator("on this GPU", machine, device="cuda:0")

@@ -17,7 +17,7 @@ _NOISE = 1.03  # engines within this factor of the best are equal; the first nam
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
     """The engine with the smallest geometric mean over all sizes; None if none ran. Of engines that
-    are equal within the noise it is the first."""
+    are equal within the noise, the first one is taken."""
 
     def mean(name: str) -> float:
         return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)

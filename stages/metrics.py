@@ -1,4 +1,4 @@
-"""Metrics: numbers that users know, computed from labels and a model's outputs."""
+"""Metrics: numbers such as an efficiency, computed from labels and a model's outputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Metric:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, labels: Values) -> None:
-        """Refuse labels that would give every model the same value or none.
+        """Refuse labels that would give every model the same value or no value.
 
         Raises MetricError, SourceError.
         """
@@ -139,8 +139,8 @@ def _own(values: Values) -> Values:
 def efficiency(
     labels: Values, scores: Values, background: float | None = None, threshold: float = math.nan
 ) -> float:
-    """The fraction of signal (label 1) with a score above `threshold`. With `background`, it is the
-    lowest threshold above which at most this fraction of all other rows lies."""
+    """The fraction of signal (label 1) with a score above `threshold`. With `background`, the
+    threshold is the lowest one above which at most this fraction of all other rows lies."""
     signal = labels == 1
     if background is not None:
         other = np.sort(scores[~signal])

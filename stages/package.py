@@ -188,7 +188,7 @@ def package_annex(
 
 
 def example_of(capture: Capture) -> dict[str, Any]:
-    """An input example for MLflow: the reference's inputs at its smallest case with two rows."""
+    """An input example for MLflow: the inputs of the smallest reference case with n >= 2."""
     reference = Reference.load(capture.reference)
 
     def size(case: Mapping[str, int]) -> tuple[bool, int]:

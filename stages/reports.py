@@ -47,8 +47,8 @@ class BenchmarkReport:
         return next((name for rows, name in self.below if n < rows), self.fastest)
 
     def lines(self) -> list[str]:
-        """The chosen engine against the eager model, and each size at which another one is
-        faster."""
+        """Lines that compare the chosen engine with the eager model, and name each size at which
+        another one is faster."""
         ratios, lost = [], []
         for case, times in self.timings.items():
             size = case.partition("=")[2]
@@ -65,7 +65,10 @@ class BenchmarkReport:
                     f"{best} was faster at {case}: {microseconds(rivals[best])}, the chosen {name} "
                     f"{microseconds(took)}"
                 )
-        faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
+        faster = [
+            f"{self.fastest} is chosen; its speed relative to the eager model's: "
+            f"{', '.join(ratios)}"
+        ]
         return [*(faster if ratios else []), *lost]
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +123,7 @@ class CaseReport:
     """The code of the first fault; empty without a fault, and in reports of earlier releases."""
 
 
-# The codes of artifacts that are not valid, for reports without a code, as of earlier releases.
+# The codes of artifacts that are not valid, for reports of earlier releases, which have no code.
 _CODES = {
     "refused": "candidate-refused",
     "failed": "candidate-failed",

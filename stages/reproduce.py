@@ -30,7 +30,7 @@ _LIMIT_S = 600.0
 
 
 def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> Iterator[Bits]:
-    """The digest of an artifact's answers, computed in each way; `folder` is for scratch files."""
+    """A digest of an artifact's answers for each way to run it. `folder` is for scratch files."""
     manifest = opened.bundle.manifest
     if Target.parse(target).device != "cpu":
         yield Bits(target, engine_name, "on a GPU", None, "only CPUs are compared")

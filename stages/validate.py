@@ -85,7 +85,7 @@ class Trial:
         """The trial as JSON data, for another process."""
         return {
             "engine": self.engine,
-            # Links are not resolved: their target may be held for us.
+            # Links are not resolved: a held file (`Pinned`) is opened through its link.
             "file": str(self.file.absolute()),
             "signature": self.signature.to_dict(),
             "reference": str(self.reference.absolute()),
@@ -134,7 +134,7 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    # Not this module: it loads the native runner, which in a forked child refuses several threads.
+    # This module is not among them: its native runner refuses several threads in a forked child.
     imports: tuple[str, ...] = ("stages.compile",)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS
@@ -270,7 +270,7 @@ def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) 
         if edge.exact and silent > max(allowed.max_outside, _ROUNDING):
             return (
                 f"output {name!r} differs from eager, row {deviation.worst_row}: max abs deviation "
-                f"{number(deviation.max_abs)}. If no such integers come, say which do "
+                f"{number(deviation.max_abs)}. If the data has no such integers, give its range "
                 "(reference: ranges: {column: [low, high]})"
             ), True
         differs |= deviation.outside > allowed.max_outside

@@ -1,4 +1,4 @@
-"""What all tests share: markers that skip by themselves, and hypothesis without a clock."""
+"""Fixtures and settings of all tests: GPU tests skip without a GPU, hypothesis has no deadline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=5000)
 
 
-# What is imported stays: the collector need not look at a million objects again and again.
+# Imported modules stay alive: the collector need not visit their million objects each time.
 gc.disable()
 
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if not on_gpu:
         return
-    import torch  # only now: it takes seconds, and few runs select a GPU test
+    import torch  # imported here: it takes seconds, and few runs select a GPU test
 
     if not torch.cuda.is_available():
         for item in on_gpu:
@@ -54,10 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a load keeps on this host is no test's to find, and not to be left in anybody's home."""
+    """A cache for this run: no test finds files of other loads, or leaves any in the home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(warm, "_IDLE_S", 600.0)  # importing torch takes more than a test
+        # Processes that have imported torch are kept: the import takes longer than a test.
+        patch.setattr(warm, "_IDLE_S", 600.0)
         yield
 
 
@@ -68,7 +69,7 @@ def quick_commits() -> None:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path:
-    """MLflow takes a second to make its tables; they are the same in every registry."""
+    """An empty MLflow database, to copy: MLflow needs a second to make the tables."""
     from registry.store.registry import Registry
 
     def make(folder: Path) -> None:
@@ -96,7 +97,7 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
-    """A project that was run once, with every engine: jets/1 in a registry of its own."""
+    """A project that was run once with every engine, and its own registry with jets/1."""
     from tests.models import project
 
     def make(folder: Path) -> None:
@@ -108,7 +109,7 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
 
 @pytest.fixture(scope="session")
 def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
-    """The project of `jets`, with artifacts of aoti and of lanes."""
+    """The project of `jets`, with artifacts of aoti and lanes."""
     from tests.models import project
 
     def make(folder: Path) -> None:
@@ -121,7 +122,7 @@ def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> 
 
 @pytest.fixture(scope="session")
 def loose(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
-    """That project on separate columns, some of them Eigen vectors, one in double precision."""
+    """The project of `jets` on separate columns, some Eigen vectors, one in double precision."""
     from tests.models import project
 
     def make(folder: Path) -> None:
@@ -147,7 +148,7 @@ def loose(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proj
 
 @pytest.fixture(scope="session")
 def lists(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
-    """That project on the sums of jagged columns: up to four jets of each of n rows."""
+    """The project of `jets` on the sums of jagged columns: n rows with up to four jets each."""
     from tests.models import project
 
     def make(folder: Path) -> None:
@@ -175,7 +176,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proj
 
 @pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
-    """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
+    """The project of `jets` with forty times the weights, for one engine: jets/2 beside jets/1."""
     from registry.store.registry import Registry
     from tests.models import project
 

@@ -1,4 +1,4 @@
-"""The compiler of the tests (models/compiler/g++) remembers what is the same, nothing else."""
+"""The compiler of the tests (models/compiler/g++) reuses an object only for equal input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 COMPILER = Path(__file__).parent / "models" / "compiler" / "g++"
-# It notes that it was asked, and makes its output of all it was given.
+# Notes each call, and writes the content of all its inputs as the output.
 REAL = """#!/bin/sh
 [ "$*" = --version ] && { cat "$0.version"; exit; }
 echo asked >> "$0.log"
@@ -24,7 +24,7 @@ Compile = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
-    """Compile a text to a file; how often the real compiler was asked in all, and what is there."""
+    """Compile a text to a file; returns the calls of the real compiler so far, and the output."""
     real = tmp_path / "real"
     real.write_text(REAL)
     real.chmod(0o755)
@@ -41,7 +41,8 @@ def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         (tmp_path / source).write_text(text)
         (tmp_path / made).unlink(missing_ok=True)
         file, include = str(tmp_path / source), f"-I{tmp_path}/torch/include"
-        given = [file, include] if made != "network.so" else [source]  # as each compiler is called
+        # As Inductor and lanes call it.
+        given = [file, include] if made != "network.so" else [source]
         command = [str(COMPILER), *given, *flags, "-o", str(tmp_path / made)]
         done = subprocess.run(command, check=False, cwd=tmp_path)
         assert done.returncode == (3 if "-broken" in flags else 0)
@@ -77,7 +78,7 @@ def test_a_library_of_other_objects(compile: Compile) -> None:
 
 
 def test_a_library_of_lanes(compile: Compile, tmp_path: Path) -> None:
-    """By its source, its weights and its headers."""
+    """It is kept by its source, its weights and its headers."""
     headers = tmp_path / "lanes" / "headers"
     headers.mkdir(parents=True)
 
@@ -96,19 +97,20 @@ def test_a_library_of_lanes(compile: Compile, tmp_path: Path) -> None:
 
 def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
     assert [compile("int a;", "-broken")[0] for _ in range(2)] == [1, 2]
-    assert [compile("int a;", made="x.o")[0] for _ in range(2)] == [3, 4]  # nothing of Inductor's
+    # Inductor gives its files other names.
+    assert [compile("int a;", made="x.o")[0] for _ in range(2)] == [3, 4]
     shutil.rmtree(tmp_path / "kept")
     assert [compile("int a;")[0] for _ in range(2)] == [5, 6]
 
 
 def test_an_object_of_cmakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """models/compiler/kept, by the real compiler: by what is in all files, not by their names."""
+    """models/compiler/kept keeps objects by the content of all files, not by their names."""
     monkeypatch.setenv("TESTS_COMPILED", str(kept := tmp_path / "kept"))
     (tmp_path / "include").mkdir()
     kept.mkdir()
 
     def made(value: str, source: str = "a.cpp", *flags: str, code: int = 0) -> tuple[int, str]:
-        """How many objects are kept, and the assembly of the one that was asked for."""
+        """How many objects are kept, and the assembly of the requested one."""
         (tmp_path / "include" / "value.h").write_text(f"#define VALUE {value}\n")
         text = f'// {source}\n#include "value.h"\nint f() {{ return VALUE; }}\n'
         (tmp_path / source).write_text(text)

@@ -40,13 +40,13 @@ for title, check in json.loads(sys.argv[4]).items():
 
 
 def parts(text: str, kind: str) -> list[tuple[str, str]]:
-    """What follows `<!-- kind: argument -->`, with the argument."""
+    """The snippets that follow `<!-- kind: argument -->`, each with its argument."""
     return re.findall(rf"^<!-- {kind}(?:: (\S+))? -->\n```\w+\n(.*?)^```", text, re.M | re.S)
 
 
 @pytest.fixture(scope="module")
 def tried(mlp: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """How each check ends, in one process, in a checkout with nothing but the new files put in."""
+    """The result of each check, all in one process, in a checkout with the new files added."""
     root = tmp_path_factory.mktemp("checkout")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,12 +1,12 @@
-"""What the documentation shows works: every snippet runs, every name in it is there.
+"""The documentation works: every snippet runs, and every name in it exists.
 
-A fence says its language. `sh` and `python` are run beside a registry that holds the demo's model.
-A comment in front may say more:
+Each fence names its language. `sh` and `python` snippets run beside a registry that holds the
+demo's model. A comment in front of a fence may say more:
 
-- `<!-- needs: gpu -->`: it runs where that is, and with `minutes` nowhere;
-- `<!-- tried: FILE::TEST -->`: something longer tries it;
-- `<!-- file: NAME -->`: it is a file, in the folder in which the page's other snippets run;
-- `<!-- from: FILE -->`: it is a part of that file of the repository, which is tried elsewhere.
+- `<!-- needs: gpu -->`: it runs only where that is available; with `minutes`, nowhere;
+- `<!-- tried: FILE::TEST -->`: that test does the same;
+- `<!-- file: NAME -->`: it is a file in the folder in which the page's other snippets run;
+- `<!-- from: FILE -->`: it is a part of that file of the repository, which is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
 }
 
 
-# -- what is written -----------------------------------------------------------------------------
+# -- names and commands in the text --------------------------------------------------------------
 
 
 def test_each_fence_says_what_it_is() -> None:
@@ -136,7 +136,7 @@ def test_each_fence_says_what_it_is() -> None:
 
 
 def complaint(words: list[str]) -> str | None:
-    """What is wrong with a command of ours, as far as that is known without running it."""
+    """Why a command of ours is wrong, as far as one can say without running it."""
     if words[0] == "make" and f"\n{words[1]}:" not in (ROOT / "Makefile").read_text():
         return "no such target"
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
@@ -158,7 +158,7 @@ def complaint(words: list[str]) -> str | None:
 
 @pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_named_is_there(page: Path) -> None:
-    """Commands and their options, modules, files, variables and errors, in snippets or in line."""
+    """Every command, option, module, file, variable and error that snippets or inline code name."""
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
         assert (page.parent / target).exists(), target
@@ -234,7 +234,7 @@ def test_the_page_on_installing_names_every_extra() -> None:
     assert names == set(re.findall(r"^([\w-]+) = \[", table, re.M))
 
 
-# -- what runs -----------------------------------------------------------------------------------
+# -- snippets that run ---------------------------------------------------------------------------
 
 
 class Small(nn.Module):
@@ -244,15 +244,16 @@ class Small(nn.Module):
 
 
 class Desk:
-    """jet-tagger/1 in production, 3 before it, 2 and 4 beside them; and a folder for each page.
+    """Versions of jet-tagger in a registry, and a folder for each page.
 
-    Its columns and blocks are the demo's; the model is smaller, for one engine and few rows.
+    jet-tagger/1 is in production, 3 was before it, 4 is in staging. Columns and blocks are the
+    demo's; the model is smaller, for one engine and few rows.
     """
 
     def __init__(self, folder: Path, database: Path) -> None:
         self.folder = folder
         self.done: set[tuple[str, ...]] = set()
-        """Commands that take long, and are tried once."""
+        """Commands that take long; each runs only once."""
         demo = load_config(ROOT / "configs/demo.yaml")
         few = {"n": RowsConfig(max=64, typical=(10,))}
         self.signature = demo.model_copy(update={"rows": few}).signature()
@@ -273,7 +274,7 @@ class Desk:
         shutil.copy(folder / "registry.db", folder / "first.db")
 
     def page(self, page: Path) -> Path:
-        """The working folder: the snippets of a page follow one another."""
+        """The page's working folder; its snippets run there one after another."""
         place = self.folder / page.relative_to(ROOT).with_suffix("")
         if place.exists():
             return place
@@ -296,8 +297,11 @@ class Desk:
         return place
 
     def names(self, text: str) -> dict[str, Any]:
-        """What the pages take for granted, as far as `text` uses it: to load a session takes as
-        long as all else in most snippets."""
+        """The names that the pages use without defining them.
+
+        A session is loaded only if `text` uses one: that takes as long as everything else in most
+        snippets.
+        """
         found: dict[str, Any] = {"pipeline": pipeline, "Path": Path}
         if re.search(r"\b(n|memory|(session|binding|event)s?|(jets|tags)2?)\b", text):
             found |= self._of_a_session()
@@ -332,7 +336,7 @@ def desk(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Desk
 
 @pytest.fixture(scope="module")
 def triton(desk: Desk) -> Iterator[str]:
-    """The address of a server of what is in production at first."""
+    """The address of a server of jet-tagger/1."""
     deploy(desk.registry, f"{NAME}/1", desk.folder / "served")
     with TritonServer(desk.folder / "served") as server:
         yield server.url
@@ -385,7 +389,7 @@ def test_it_runs(
         names["jets"] = {field.name: np.zeros(field.shape(5), np.float32) for field in given}
     with warnings.catch_warnings():
         if "mlflow" in text:
-            warnings.simplefilter("ignore")  # MLflow 3.17 warns of type hints of its own
+            warnings.simplefilter("ignore")  # MLflow 3.17 warns about its own type hints
         try:
             exec(compile(text, str(snippet), "exec"), names)
         finally:
@@ -394,7 +398,7 @@ def test_it_runs(
 
 
 def public_names() -> Iterator[tuple[str, object]]:
-    """The names on the page of the API: of classes and functions, and of one module."""
+    """The names on the API page, of classes, functions and one module, with their objects."""
     for name in re.findall(r"^::: ([\w.]+)$", API.read_text(), re.M):
         module, _, last = name.rpartition(".")
         found = getattr(importlib.import_module(module), last, None)
@@ -425,7 +429,7 @@ def test_an_example_gives_what_it_says(
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Each on a registry of its own, as it was before any page changed it."""
+    """Each example has a registry of its own, as it was before any page changed it."""
     shutil.copytree(desk.page(API), tmp_path, symlinks=True, dirs_exist_ok=True)
     shutil.copy(desk.folder / "first.db", tmp_path / "registry.db")
     rows: dict[str, Any] = {
@@ -451,7 +455,7 @@ def test_an_example_gives_what_it_says(
 
 
 def run_command(desk: Desk, words: list[str]) -> None:
-    """Ours, and scripts, in this process, which has imported everything; others as they are."""
+    """Runs our commands and scripts in this process, which is quick; others in a new one."""
     words = [word.replace("URI", f"sqlite:///{desk.folder}/other.db") for word in words]
     if words[0] == "python" and words[1].endswith(".py"):
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
@@ -461,9 +465,9 @@ def run_command(desk: Desk, words: list[str]) -> None:
     if words[0] != "pipeline":
         subprocess.run(words, check=True, timeout=60, capture_output=True)
         return
-    if words[1] == "serve" and "--check" not in words:  # it would until somebody ends it
+    if words[1] == "serve" and "--check" not in words:  # without it, serve runs until it is stopped
         words.append("--check")
-    if words[1] == "run" and "--quick" not in words:  # test_real_models.py does it, in a minute
+    if words[1] == "run" and "--quick" not in words:  # test_real_models.py runs it, in a minute
         load_config(words[2])
         return
     if words[1] in ("build", "serve"):

@@ -20,7 +20,7 @@ def look() -> None:
     assert len(before) > 80
     for name, package in packages.items():
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            if not module.name.rpartition(".")[2].startswith("lib"):  # libraries beside the modules
+            if not module.name.rpartition(".")[2].startswith("lib"):  # native libraries
                 import_ours(module.name)
     hidden = [
         f"{name}.{public}"
@@ -34,11 +34,11 @@ def look() -> None:
 def import_ours(name: str) -> None:
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:  # one that only a server of Triton's has
+    except ModuleNotFoundError as error:  # only Triton's server has it
         if str(error.name).split(".")[0] in PACKAGES:
             raise
 
 
 def test_importing_a_module_hides_no_public_name() -> None:
-    """In a child: what an import binds in a package cannot be taken back."""
+    """Runs in a child: the names that an import binds in a package cannot be removed again."""
     assert in_a_child(look) == "nothing"

@@ -1,4 +1,4 @@
-"""There is one way from a reference to an artifact that runs: runtime/opening. By the source."""
+"""Reads the source: only runtime/opening turns a reference into an artifact that runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def modules() -> tuple[tuple[str, ast.Module], ...]:
 
 @functools.cache
 def used(tree: ast.AST) -> set[str]:
-    """Every name that is imported, called or read in a module, with the name it is read of."""
+    """Every name that a module imports, and every attribute that it uses, with its dotted path."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -34,7 +34,7 @@ def used(tree: ast.AST) -> set[str]:
 
 
 def dotted(node: ast.AST) -> str:
-    """Its source. Names and attributes of names, which nearly all are, are quick."""
+    """The source of an expression; faster than `unparse` for names and their attributes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -77,7 +77,7 @@ def test_an_engine_opens_in_one_module() -> None:
 
 
 def asked_of_engines(tree: ast.AST) -> set[str]:
-    """The attributes of `engine(...)`, and of the names that it is given."""
+    """The attributes that are read of `engine(...)`, or of variables that hold its result."""
     made = {
         ast.unparse(target)
         for node in ast.walk(tree)
@@ -93,7 +93,7 @@ def asked_of_engines(tree: ast.AST) -> set[str]:
 
 
 def test_what_engines_open_with_is_used_by_engines() -> None:
-    """And by what deploy proves: the files that it writes for Triton's own backends."""
+    """Others: deploy, which checks the files for Triton's own backends, and model sources."""
     outside = {
         path
         for path, tree in modules()
@@ -108,7 +108,7 @@ def test_what_engines_open_with_is_used_by_engines() -> None:
     assert outside == {
         "serving/native/onnx.py",
         "serving/native/torchscript.py",
-        "stages/model/source.py",  # a user's own model, which becomes a version
+        "stages/model/source.py",  # a user's own model, to be compiled
     }
 
 
@@ -123,7 +123,7 @@ def test_the_route_alone_makes_what_may_be_opened() -> None:
 
 
 def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
-    """Elsewhere a bundle is opened by who has just written it, or only looks at its seal."""
+    """Other modules open only bundles that they have just written, or only check a seal."""
     openers = {
         path
         for path, tree in modules()
@@ -134,16 +134,16 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         )
     }
     assert {path for path in openers if not path.startswith(ROOM)} == {
-        "pipeline/building/add_target.py",  # the annex that it has built
-        "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
-        "pipeline/building/run_config.py",  # what it has packaged
-        "pipeline/cli/housekeeping.py",  # the page of what it has pushed
+        "pipeline/building/add_target.py",  # opens the annex that it has built
+        "pipeline/mlflow_flavour.py",  # compares the digest of MLflow's copy
+        "pipeline/building/run_config.py",  # opens the bundle that it has packaged
+        "pipeline/cli/housekeeping.py",  # shows the page of the version that it has pushed
         "stages/package.py",
     }
 
 
 def test_candidates_are_opened_by_the_stages() -> None:
-    """The one door beside the route: an artifact that is being proved, before any bundle has it."""
+    """The only other way: stages open an artifact, to validate it, before a bundle has it."""
     assert users("runtime.opening.open_candidate") == {
         "pipeline/building/steps.py",
         "stages/benchmark.py",

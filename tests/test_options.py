@@ -1,4 +1,4 @@
-"""Options of `load` that do not exist are refused, in one line with the nearest."""
+"""Options of `load` that do not exist are refused in one line, which names the nearest option."""
 
 from __future__ import annotations
 

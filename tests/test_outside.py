@@ -1,4 +1,4 @@
-"""What comes from outside has one way in and one way out, and no module goes another."""
+"""Only some modules read data from outside or print it; all others use these modules."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def called() -> dict[str, set[str]]:
 
 
 def callers(*names: str) -> set[str]:
-    """The modules that call a function or method of such a name."""
+    """The modules that call a function or method with one of these names."""
     return {path for path, found in called().items() if not found.isdisjoint(names)}
 
 
@@ -65,7 +65,7 @@ OWN_SOURCE = {
     "pipeline/building/provenance.py",
     "stages/model/source.py",
 }
-OWN_SERVER = {  # its log, and what was built for it
+OWN_SERVER = {  # its log, and files that were built for it
     "serving/local/external_program.py", "serving/local/triton.py", "serving/native/tensorrt.py",
     "serving/triton/repository.py",
 }  # fmt: skip
@@ -79,7 +79,7 @@ OURS = {  # schemas, templates, the source
 def test_one_function_reads_files_of_others() -> None:
     allowed = OWN_STEPS | OWN_SOURCE | OWN_SERVER | SYSTEM | OURS
     assert callers("read_text", "read_bytes") <= allowed
-    # A reference: before it is sealed, and of a bundle that was verified.
+    # A reference, before it is sealed or from a bundle that was verified.
     assert callers("safe_open") == {
         "stages/reference/answers.py", "stages/reference/nonfinite.py",
         "runtime/opening/same_bits.py",
@@ -87,15 +87,15 @@ def test_one_function_reads_files_of_others() -> None:
 
 
 def test_one_function_parses_json() -> None:
-    # Written a line before.
+    # They parse JSON that they have just written.
     of_our_own = {"pipeline/cli/inspection.py", "registry/bundle/manifest.py", "soa/records.py"}
-    triton = {"serving/triton/model.py"}  # what Triton hands over
+    triton = {"serving/triton/model.py"}  # what Triton passes to it
     assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
     assert callers("safe_load", "safe_load_all", "compose", "full_load", "unsafe_load") <= OURS | {
         "pipeline/config/yaml_lines.py"
     }
     assert callers("eval", "exec", "sympify", "literal_eval") <= {
-        "engines/torchscript.py", "stages/model/source.py",  # of a module: torch's other `eval`
+        "engines/torchscript.py", "stages/model/source.py",  # Module.eval of torch
         "soa/declared.py",  # literals of our own source
     }  # fmt: skip
 
@@ -104,9 +104,10 @@ def test_one_function_prints() -> None:
     assert callers("echo") == {"pipeline/report/tables.py", "pipeline/cli/answers.py"}  # JSON
     bars = {"pipeline/cli/applying.py", "pipeline/cli/answers.py"}  # on a terminal
     assert callers("Console", "Text") == bars
-    assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
+    # `html.escape` and `re.escape`.
+    assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}
     prints = callers("print") - callers("new_table", "microseconds")
-    # In child processes: into a log, and the bits found under qemu.
+    # In child processes: into a log, or to return the bits found under qemu.
     assert prints == {"stages/validate.py", "runtime/opening/same_bits.py"}
     silencers = {"engines/exported/engine.py", "registry/mlflow/access.py"}
     assert callers("getLogger") == silencers | {"soa/text.py"}
@@ -208,7 +209,7 @@ def test_a_record_names_the_field() -> None:
 
 @pytest.mark.parametrize("annexes", [None, [], 5, {"cpu/x86-64-v3": None}])
 def test_annexes_of_a_note_are_said(tmp_path: Path, annexes: object) -> None:
-    """`null` once meant: all that lie in the folder."""
+    """`null` once meant all annexes in the folder."""
     note = {"ref": "jets/1", "digest": "0" * 64, "by": "ada", "at": "now", "annexes": annexes}
     (tmp_path / PROMOTED).write_text(json.dumps(note))
     with pytest.raises(SoaPipelineError, match="annexes"):
@@ -227,7 +228,7 @@ def test_tags_that_are_no_targets() -> None:
 
 
 def sparse(into: Path, size: int) -> Path:
-    """One byte that says it is the last of a file of `size`."""
+    """An archive with one stored byte, which claims to be the last byte of a file of `size`."""
     member = tarfile.TarInfo(EXPORT)
     member.pax_headers = {
         "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(size),

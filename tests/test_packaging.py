@@ -1,4 +1,4 @@
-"""The wheel, as somebody gets it: built, installed into an empty venv, used from another folder."""
+"""The wheel, as a user gets it: installed into an empty venv and used from another folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NATIVE = ROOT / "engines" / "native"
 def execute(
     *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # Without the variables by which this test run would reach its own checkout.
+    # Without variables such as PYTHONPATH, which could lead to this checkout.
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     return subprocess.run(
         [str(part) for part in command],
@@ -53,12 +53,12 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what a checkout holds, so that no build folder appears in the tree."""
+    """The wheel, built from a copy of the checkout: no build folder appears in the tree."""
     source = tmp_path_factory.mktemp("source") / "tree"
     shutil.copytree(
         ROOT, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
     )
-    # What is newer than its sources is not compiled again: setuptools finds it in its build folder.
+    # setuptools does not compile again what lies in its build folder and is newer than its sources.
     build = source / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     for library in NATIVE.glob("*.so"):
         place = build / library.relative_to(ROOT)
@@ -73,9 +73,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A venv that holds our wheel, and sees this one's packages as its dependencies.
+    """A venv that holds our wheel, and finds its dependencies in the venv of this test.
 
-    A .pth file adds their folder at the end of the path, so a copy of us there would hide nothing.
+    A .pth file adds their folder at the end of the path, so our wheel is found before this
+    checkout.
     """
     venv = tmp_path_factory.mktemp("venv")
     succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv))
@@ -88,12 +89,12 @@ def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RUNNING = ("torch", "numpy", "pydantic", "pyyaml", "safetensors", "filelock", "lazy_loader")
-"""What runs the folder of a bundle; docs/install.md names the same."""
+"""The packages that are needed to run a bundle's folder; docs/install.md names the same."""
 ABSENT = ("mlflow", "sqlalchemy", "alembic", "pandas", "sqlparse", "click", "rich", "onnxruntime")
 
 
 def closure(names: Iterable[str]) -> list[metadata.Distribution]:
-    """The distributions of these names here, and all that they need, by their own metadata."""
+    """The distributions with these names, and all that they need according to their metadata."""
     found: dict[str, metadata.Distribution] = {}
     pending = [Requirement(name) for name in names]
     while pending:
@@ -107,7 +108,7 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
 
 
 def installed(wheel: Path, needed: Iterable[str], venv: Path) -> Path:
-    """The Python of a new venv that holds a wheel and what it needs, as links, and no more."""
+    """The Python of a new venv that holds only a wheel and, as links, what it needs."""
     succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent))
     [packages] = venv.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
@@ -216,7 +217,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
 
 
 def test_the_wheel_is_for_every_python(wheel: Path) -> None:
-    """By the stable ABI that the native module keeps to; a wheel has no build of another's."""
+    """The native module uses the stable ABI, and the wheel has no module for one Python alone."""
     assert "-cp311-abi3-" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         built = [name for name in archive.namelist() if name.endswith(".so")]
@@ -300,7 +301,7 @@ def test_importing_the_face_of_the_project_names_it_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """`registry` not imported yet, in this process."""
+    """Makes this process forget that `registry` was imported."""
     monkeypatch.delitem(sys.modules, "registry", raising=False)
     return monkeypatch
 
@@ -316,7 +317,7 @@ def test_a_foreign_package(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_a_plain_folder_of_that_name_hides_nothing(
     forgotten: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As `registry/` in the folder where somebody starts Python: a package comes before it."""
+    """A folder `registry/` without `__init__.py` where Python starts: our package wins."""
     (tmp_path / "registry").mkdir()
     forgotten.syspath_prepend(tmp_path)
     soa_pipeline.check_origins()

@@ -1,4 +1,4 @@
-"""Faults put in on purpose: none has lost its place, and the campaign sees what is red."""
+"""Each planted fault still has its place in the source, and the campaign finds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each refusal has a code of its own and a section on the page, and comes with its mistake."""
+"""Each refusal has its own code and a section on the page, and its mistake raises it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from tests.models.project import answer, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/reference/refusals.md").read_text()
-ANYWHERE = {"missing-library", "disk"}  # with exceptions of several classes
+ANYWHERE = {"missing-library", "disk"}  # raised with exceptions of several classes
 
 
 def classes(root: type[SoaPipelineError] = SoaPipelineError) -> Iterator[type[SoaPipelineError]]:
-    """Ours, and not those that other tests make."""
+    """The exception classes of our packages, without those that other tests define."""
     if root.__module__.partition(".")[0] in PACKAGES:
         yield root
     for each in root.__subclasses__():
@@ -69,7 +69,7 @@ TREES = list(trees())
 
 
 def codes() -> Iterator[str]:
-    """Every code there is: of a class, given where it is raised, of a verdict, of a gate."""
+    """Every code: of a class, of a `raise`, of a verdict, of a gate."""
     yield from (str(each.code) for each in CLASSES.values())
     for node in TREES:
         if isinstance(node, ast.keyword) and node.arg == "code" and said(node.value):
@@ -115,7 +115,7 @@ def test_each_code_has_one_section_and_each_section_is_of_a_code() -> None:
 
 
 def test_cpp_has_the_codes_of_python() -> None:
-    """One table; nothing else in C++ has a code."""
+    """C++ has one table of codes, and each refusal takes its code from there."""
     assert len(CPP_CODES) == len(set(CPP_CODES)) > 20
     assert len(CPP_CODES) == CPP.count(", SOA_")
     assert set(CPP_CODES) - set(codes()) == set() and set(CPP_CODES) >= CPP_ALONE
@@ -125,12 +125,12 @@ def test_cpp_has_the_codes_of_python() -> None:
             assert "refusal" in thrown, (file, thrown)
 
 
-# -- by doing the mistake ------------------------------------------------------------------------
+# -- each mistake raises its code ----------------------------------------------------------------
 
 
 class Nothing(Executable):
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        """It is never called."""
+        """Does nothing: no test calls it."""
 
 
 SESSION = Session(mlp_signature(100, (), 2), Nothing())
@@ -141,7 +141,7 @@ def bind(jets: object, tags: object = None) -> None:
 
 
 def other_jets(**changes: str) -> Collection:
-    """Of other columns: by name, the dtype."""
+    """A collection with some columns added or changed: `name=dtype`."""
     dtypes = {each.name: each.dtype for each in JETS.columns} | changes
     return Collection(Layout([column(name, dtype) for name, dtype in dtypes.items()]), 5)
 
@@ -154,7 +154,7 @@ def read_only() -> Collection:
 
 
 def one_memory() -> None:
-    """Two collections in the same bytes."""
+    """Binds two collections in the same bytes."""
     memory = np.zeros(max(JETS.nbytes(5), TAGS.nbytes(5)) + 128, np.uint8)
     memory = memory[-memory.ctypes.data % 128 :]
     bind(
@@ -220,7 +220,7 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("code", MISTAKES)
 def test_each_mistake_has_its_code(code: str, tmp_path: Path) -> None:
-    """Also where the exception comes from another process."""
+    """The code also survives pickling, as when the exception comes from another process."""
     with pytest.raises(SoaPipelineError) as caught:
         MISTAKES[code](tmp_path)
     assert caught.value.code == code

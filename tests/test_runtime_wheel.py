@@ -47,7 +47,7 @@ ABSENT = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what a checkout holds."""
+    """The wheel, built from a copy of what a checkout holds."""
     source = tmp_path_factory.mktemp("source") / "tree"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "*.so")
     shutil.copytree(ROOT, source, ignore=ignored)
@@ -156,7 +156,7 @@ def test_both_packages_say_the_same() -> None:
 
 @pytest.mark.long
 def test_an_sdist_holds_all_that_its_wheel_is_built_from(wheel: Path, tmp_path: Path) -> None:
-    """The modules that lie outside its folder too, so nothing but the sdist is needed."""
+    """The sdist also holds the modules outside the package's folder, so it suffices alone."""
     assert wheel.name.startswith(f"soa_runtime-{soa_pipeline.__version__}-cp311-abi3-")
     copied = tmp_path / "tree"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests")
@@ -185,7 +185,7 @@ def test_a_worker_without_torch(worker: Path, bare_jets: Built, tmp_path: Path) 
     assert not found["torch"] and not found["there"]
     assert Path(found["modules"]).is_relative_to(worker.parents[1])
     assert found["rss_mb"] < 60  # the figures are in benchmarks/RESULTS.md
-    # A version that another process has put into this host's cache.
+    # The worker also loads a version that another process has cached on this host.
     import pipeline
 
     with pytest.MonkeyPatch.context() as patch:
@@ -204,7 +204,7 @@ def test_a_worker_without_torch(worker: Path, bare_jets: Built, tmp_path: Path) 
 def test_every_network_without_torch(
     name: str, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Valid, and of the same bits from all levels, here and in the worker."""
+    """Each artifact is valid, and all levels give the same bits, here and in the worker."""
     if name == "particlenet.yaml":
         try:
             monkeypatch.setenv("SKHEP_DATA", str(data.locate("ParticleNet_kin.pt").parent))
@@ -244,7 +244,7 @@ def test_the_whole_installation_gives_the_same_bits(
     whole = json.loads(succeeded(execute(*command, cwd=tmp_path, env={"PYTHONPATH": path})))
     assert whole["digest"] == bare["digest"]
     assert Path(whole["modules"]).is_relative_to(ROOT)
-    assert not whole["torch"]  # it is installed, and such an artifact does not want it
+    assert not whole["torch"]  # torch is installed, but this artifact does not import it
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The documentation builds as a site, with warnings as errors, and shows nothing from elsewhere."""
+"""The documentation builds as a site, with warnings as errors, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_links_lead_somewhere(site: Path) -> None:
-    """Also those in tables, in headings and to files, which MkDocs does not look at."""
+    """Also links in tables and headings and to files, which MkDocs does not check."""
     pages = {page: page.read_text() for page in site.rglob("*.html")}
     names = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
     for page, text in pages.items():

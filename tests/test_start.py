@@ -1,4 +1,4 @@
-"""What a command, or a load, imports: each in a process of its own, from its start to its end."""
+"""Which modules a command or a load imports; each runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ session.run(jets, tags)
 
 
 def test_a_folder_without_a_registry(place: Path) -> None:
-    """What a worker imports: NumPy, and of others' packages lazy_loader alone."""
+    """A worker imports NumPy and lazy_loader, and no other package of others."""
     pull(Registry(f"sqlite:///{place}/store/registry.db"), "jets@production", place / "pulled")
     needless = {*HEAVY, "pydantic", "safetensors", "cryptography", "html", "difflib", "uuid"}
     assert not started(place, FOLDER, str(place / "pulled")) & needless
 
 
 def test_what_is_needed_is_seen(place: Path) -> None:
-    """The test sees an import."""
+    """The check finds a module that is imported."""
     assert "numpy" in started(place, "import pipeline, numpy")

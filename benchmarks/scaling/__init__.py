@@ -1,1 +1,1 @@
-"""A served model on paper: a simulation fed with measured service times, checked and asked."""
+"""A simulation of a served model with measured service times, its check and its predictions."""

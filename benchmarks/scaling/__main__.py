@@ -1,7 +1,7 @@
-"""`python -m benchmarks.scaling [REF]`: measure, check the model by it, and ask the model.
+"""`python -m benchmarks.scaling [REF]`: measure, check the model with it, and predict.
 
 It prints the tables, writes them into docs/results/scaling.md and draws the plots beside it. REF is
-jet-tagger@production (`make demo`) unless named. On a quiet machine, in about three minutes.
+jet-tagger@production (`make demo`) by default. It takes about three minutes on a quiet machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The questions, asked of the model with the costs of one measurement."""
+"""The predictions of the model, with the costs of one measurement."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from benchmarks.scaling.sizing import Sized, capacity, closed, opened, share, wa
 from benchmarks.scaling.theory import wait_one_server
 
 ROWS = (1, 50, 500)
-"""Of a request: an event with one object, 50 of those, 50 events with ten objects each."""
+"""The rows of a request: an event with one object, 50 such events, 50 events with ten objects."""
 THINK_S = (1.0, 10.0)
 CLIENTS = (1_000, 10_000, 100_000)
 WHOLE = (1, 4, 8)
 SHOWN = (1, 8, 32, 128, 512)
-# The seeds' load: 1000 jobs in batches of 50 every ten minutes.
+# One of the predicted loads: 1000 jobs in batches of 50 every ten minutes.
 JOBS, BATCH, EVERY_S = 1000, 50, 600.0
-BATCHES = 200  # of a job, 10,000 events
-EVENT_S = 0.2  # that a job works on an event itself
+BATCHES = 200  # of a job: 10,000 events
+EVENT_S = 0.2  # of a job's own work on an event
 LOADS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PROXY_S = 60e-6
-"""Where no Envoy was there to be measured. A guess."""
+"""The proxy's time for a request if no Envoy was measured: a guess."""
 
 
 @dataclass(frozen=True)
 class Wave:
-    """1000 jobs at once, each with its requests in turn, done before the next thousand."""
+    """1000 jobs that start at once and must be done before the next thousand start."""
 
     rows: int
     servers: int
@@ -43,10 +43,12 @@ class Wave:
 
 @dataclass(frozen=True)
 class Answers:
-    """`capacity`: by batching and rows. `latency`: clients of one server, and what they see.
-    `wholes`: one server's share on so many servers, the rate
-    of each and the p99 in seconds; under 0, from closed clients. `proxy`: by the load of
-    its thread, requests a second and the mean wait in seconds."""
+    """All predictions.
+
+    `capacity`: by batching and rows. `wholes`: by the number of servers, the rate of each and the
+    p99 in seconds, if each gets the share of one server; 0: one server with closed clients.
+    `proxy`: by the load of its thread, requests per second and the mean wait in seconds.
+    """
 
     measured: Measured
     costs: Costs
@@ -103,5 +105,5 @@ def _wave(shape: Shape, rows: int) -> Wave:
 
 
 def proxy_threads(rate: float, proxy_s: float) -> int:
-    """Threads that are busy for four fifths of the time at most."""
+    """The smallest number of threads that are busy at most four fifths of the time."""
     return math.ceil(rate * proxy_s / 0.8)

@@ -2,9 +2,9 @@
 
 The metric is the chart's own, "inference queue latency": the rate of Triton's queue durations over
 the rate of its executions, in the last 15 s (templates/_scaling-metric.tpl of chart 0.3). The rules
-are those of an HPA with an AverageValue target: `ceil(metric / threshold)` servers, no change
-within a tenth, the least wanted in the window before growing and the most before shrinking, and so
-many at most in a period.
+are those of an HPA with an AverageValue target: it wants `ceil(metric / threshold)` servers, and
+changes nothing if the metric is within a tenth of its target. It grows to the smallest number that
+it wanted within a window, shrinks to the largest, and limits the number of servers for a period.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ _TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Scaling:
-    """Seconds. The defaults are those of SuperSONIC's values.yaml; `start_s`, from the wish for a
-    server to its first request, depends on the cluster and is a guess."""
+    """The rules; times are in seconds. The defaults are those of SuperSONIC's values.yaml.
+
+    `start_s`: the time from the order of a server to its first request. It depends on the cluster;
+    the default is a guess.
+    """
 
     threshold_s: float = 0.1
     scrape_s: float = 5.0
@@ -48,7 +51,7 @@ class Decision:
 
 
 class Autoscaler:
-    """Acts on a system while it runs. `decisions`: every poll, with the servers after it."""
+    """Adds and removes servers of a running system. `decisions`: one for each poll."""
 
     def __init__(self, system: System, scaling: Scaling) -> None:
         self._system, self._scaling = system, scaling
@@ -61,7 +64,7 @@ class Autoscaler:
         system.env.process(self._every(scaling.poll_s, self._poll))
 
     def metric_s(self) -> float:
-        """Mean queue duration of an execution, by the scrapes of the window."""
+        """The mean queue duration of an execution, from the scrapes in the window."""
         since = self._system.env.now - self._scaling.window_s
         inside = [each for each in self._samples if each[0] >= since]
         if len(inside) < 2:
@@ -89,7 +92,7 @@ class Autoscaler:
             self._wishes.popleft()
         up = min(n for at, n in self._wishes if at >= now - rules.up_window_s)
         down = max(n for at, n in self._wishes if at >= now - rules.down_window_s)
-        # A window begins with what there is: nothing grows or shrinks before it is over.
+        # Nothing grows or shrinks before the first window is over.
         full_up, full_down = now > rules.up_window_s, now > rules.down_window_s
         if full_up and up > self._ordered and now - self._grew >= rules.up_period_s:
             self._grow(min(up - self._ordered, rules.step))

@@ -1,7 +1,8 @@
 """Triton's dynamic batcher: which waiting requests an idle instance runs now.
 
-After Triton's documentation (user_guide/batcher.md): requests join in their order; the largest
-preferred size that can be formed is run at once; else all that fit, if the delay is over.
+After Triton's documentation (user_guide/batcher.md): requests join in the order of arrival. The
+largest preferred size that can be formed runs at once; otherwise all requests that fit run when the
+delay is over.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batching:
-    """As `serving.triton.config` writes it. `max_rows` 0: each request is a run of its own."""
+    """The settings that `serving.triton.config` writes. `max_rows` 0: each request runs alone."""
 
     max_rows: int = 0
     preferred: tuple[int, ...] = ()
     delay_s: float = 0.0
 
     def take(self, waiting: Iterable[int], oldest_s: float) -> int:
-        """How many of the requests, given by their rows in the order of arrival, run now.
+        """The number of requests that run now; 0: the instance waits.
 
-        0: wait for more, or nothing waits. `oldest_s`: how long the first one has waited.
+        `waiting`: the rows of the waiting requests, in the order of arrival. `oldest_s`: the time
+        that the first one has waited.
         """
         if self.max_rows == 0:
             return 1 if any(True for _ in waiting) else 0

@@ -1,4 +1,4 @@
-"""The simulation against the measurement of the same runs."""
+"""Compare the simulation with the measurement of the same runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Compared:
     predicted: Seen
 
     def ratios(self) -> tuple[float, float, float]:
-        """Predicted to measured: requests a second, p50, p99."""
+        """Predicted value over measured value: requests per second, p50, p99."""
         run, seen = self.measured, self.predicted
         return (
             seen.rate / run.rate,
@@ -32,7 +32,7 @@ class Compared:
 
 
 def typical(runs: Iterable[Run]) -> list[Run]:
-    """Runs of the same clients as one: the median of each figure, the most of other work."""
+    """Join the repetitions of each run: the median of each number, the maximum of `others`."""
     same: dict[tuple[bool, int], list[Run]] = {}
     for run in runs:
         same.setdefault((run.batching, run.clients), []).append(run)
@@ -55,7 +55,7 @@ def batching_of(measured: Measured) -> Batching:
 
 
 def check(measured: Measured, costs: Costs) -> list[Compared]:
-    """Clients on one core and the server on another, as they were in the measurement."""
+    """Simulate the runs as they were measured: clients on one core, the server on another."""
     found = []
     for run in typical(measured.runs):
         batching = batching_of(measured) if run.batching else Batching()

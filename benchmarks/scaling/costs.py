@@ -1,4 +1,4 @@
-"""What a request and a run cost, in seconds: the only thing that the simulation is fed with."""
+"""The costs of a request and of a run in seconds: the only measured input of the simulation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 class Costs:
     """Seconds on a core, except `wait`, in which nothing works.
 
-    A request costs its client `client + client_row * rows`, `client_wake` more where an answer
-    finds the clients' core idle, and tritonserver
-    `request + request_row * rows`. A run of some requests keeps its instance busy with
-    `inside` (tritonserver) and `run + run_request * requests + run_row * rows` (the Python stub);
-    after it come `reply` before the answers go out, and `behind` that nobody waits for.
-    Once in `extras_every` seconds of work on average, one of `extras` is added to what it takes,
-    each as likely as the others; their mean is 0.
+    A request costs its client `client + client_row * rows`, and `client_wake` more if the clients'
+    core is idle when the answer comes. It costs tritonserver `request + request_row * rows`. A run
+    of some requests keeps its instance busy for `inside` (tritonserver) and for
+    `run + run_request * requests + run_row * rows` (the Python stub). After the run come `reply`,
+    before the answers are sent, and `behind`, for which nobody waits. On average once in
+    `extras_every` seconds of work, one of `extras` is added to its time; each is equally probable,
+    and their mean is 0.
     """
 
     client: float = 0.0

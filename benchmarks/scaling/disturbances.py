@@ -1,7 +1,7 @@
-"""Why the same work takes longer one time than another: timer ticks, other threads, caches.
+"""Random differences in the time of the same work: timer ticks, other threads, caches.
 
-They come by the second of work, so a long run has more of them than a short answer, and what waits
-behind it waits for them too.
+Their rate is per second of work, so a long run has more of them than a short answer. Work that
+waits for a run also waits for its disturbances.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import random
 
 from benchmarks.scaling.costs import Costs
 
-_LEAST = 0.5  # of the work's cost: a disturbance can only save so much of it
+_LEAST = 0.5  # of the work's cost: disturbed work takes at least this
 
 
 class Disturbances:
-    """`disturbed(seconds)` is how long that work takes now; its mean is `seconds`."""
+    """`disturbed(seconds)`: the time that this work takes now; its mean is `seconds`."""
 
     def __init__(self, costs: Costs, rng: random.Random) -> None:
         self._extras, self._every, self._rng = costs.extras, costs.extras_every, rng

@@ -1,4 +1,4 @@
-"""From probes to costs. Nothing that is to be predicted goes in: one client alone was measured."""
+"""Fit the costs to probes of a single client. No run that is to be predicted is used."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Terms = Callable[[Probe], tuple[float, ...]]
 
 
 def fit(probes: Sequence[Probe]) -> Costs:
-    """Least squares of relative errors, no cost below 0. Raises ValueError without the probe that
-    sends single rows one at a time."""
+    """Fit by least squares of relative errors, with no cost below 0.
+
+    Raises ValueError if there is no probe that sends single rows one at a time.
+    """
     probes = pooled(probes)
     alone = [each for each in probes if each.burst == 1]
     first = next((each for each in alone if each.rows == 1), None)
@@ -28,11 +30,11 @@ def fit(probes: Sequence[Probe]) -> Costs:
     run, run_request, run_row = _solve(probes, lambda p: p.stub_s, _by_run)
     triton_run, request, request_row = _solve(probes, lambda p: p.triton_s, _by_run)
 
-    # Of tritonserver's work for a run, what keeps the instance busy is seen in Triton's own times.
+    # Triton's own times show which part of its work for a run keeps the instance busy.
     beside_stub = statistics.median((each.inside_s - each.stub_s) / each.runs for each in alone)
     inside = min(max(beside_stub, 0.0), triton_run)
-    # What was worked for a request but not waited for went on after its answer. The median, since
-    # a mean has the moments in it when something else had the cores.
+    # If a request causes more work than its latency, the rest is done after its answer. The median
+    # is used, because the mean includes moments in which other programs had the cores.
     worked = (first.client_s + first.triton_s + first.stub_s) / first.requests
     waited = statistics.median(first.latencies)
     behind = min(max(worked - waited, 0.0), triton_run - inside)
@@ -48,13 +50,13 @@ def fit(probes: Sequence[Probe]) -> Costs:
 
 
 def misfit(probes: Sequence[Probe], costs: Costs) -> float:
-    """The largest relative error of the fit over the probes, of all work of a request."""
+    """The largest relative error of the fitted work of a request, over probes with burst 1."""
     alone = [each for each in pooled(probes) if each.burst == 1]
     return max(abs(_fitted(each, costs) / _worked(each) - 1) for each in alone)
 
 
 def pooled(probes: Sequence[Probe]) -> list[Probe]:
-    """Repetitions as one: totals add up, latencies lie side by side."""
+    """Join repetitions: their totals are added, their latencies are collected."""
     same: dict[tuple[int, int], list[Probe]] = {}
     for probe in probes:
         same.setdefault((probe.rows, probe.burst), []).append(probe)
@@ -92,7 +94,7 @@ def _by_run(probe: Probe) -> tuple[float, ...]:
 def _solve(
     probes: Sequence[Probe], total: Callable[[Probe], float], terms: Terms
 ) -> tuple[float, ...]:
-    """Non-negative costs of the terms, that give the totals."""
+    """The non-negative costs of the terms that fit the totals best."""
     left = np.array([terms(each) for each in probes]) / np.array([[total(p)] for p in probes])
     found = np.zeros(left.shape[1])
     used = list(range(left.shape[1]))

@@ -1,4 +1,4 @@
-"""A real Triton on this machine: probes that the costs come from, and runs that check them.
+"""Measure a Triton on this machine: probes for the costs, and runs to check the predictions.
 
 Clients are on one core and the server on another (benchmarks/placement.py says why).
 """
@@ -31,17 +31,17 @@ from serving.triton.repository import write_repository
 from stages.reference.answers import Arrays, Reference
 
 PROBES = ((1, 1), (10, 1), (50, 1), (200, 1), (1, 4), (1, 16))
-"""Rows of a request, and how many the one client sends at a time."""
+"""The rows of a request, and the number of requests that the client sends at a time."""
 CLIENTS = (1, 8, 32)
 ROUNDS = 5
-"""Of all probes and runs, in turn: a machine's speed changes by a tenth from second to second."""
+"""Rounds of all probes and runs. A machine's speed changes by a tenth from second to second."""
 _PROXY_BURST = 16
 _COMPUTE = ("input", "infer", "output")
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """Totals at one moment. Seconds."""
+    """Totals at one moment; times are in seconds."""
 
     at: float
     machine_s: float
@@ -53,7 +53,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Served:
-    """What clients saw, and what it took on the machine: differences of totals."""
+    """The clients' results, and the differences of the totals before and after."""
 
     seen: Seen
     took: _Counted
@@ -64,7 +64,7 @@ class _Served:
 
     @property
     def others(self) -> float:
-        """Cores that something else used meanwhile."""
+        """The number of cores that other programs used meanwhile."""
         ours = self.took.triton_s + self.took.stub_s + self.seen.cpu_s
         return max(0.0, (self.took.machine_s - ours) / self.took.at)
 
@@ -100,8 +100,11 @@ class _Site:
         )  # fmt: skip
 
     def proxy_s(self, envoy: EnvoyProxy) -> float:
-        """On a core, for a request and its answer. Several at a time, or waking up would be most
-        of it: what is asked for is how many fill a thread."""
+        """The CPU time of the proxy for a request and its answer.
+
+        Several requests are sent at a time, otherwise most of the time would be for waking up. The
+        result is for a proxy thread that is busy all the time.
+        """
         with envoy, self._connected(envoy.url, 1, 1, _PROXY_BURST) as go:
             before = cpu_s(envoy.pid)
             seen = go()
@@ -149,8 +152,8 @@ def measure(
 ) -> Measured:
     """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
 
-    `envoy`: what a request costs that proxy is measured too. Raises ServingError, also for a model
-    whose requests cannot be merged, and RuntimeError on a single core.
+    `envoy`: the cost of a request in this proxy is measured too. Raises ServingError, also for a
+    model whose requests cannot be merged, and RuntimeError if there is only one core.
     """
     done = deploy(registry, ref, folder / "on", merge=True)
     service = done.service

@@ -1,4 +1,4 @@
-"""What the autoscaling metric, the queue latency of an execution, shows of a load; and when."""
+"""How the autoscaling metric, the queue latency of an execution, depends on the load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Shown:
-    """One server with `clients` that never pause. `busy`: to the most requests a second."""
+    """One server with `clients` that never pause. `busy`: its rate over the largest one."""
 
     clients: int
     busy: float
@@ -36,7 +36,7 @@ def shown(shape: Shape, clients: tuple[int, ...]) -> list[Shown]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A wave of jobs on one server and the autoscaler. `needed`: servers that make `within_s`."""
+    """A wave of jobs with the autoscaler. `needed`: the servers that finish within `within_s`."""
 
     decisions: list[Decision]
     done_s: float
@@ -45,7 +45,7 @@ class Scaled:
 
 
 def scaled_wave(shape: Shape, load: Load, rules: Scaling, needed: int, within_s: float) -> Scaled:
-    """Until the jobs are done, or twice as long as they may take."""
+    """Simulate twice the time that the jobs may take; `done_s` is infinite if they are not done."""
     system = System(replace(shape, servers=rules.least))
     autoscaler = Autoscaler(system, rules)
     seen = system.run(load, 2 * within_s)
@@ -54,9 +54,10 @@ def scaled_wave(shape: Shape, load: Load, rules: Scaling, needed: int, within_s:
 
 
 def settles_at(clients: int, service_s: float, threshold_s: float) -> float:
-    """Servers at which the metric of `clients` that never pause stops asking for more.
+    """The number of servers at which the autoscaler stops growing, for clients that never pause.
 
-    They wait `clients * service / servers` for each other, and the rule wants the metric over the
-    threshold, so it ends at the square root, whatever the load needs.
+    Requests wait `clients * service / servers` for each other, and the rule wants metric over
+    threshold servers. Both are equal at the square root, which does not depend on the number that
+    the load needs.
     """
     return math.sqrt(clients * service_s / threshold_s)

@@ -23,9 +23,9 @@ from benchmarks.scaling.server import Counters, Server, Steps
 
 @dataclass(frozen=True)
 class Shape:
-    """What is built. `cores` of each server; `client_cores`: what all clients have together.
+    """The system to build. `cores`: of each server. `client_cores`: of all clients together.
 
-    `proxy_s` on one of `proxy_threads`: a request and its answer. 0: no proxy.
+    `proxy_s`: the time of one of `proxy_threads` for a request and its answer; 0: no proxy.
     """
 
     costs: Costs
@@ -40,12 +40,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Load:
-    """`clients` closed clients. A request has `rows`.
+    """The load: `clients` closed clients, or requests at a fixed `rate`. A request has `rows` rows.
 
-    `think_s`: the mean time between an answer and the next request, exponentially distributed;
-    it is spent on cores that the model does not have to share. `requests`: of each client; it is
-    done then. `rate`: instead of clients, requests a second that come whatever is answered, as
-    those of very many clients do (Poisson).
+    `think_s`: the mean time between an answer and the next request, exponentially distributed; the
+    simulated cores are not used in it. `requests`: the number that each client sends. `rate`:
+    instead of clients, requests per second as from very many clients; they do not depend on the
+    answers (Poisson).
     """
 
     clients: int = 0
@@ -57,7 +57,7 @@ class Load:
 
 @dataclass
 class Seen:
-    """What happened after the warm-up: `latencies` in seconds, in the order of the answers."""
+    """The results after the warm-up: `latencies` in seconds, in the order of the answers."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -76,7 +76,7 @@ class Seen:
 
 
 class System:
-    """The built system, at time 0. `servers` are those that the proxy sends to."""
+    """The simulated system; it begins at time 0. `servers`: those that get requests."""
 
     def __init__(self, shape: Shape, seed: int = 1) -> None:
         self.env = Environment()
@@ -99,11 +99,11 @@ class System:
         )
 
     def remove_server(self) -> None:
-        """The youngest gets no more requests, and answers those that it has."""
+        """Remove the newest server: it gets no more requests, and answers those that it has."""
         self.removed.append(self.servers.pop())
 
     def counters(self) -> Counters:
-        """Summed over all servers that ever were."""
+        """The counters, summed over all present and removed servers."""
         total = Counters()
         for server in (*self.servers, *self.removed):
             for name, value in vars(server.counters).items():
@@ -111,7 +111,7 @@ class System:
         return total
 
     def run(self, load: Load, seconds: float, warm_s: float = 0.0) -> Seen:
-        """Until `seconds` after the warm-up, or until every client is done."""
+        """Simulate until `seconds` after the warm-up, even if all clients are done earlier."""
         for _ in range(load.clients):
             self.env.process(self._client(load, warm_s))
         if load.rate:
@@ -147,7 +147,7 @@ class System:
             self.seen.latencies.append(self.env.now - begun)
 
     def request(self, rows: int) -> Steps:
-        """From the client's call to its return."""
+        """The steps of a request, from the client's call to its return."""
         costs = self.shape.costs
         half = costs.of_client(rows) / 2
         yield self._clients_cpu.work(self._disturbances.disturbed(half))
@@ -175,7 +175,7 @@ def simulate(shape: Shape, load: Load, seconds: float, warm_s: float = 0.0, seed
 
 
 def least(good: Callable[[int], bool], start: int = 1, most: int = 1 << 20) -> int:
-    """The smallest count that is good, where every larger one is good too. Raises ValueError."""
+    """The smallest good count, if all larger ones are good too. ValueError if it exceeds `most`."""
     low, high = 0, start
     while not good(high):
         low, high = high, high * 2

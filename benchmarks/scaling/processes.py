@@ -10,7 +10,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children(pid: int) -> list[int]:
-    """Of all generations. A process that ends meanwhile is left out."""
+    """The ids of all descendants. A process that ends meanwhile is left out."""
     parents: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdecimal():
@@ -38,14 +38,14 @@ def cpu_s(pid: int) -> float:
 
 
 def machine_cpu_s() -> float:
-    """Seconds that all CPUs have been busy since the machine started, to a clock tick."""
+    """The busy time of all CPUs since the machine started in seconds, rounded to clock ticks."""
     first = (_PROC / "stat").read_text().split("\n", 1)[0].split()
     user, nice, system, _, _, interrupts, soft, *_ = (int(ticks) for ticks in first[1:])
     return (user + nice + system + interrupts + soft) / _TICKS
 
 
 def _fields(stat: Path) -> list[str]:
-    """The fields after the name, which may hold blanks and brackets."""
+    """The fields after the name, which may contain blanks and brackets."""
     try:
         return stat.read_text().rpartition(")")[2].split()
     except OSError:

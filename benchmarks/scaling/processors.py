@@ -1,9 +1,9 @@
-"""The cores of a machine, shared by whatever is runnable, as an operating system does it.
+"""The cores of a machine, shared by the runnable threads as an operating system shares them.
 
-A piece of work runs for a slice at most, then others have their turn; work that is shorter runs to
-its end. Whose turn it is, is drawn: Linux goes by what each thread had before, and threads of a
-server take what has come in an order of their own, so that first come is not first served: with
-that order the slowest hundredth of merged requests had six tenths of their measured latency.
+A piece of work runs for a slice at most, then others get their turn; shorter work runs to its end.
+The next piece of work is drawn at random: Linux chooses by the time that each thread had before,
+and a server's threads do not take requests in the order of arrival. If work ran in this order, the
+simulated p99 of merged requests was six tenths of the measured one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SLICE_S = 1.4e-3
 
 
 class Processors:
-    """A piece of work is one thread."""
+    """Simulated cores. Each piece of work is one thread."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Processors:
         self._cores = self._free = cores
         self._slice_s = slice_s
         self._runnable: list[tuple[float, Event]] = []
-        self._left = -math.inf  # when work was last done
+        self._left = -math.inf  # when the last work ended
 
     def work(self, seconds: float, wake: float = 0.0) -> Event:
-        """Happens when that much work is done, and `wake` more if nothing was being done."""
+        """An event when the work is done. Idle cores need `wake` seconds more for it."""
         if self._free == self._cores and self._env.now > self._left:
             seconds += wake
         if self._free == math.inf or seconds <= 0:

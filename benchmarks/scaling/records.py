@@ -1,4 +1,4 @@
-"""What was measured, as it is stored in JSON."""
+"""The measurement, as it is stored in JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Self
 
 QUIET = 0.05
-"""Of one core: what other work may take while a run is for the record."""
+"""The largest use of a core by other work, as a fraction, for which a measurement is quiet."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One client of a real server with requests of `rows`, `burst` of them at a time.
+    """Measurement of one client that sends `burst` requests of `rows` rows at a time.
 
-    Seconds are totals over all requests. `client_s`, `triton_s`, `stub_s`: on a core, of the
+    Seconds are totals over all requests. `client_s`, `triton_s`, `stub_s`: the CPU time of the
     client, of tritonserver and of its Python stub. `inside_s`: Triton's own compute durations.
-    `latencies`: of a round, the quantiles 0.5 %, 1.5 % … 99.5 %. `others`: cores that
-    the rest of the machine used.
+    `latencies`: the quantiles 0.5 %, 1.5 % … 99.5 % of the time of a round. `others`: the number of
+    cores that other programs used.
     """
 
     rows: int
@@ -36,7 +36,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Run:
-    """What `clients` clients with one row a request saw together. Seconds."""
+    """The results of `clients` clients that send one row in a request. Times are in seconds."""
 
     batching: bool
     clients: int
@@ -49,10 +49,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """Several probes of the same requests, and runs of the same clients, are repetitions.
+    """A measurement. Probes with the same requests, and runs of the same clients, are repetitions.
 
-    `max_rows`, `preferred`, `delay_us`: what the batching repository was deployed with. `proxy_s`:
-    of a request through Envoy, on a core; None where no Envoy was there.
+    `max_rows`, `preferred`, `delay_us`: the batching settings of the deployed repository.
+    `proxy_s`: the CPU time of Envoy for a request; None if there was no Envoy.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def others(self) -> float:
-        """The most that other work took during any probe or run, over its repetitions."""
+        """The cores that other work used in the worst probe or run: the mean of its repetitions."""
         same: dict[tuple[object, ...], list[float]] = {}
         for p in self.probes:
             same.setdefault(("probe", p.rows, p.burst), []).append(p.others)
@@ -84,7 +84,7 @@ class Measured:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises OSError, or ValueError for a file that is none of ours."""
+        """Read a stored measurement. Raises OSError, or ValueError for any other file."""
         try:
             return cls._of(json.loads(path.read_text()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Tables to the terminal and into docs/results/scaling.md, plots beside it."""
+"""Print the tables, write them into docs/results/scaling.md, and draw plots next to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/results/scaling.md"
 
 
 def report(found: Answers, page: Path | None) -> None:
-    """Print everything; with a page, put it in there and the plots into `plots` beside it."""
+    """Print all tables. With a page, also write them into it, and plots into `plots` next to it."""
     shown = tables(found)
     for parts in shown.values():
         show(parts)

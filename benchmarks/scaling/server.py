@@ -20,7 +20,7 @@ Steps = Generator[Event, Any, None]
 
 @dataclass
 class Counters:
-    """What Triton's /metrics counts: totals since the start."""
+    """The counters of Triton's /metrics: totals since the start."""
 
     requests: int = 0
     runs: int = 0
@@ -52,12 +52,12 @@ class Server:
         self._queue: deque[_Waiting] = deque()
         self._arrival = env.event()
         self.counters = Counters()
-        self.active = 0  # requests that are here, which is what a balancer counts
+        self.active = 0  # requests in the server; a balancer compares them
         for _ in range(instances):
             env.process(self._instance())
 
     def answer(self, rows: int) -> Steps:
-        """Raises ValueError for more rows than a run may have, as Triton refuses them."""
+        """The steps of a request. ValueError, if it has more rows than a run may have."""
         most = self._batching.max_rows
         if 0 < most < rows:
             raise ValueError(f"{rows} rows in a request, the server takes {most}")
@@ -83,7 +83,7 @@ class Server:
             counters.runs += 1
             counters.rows += rows
             counters.queue_s += sum(self._env.now - each.since for each in taken)
-            # Each hand-over to the other process lets what is runnable have its turn.
+            # At each hand-over to the other process, other runnable work may get its turn.
             yield self._work(self._costs.inside / 2)
             yield self._work(self._costs.of_stub(count, rows))
             yield self._work(self._costs.inside / 2)
@@ -93,7 +93,7 @@ class Server:
         yield self._work(self._costs.reply)
         for each in taken:
             each.answered.succeed()
-        yield self._env.timeout(0)  # the answers go first
+        yield self._env.timeout(0)  # the answers are sent first
         self._work(self._costs.behind)
 
     def _work(self, seconds: float) -> Event:
@@ -106,7 +106,7 @@ class Server:
         return self._batching.take((each.rows for each in self._queue), oldest)
 
     def _until_it_may_run(self) -> Event:
-        """An arrival, or the end of the oldest request's delay."""
+        """The event of an arrival, or of the end of the oldest request's delay."""
         if self._arrival.triggered:
             self._arrival = self._env.event()
         if not self._queue:

@@ -1,7 +1,7 @@
-"""How many servers a load needs. A server has cores of its own; clients have theirs elsewhere.
+"""The number of servers that a load needs. Servers and clients have separate cores.
 
-The load of many servers is simulated as one server with its share of the clients: what
-least-request balancing makes of it. `whole` simulates all of them, to see how far that is off.
+Many servers are simulated as one server with its share of the requests, as if the balancer divided
+them evenly. `opened` can simulate all servers with the balancer; this shows the error.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from benchmarks.scaling.model import Load, Seen, Shape, least, simulate
 
 LIMIT_S = 0.1
-"""What 99 % of the requests have to be answered in: the chart's threshold on the queue alone."""
+"""The time within which 99 % of the requests must be answered. The chart has the same value as the
+threshold of the time in the queue alone."""
 _OUTSTANDING = 64
 _RESERVE = 0.9
 _CAPACITY_S = 1.5
 _CAPACITY_REQUESTS = 1000
 _REQUESTS = 4_000
-_LEAST_S = 30 * LIMIT_S  # an overload of a thirtieth is over the limit by then
+_LEAST_S = 30 * LIMIT_S  # after it even an overload of 1/30 exceeds the limit
 _WAVE_PART = 10
 
 
 @dataclass(frozen=True)
 class Sized:
-    """`share`: requests a second that one server answers in time."""
+    """A load and its size. `share`: the requests per second that one server answers in time."""
 
     clients: int
     rows: int
@@ -37,12 +38,12 @@ class Sized:
 
     @property
     def servers(self) -> int | None:
-        """None where no number of them is enough, since one request alone takes too long."""
+        """None if no number of servers is enough, because a single request takes too long."""
         return math.ceil(self.rate / self.share) if self.share else None
 
 
 def capacity(shape: Shape, rows: int) -> Seen:
-    """One server with always something to do."""
+    """Simulate one server that always has waiting requests."""
     load = Load(_OUTSTANDING, rows)
     seen = simulate(shape, load, _CAPACITY_S, _CAPACITY_S / 10)
     few = len(seen.latencies) / _CAPACITY_REQUESTS
@@ -50,10 +51,10 @@ def capacity(shape: Shape, rows: int) -> Seen:
 
 
 def share(shape: Shape, rows: int, limit_s: float = LIMIT_S) -> float:
-    """Nine tenths of the most requests a second that one server answers within the limit, 99 % of
-    them, coming as those of many clients do. 0 where one alone takes longer.
+    """Nine tenths of the largest rate at which a server answers 99 % of the requests in time.
 
-    At the most itself the queue is about to grow without end: there, seeds decide.
+    Requests arrive as from very many clients. 0 if a single request takes too long. At the largest
+    rate itself the queue is about to grow without end, and the result depends on the seed.
     """
     fiftieth = capacity(shape, rows).rate / 50
 
@@ -64,25 +65,28 @@ def share(shape: Shape, rows: int, limit_s: float = LIMIT_S) -> float:
 
 
 def opened(shape: Shape, rows: int, rate: float) -> Seen:
-    """All servers of the shape and the balancer, `rate` requests a second to each."""
+    """Simulate all servers of the shape and the balancer, with `rate` requests/s for each."""
     load = Load(rows=rows, rate=rate * shape.servers)
     return simulate(shape, load, max(_REQUESTS / rate, _LEAST_S))
 
 
 def closed(shape: Shape, rows: int, rate: float, think_s: float) -> Seen:
-    """The same load from clients that wait for their answers, on one server."""
+    """Simulate the same load on one server, from clients that wait for their answers."""
     load = Load(round(rate * think_s), rows, think_s)
     return simulate(shape, load, _REQUESTS / rate, warm_s=think_s)
 
 
 def wave(shape: Shape, jobs: int, rows: int, requests: int, within_s: float) -> tuple[int, float]:
-    """Servers for `jobs` that start at once, each with so many requests one after another, and
-    when the last job is done. A tenth of each job is simulated."""
+    """The servers that finish all jobs within `within_s`, and the time when the last job is done.
+
+    The jobs start at once, and each sends `requests` requests one after another. A tenth of each
+    job is simulated.
+    """
     part = max(1, requests // _WAVE_PART)
 
     def done_s(servers: int) -> float:
         load = Load(math.ceil(jobs / servers), rows, requests=part)
-        # Long enough for any: what is over is idle.
+        # Longer than any job; the servers are idle in the rest of this time.
         return simulate(shape, load, 1e4 * within_s).done_s * requests / part
 
     guess = math.ceil(jobs * requests / within_s / capacity(shape, rows).rate) + 1

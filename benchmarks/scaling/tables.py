@@ -1,4 +1,4 @@
-"""The answers as tables, by the names that docs/results/scaling.md has for them."""
+"""The predictions as tables, by their names in docs/results/scaling.md."""
 
 from __future__ import annotations
 

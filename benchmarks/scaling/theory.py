@@ -1,23 +1,26 @@
-"""Queues whose waiting times are known: what the simulation is tested against, and for sizes that
-are too large to simulate. Means, in the unit of the service time."""
+"""Formulas for the mean waiting time in queues, in the unit of the service time.
+
+The simulation is tested against them. They also give results for sizes that are too large to
+simulate.
+"""
 
 from __future__ import annotations
 
 
 def wait_one_server(rate: float, service: float, variance: float = 0.0) -> float:
-    """Pollaczek and Khinchine: M/G/1. `variance` 0 is M/D/1. Raises ValueError at saturation."""
+    """M/G/1 (Pollaczek and Khinchine); `variance` 0: M/D/1. Raises ValueError at saturation."""
     load = _load(rate, service, 1)
     return load / (1 - load) * (service + variance / service) / 2
 
 
 def wait_many_servers(rate: float, service: float, servers: int) -> float:
-    """Erlang C: M/M/c, exponential service times."""
+    """M/M/c, with exponential service times (Erlang C)."""
     load = _load(rate, service, servers)
     return erlang_c(load * servers, servers) * service / (servers * (1 - load))
 
 
 def erlang_c(offered: float, servers: int) -> float:
-    """The probability to wait. By Erlang B's recurrence, which does not overflow."""
+    """The probability of waiting, from Erlang B's recurrence, which does not overflow."""
     blocked = 1.0
     for n in range(1, servers + 1):
         blocked = offered * blocked / (n + offered * blocked)
@@ -25,7 +28,7 @@ def erlang_c(offered: float, servers: int) -> float:
 
 
 def time_shared_evenly(rate: float, service: float) -> float:
-    """M/G/1 with processor sharing: the time in the system, whatever the distribution."""
+    """M/G/1 with processor sharing: the time in the system, for any distribution."""
     return service / (1 - _load(rate, service, 1))
 
 

@@ -32,7 +32,7 @@ _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
 class AotiBuild:
-    """Compiles for `aoti`. A subclass changes the settings, or rewrites the program before."""
+    """Compiles for `aoti`. A subclass changes the settings, or first rewrites the program."""
 
     preset: ClassVar[Mapping[str, Any]] = {}
     """Settings of Inductor. The user's options override them."""
@@ -135,7 +135,7 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str
 
 
 def _memory(tensor: torch.Tensor) -> bytes:
-    """The bytes from a tensor's first element to its last, whatever its strides."""
+    """The bytes from a tensor's first element to its last, for any strides."""
     if tensor.numel() == 0:
         return b""
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

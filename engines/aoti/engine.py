@@ -63,8 +63,8 @@ class AotiEngine(Engine, engine="aoti", order=10):
 
 
 class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=False):
-    """Its artifacts run without torch, as those of `lanes` do. `lanes` is faster for the models
-    that it supports, except for single rows of large networks."""
+    """AOTInductor for artifacts that run without torch. For the models that `lanes` supports,
+    `lanes` is faster, except for single rows of large networks."""
 
     for_heavy_rows = False
 

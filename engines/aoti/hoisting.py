@@ -25,7 +25,8 @@ aten = torch.ops.aten
 # Default values of a convolution's arguments.
 _ABSENT: tuple[Any, ...] = (None, None, None, [1], [0], [1], 1)
 
-# Move a layer only if at most this part of its multiplications is left, since rounding changes.
+# A move changes the rounding. So a layer is moved only if at most this part of its multiplications
+# is left.
 _WORTH = 0.8
 
 
@@ -146,7 +147,7 @@ def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation that a linear layer along a dimension may be moved in front of.
+    """An operation for which a linear layer may be applied to its inputs instead of its result.
 
     `parts`: its inputs, each with its dimension of features. `splits`: the inputs are concatenated
     along the features. `rebuild(graph, parts, features)` repeats the operation on other inputs,

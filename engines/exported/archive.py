@@ -6,9 +6,9 @@
 - It opens native code in the archive, and imports modules named in the description of a tree.
 - It evaluates the text of guards and of shape expressions (sympy's `sympify` is `eval`).
 - It writes names into the source of the module that it makes.
-Our programs need none of this. So all of it is refused or dropped, in the bytes that are loaded,
-whoever made the archive. torch itself checks that a program calls only torch's operators. This file
-does not restrict what those operators can do.
+Our programs need none of this. So all of it is refused or dropped, in every archive. The bytes that
+are checked are the bytes that are loaded. torch itself checks that a program calls only torch's
+operators. This file does not restrict what those operators can do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LONGEST = 4000
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
-    """The program in `file`, which is read once. EngineError if the file has other content, too."""
+    """The program in `file`, which is read once. EngineError if the file holds anything else."""
     from torch.export.pt2_archive._package import load_pt2
 
     try:

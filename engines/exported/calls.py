@@ -16,7 +16,7 @@ Answer = Value | tuple[Value, ...]
 
 # Arguments that are sizes. The number of rows is allowed there, since it is not used as a value.
 _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_sizes"])
-_BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # by `start` and `end`
+_BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # `start` and `end` are sizes
 
 
 class Call:
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name, as `sum` for `aten.sum.dim_IntList`; empty if this is no operator of ATen."""
+        """The name, such as `sum` of `aten.sum.dim_IntList`; empty if it is no operator of ATen."""
         target: Any = self.node.target
         ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
         return str(target._opname) if ours else ""

@@ -114,7 +114,7 @@ class _Walk:
                 raise Mixed("an answer is the number of its row")
             rows = answer.rows
             if rows is not None and rows != Rows(rows.n, 1 if answer.padded else 0):
-                raise Mixed("an output has not one answer for each row")
+                raise Mixed("an output does not have one answer for each row")
             found |= {rows.n} if rows is not None else set()
         if len(found) > 1 or any(reader not in found for reader, _ in self.reads):
             raise Mixed(_DIMENSIONS)

@@ -191,7 +191,7 @@ def _with_places(call: Call, rows: Rows | None, dims: list[int]) -> Answer:
 
 
 def _behind(call: Call, dims: int) -> Value:
-    """Combines elements along the last `dims` dimensions; the dimensions before are a batch."""
+    """Combines elements along the last `dims` dimensions; those before are a batch."""
     rows = call.broadcast()
     if rows is not None and rows.dim >= call.most - dims:
         raise Mixed(ACROSS)
@@ -261,7 +261,7 @@ def _einsum(call: Call) -> Value:
 def _of_one(call: Call) -> Rows | None:
     """The rows of the input. Raises Mixed if another tensor, which is a weight, has rows."""
     if any(call.rows(name) for name in call.given if name != "input"):
-        raise Mixed("takes rows for weights")
+        raise Mixed("uses rows as weights")
     return call.rows("input")
 
 
@@ -283,7 +283,7 @@ def _batch_norm(call: Call) -> Answer:
     """Batch normalisation with the statistics of the training, one for each channel."""
     rows = _of_one(call)
     if rows is not None and rows.dim == 1:
-        raise Mixed("takes rows for channels")
+        raise Mixed("uses rows as channels")
     return (Value(rows), *[Value()] * (len(call.shapes) - 1))
 
 
@@ -341,7 +341,7 @@ def _masked(call: Call, mask: Node, *others: Node) -> Value:
     if call.value().numbered:
         raise Mixed(NUMBER)
     if not one or call.rows("values") or not isinstance(truth, Value):
-        raise Mixed("picks by truths, and how many they are is a value")
+        raise Mixed("takes the number of true elements of a mask as a value")
     first = call.given["indices"][0] is mask
     if not first or truth.rows != call.rows():
         raise Mixed(WITH_OTHERS)
@@ -364,7 +364,7 @@ def _gathered(call: Call) -> Value:
     if value.numbered or index.numbered:
         raise Mixed(NUMBER)
     if index.rows is not None and value.rows is None and index.rows.dim != dim:
-        raise Mixed(NUMBER)  # row i of a constant for row i
+        raise Mixed(NUMBER)  # row i gets row i of a constant
     if value.rows is not None and (value.rows.dim == dim or value.rows != index.rows):
         raise Mixed("picks rows by an index")
     return Value(index.rows)

@@ -29,7 +29,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights in the order in which they are read, from `rest` on, an index of the outer loops."""
+    """Weights in the order in which they are read. The index `rest` of the outer loops is the place
+    where the reading begins."""
 
     data: torch.Tensor
     rest: Index

@@ -28,7 +28,7 @@ def build(program: Path, target: Target, out: Path) -> list[str]:
     needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
     if needed > _LARGEST:
         raise NotApplicableError(
-            f"what it computes in between takes {needed >> 20} MB a thread, more than "
+            f"its intermediate values take {needed >> 20} MB a thread, more than "
             f"{_LARGEST >> 20} MB: a network with fewer intermediate values a row would fit"
         )
     source = written(plan, widths)

@@ -1,6 +1,6 @@
 """Builds a GPU kernel from a captured program, without a device or a toolkit.
 
-One thread computes one row. If a row has too many intermediate values, a block of threads does.
+One thread computes one row, or a block of threads if the row has too many intermediate values.
 
 NVRTC, which is a Python wheel, compiles for NVIDIA's GPUs, and Debian's clang for AMD's. The text
 file `network.kernel` has the facts that the runner needs (engines/native/kernel_program.h).
@@ -41,8 +41,8 @@ _WARP, _REGISTERS, _UNIT = 32, 16384, 256
 _THREADS_AT_ONCE = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
 """The most threads of an NVIDIA multiprocessor, by architecture; 2,048 for all others."""
 _SHARED_AT_ONCE = {75: 64, 80: 164, 86: 100, 87: 164, 89: 100, 120: 100, 121: 100}
-"""Its shared memory in kB, by architecture; 228 for all others. Each block takes 1 kB more than it
-asks for."""
+"""The shared memory of an NVIDIA multiprocessor in kB, by architecture; 228 for all others. Each
+block takes 1 kB more than it asks for."""
 _WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101": 20}
 """The most waves of an AMD SIMD, by the longest prefix of the architecture; 16 for all others."""
 
@@ -112,7 +112,7 @@ def _stores(plan: Plan) -> list[Store]:
 def _require_room(size: int) -> None:
     if size > _MOST_LOCAL:
         raise NotApplicableError(
-            f"a thread would need {size:,} bytes of local memory for what it computes in between, "
+            f"a thread would need {size:,} bytes of local memory for its intermediate values, "
             f"more than {_MOST_LOCAL:,}: a network with fewer such values would fit"
         )
 

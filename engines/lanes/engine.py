@@ -1,4 +1,4 @@
-"""The engine `lanes`: native code in which each SIMD lane, or each thread of a GPU, is a row.
+"""The engine `lanes`: native code in which each SIMD lane, or each thread of a GPU, computes a row.
 
 The code needs no library, except for a GPU's driver.
 """

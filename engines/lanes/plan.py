@@ -250,8 +250,8 @@ def _unrolled(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def _fused(steps: Iterable[Step], program: Program) -> list[Step]:
-    """The steps, with each product or reduction that is not stored in the loops of its reader. If
-    that is not possible, it is stored and gets its own loops."""
+    """The steps. A product or reduction that is not stored is computed in the loops of its reader.
+    If that is not possible, it is stored and gets its own loops."""
     found: list[Step] = []
     for step in steps:
         for inner in _inside(step) if isinstance(step, Kernel) else ():

@@ -203,7 +203,7 @@ class Writer:
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
     def sum_of_products(self, kernel: Kernel) -> list[str]:
-        """A product without blocks: addresses are not linear, or each thread computes a sum."""
+        """A product without blocks, if addresses are not linear or each thread computes a sum."""
         inner = kernel.inner
         assert isinstance(inner, Product)
         names = Names(self)

@@ -80,7 +80,7 @@ def _arguments(captured: ExportedProgram) -> list[Given]:
     ]
     rows = {_length(node) for node in nodes if node.name in mutated} - {None}
     if len(rows) != 1:
-        raise NotApplicableError("its outputs are not all of the same rows")
+        raise NotApplicableError("its outputs do not all have the same rows")
     return [_given(node, rows) for node in nodes]
 
 
@@ -155,7 +155,7 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
             graph = make_fx(functionalize(graph), _decompositions())(*examples)
     if shapes.guards:
         numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
-        raise NotApplicableError(f"it is another program at other numbers of items: {numbers}")
+        raise NotApplicableError(f"the program depends on the numbers of items: {numbers}")
     return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
 
 

@@ -21,14 +21,14 @@ from engines.lanes.tensors import (
 from engines.lanes.values import RANGES, Literal, Value, Values
 
 HALF = ("float16", "bfloat16")
-_FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h is of 32 and 64 bits
+_FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h has 32 or 64 bits
 
 
 T = TypeVar("T", bound=Tensor)
 
 
 class NotKnown(Exception):
-    """There is no code for an operator, or for such arguments. The text is used in an error."""
+    """There is no code for an operator, or for its arguments. The text is used in an error."""
 
 
 class Builder:

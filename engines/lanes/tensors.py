@@ -224,7 +224,7 @@ class Gathered(Tensor):
 
 
 def as_index(value: Value) -> Index:
-    """A value as an index: a constant, an entry of a constant table, or a number of each row."""
+    """A value as an index: a constant, an entry of a constant table, or `OfRow`."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
     of_row = isinstance(value, Read) and any(each.of_row for each in value.index)

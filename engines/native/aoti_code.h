@@ -110,7 +110,7 @@ class TorchCode : public Artifact {
   void take_weights(void *handle, const std::string &library, const std::string &folder) {
     std::ifstream index(folder + "/weights.txt");
     if (!index) {
-      // Recognised by its name, because a library without weights fails only when it reads one.
+      // A library without weights is recognised by its name, because it fails only when it reads a weight.
       const std::string bare = ".bare.so";
       if (library.size() <= bare.size() ||
           library.compare(library.size() - bare.size(), bare.size(), bare) != 0) {
@@ -218,7 +218,7 @@ class ThreadCount {
     if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
     static thread_local bool settled = false;
     if (!settled && artifact_.get_torch_threads != nullptr) {
-      artifact_.get_torch_threads();  // torch sets the count of a new thread at the first query: do this now
+      artifact_.get_torch_threads();  // the first query in a new thread makes torch set its count: do this now
       settled = true;
     }
     before_ = artifact_.get_threads();

@@ -1,5 +1,5 @@
-// The interface between the runner and an artifact: arguments are tied to it and run. Errors are thrown as Failure,
-// which does not leave the runner.
+// The interface between the runner and an artifact: arguments are tied to the artifact, which then runs on them. Errors
+// are thrown as Failure, which does not leave the runner.
 #ifndef SOA_ARTIFACT_H
 #define SOA_ARTIFACT_H
 
@@ -20,7 +20,7 @@ struct Failure {
   std::string text;
 };
 
-// A refusal, given directly or by the code that a function returns, if nothing more is known.
+// A refusal. It can also be made of the code that a function returns, if nothing more is known.
 struct Refused : soa::Refusal {
   Refused(const soa::Refusal &refusal) : soa::Refusal(refusal) {}
   Refused(int returned_code)

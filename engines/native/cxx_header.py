@@ -44,7 +44,8 @@ inline constexpr char digest[] = "{digest}";
 {structs}
 inline constexpr char layouts[] = R"({layouts})";
 
-// The bundle in a folder: this very one, or with loading.any_version one with the same columns.
+// Loads the bundle in a folder. It must be this bundle. With loading.any_version, it must only have
+// the same columns.
 inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading = {{}}) {{
   loading.digest = digest;
   loading.layouts = layouts;
@@ -58,8 +59,8 @@ _BUFFER = """
 struct {name} {{
 {members}
 
-  // A buffer of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
-  // rows from that one on.
+  // A buffer of `capacity` elements (-1: just enough), of which n are in use; with `first`, the n
+  // rows from row `first` on.
   {name}({const}void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1)
       : memory("{collection}", buffer, n, capacity, first) {{
     soa::Cursor at(memory.data, memory.capacity, memory.first, {alignment});
@@ -70,13 +71,13 @@ struct {name} {{
 }};
 """
 _COLUMNS = """
-// {least} ... {most} elements in separate columns, aligned to {alignment}
-// or their element{read_only}.
+// {least} ... {most} elements in separate columns, each aligned to {alignment} and to its
+// element{read_only}.
 struct {name} {{
 {members}
 
-  // Columns of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
-  // rows from that one on.
+  // Columns of `capacity` elements (-1: just enough), of which n are in use; with `first`, the n
+  // rows from row `first` on.
   soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1) const {{
     return {{"{collection}", soa::{columns}{{{addresses}}}, n, capacity, first}};
   }}
@@ -120,7 +121,7 @@ def _struct(collection: str, layout: Layout, signature: Signature) -> str:
         collection=collection,
         const=const,
         columns="ConstColumns" if const else "Columns",
-        read_only=", to be read" if const else "",
+        read_only=", read only" if const else "",
         least=rows.min,
         most=rows.limit,
         alignment=layout.alignment,

@@ -1,4 +1,4 @@
-// The driver of a GPU, for both vendors by one table of function names. Its library is opened at run time: no header of a
+// The driver of a GPU; one table has the function names of both vendors. Its library is opened at run time: no header of a
 // vendor is included, and nothing is linked. Handles are pointers, and device addresses have the size of pointers.
 #ifndef SOA_DEVICE_DRIVER_H
 #define SOA_DEVICE_DRIVER_H

@@ -34,7 +34,7 @@ struct KernelFacts {
       if (word == "dtypes") dtypes = value;
       if (word == "image") images.push_back(value);
     }
-    if (rows == 0) rows = threads;  // an older file, for which a thread computes one row
+    if (rows == 0) rows = threads;  // an older file, of a kernel in which a thread computes one row
     const bool known = target.compare(0, 8, "cuda/sm_") == 0 || target.compare(0, 8, "rocm/gfx") == 0;
     const auto plain = [](const std::string &name) { return name.find('/') == std::string::npos; };
     if (!known || threads < 1 || threads > 1024 || rows < 1 || columns < 1 || columns > 4096 || items < 0 || items > 4096 || images.empty() ||

@@ -39,7 +39,7 @@ struct Opened {
   }
 };
 
-// True in the thread that survived a fork in the child.
+// True in the child of a fork, in the thread that forked.
 thread_local bool came_through_fork = false;
 
 }  // namespace
@@ -155,7 +155,7 @@ void run_call(soa_call *call, void *stream) {
   soa_model_state &model = *call->model;
   const Use use(*call);
   model.require_threads();
-  // Checked before the lock, too: the lock prefers runs, so that a close would wait as long as new runs begin.
+  // Also checked before the lock: the lock prefers runs, and a close would wait as long as new runs begin.
   model.require_usable();
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();

@@ -32,7 +32,7 @@ class WorkerPool {
   // For the child of a fork, which has no workers: the next call of instance() makes a new pool.
   static void forget() { pool_ = nullptr; }
 
-  // Runs `work` on up to `helpers` workers and on this thread, and returns when all calls that began have
+  // Runs `work` on up to `helpers` workers and on this thread. Returns when every call that began has
   // ended. Each call of `work` must go on until nothing is left to do. If `work` calls run() again, that
   // inner work gets no workers.
   void run(int helpers, const std::function<void()> &work) {

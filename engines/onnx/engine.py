@@ -1,7 +1,7 @@
 """The `onnxruntime` engine: an ONNX graph that reads and writes the caller's memory.
 
 Inputs are bound by address without a copy: the graph itself narrows the (F, S) matrix. Each output
-column is a separate graph output, bound at the column's address. ONNX has no operator that stores.
+column is a separate graph output, bound at the column's address. No ONNX operator stores in place.
 So if the last node of a column only moves values (a Split, a Cast), the column is a copy of other
 memory. `facts.json` counts these bytes in the graph after ONNX Runtime's optimisation.
 """
@@ -70,7 +70,9 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     ) -> Executable:
         session = open_session(file, device, threads)
         if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
-            raise EngineError(f"{file.name} does not say which columns it writes: it is not ours")
+            raise EngineError(
+                f"{file.name} does not say which columns it writes: another tool made it"
+            )
         return OnnxExecutable(session, device, threads)
 
 
@@ -226,7 +228,7 @@ def open_session(
         raise EngineError(f"{file.name} cannot be opened as ONNX: {first_line(error)}") from error
     if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
         raise EngineError(
-            f"ONNX Runtime did not start its {provider}, as where a GPU library is missing"
+            f"ONNX Runtime did not start its {provider}: a GPU library may be missing"
         )
     session.disable_fallback()
     return session

@@ -87,7 +87,7 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
     inputs = {given.name for given in graph.input}
     readers = {n.op_type for n in graph.node if inputs & set(n.input)} - {"Shape"}
     made_by = {name: node.op_type for node in graph.node for name in node.output}
-    # No node makes an output that is an input: it is copied, too.
+    # An output that is also an input is made by no node; it is copied, too.
     last = {output.name: made_by.get(output.name, "Identity") for output in outputs}
     moved = {name: step for name, step in last.items() if step in _MOVES}
     dtype_of = onnx.helper.tensor_dtype_to_np_dtype

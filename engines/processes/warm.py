@@ -48,8 +48,8 @@ _HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"
 
 
 class Warm:
-    """One such process. It takes one job at a time. It ends with our process, or after it has had
-    no job for `_IDLE_S` seconds."""
+    """A process that has imported torch. It takes one job at a time. It ends with our process, or
+    after it has had no job for `_IDLE_S` seconds."""
 
     def __init__(self, environment: Mapping[str, str], imports: Iterable[str] = ()) -> None:
         self.environment = environment
@@ -144,7 +144,7 @@ def begin(job: Mapping[str, Any]) -> Warm:
     _busy[warm] = stop = getattr(_thread, "stop", None)
     if stop is not None and stop.is_set():  # checked last, so that `end_jobs` misses no process
         kill(warm)
-        raise RuntimeError("stopped with all that ran side by side")
+        raise RuntimeError("stopped together with the other jobs of its pool")
     return warm
 
 
@@ -191,8 +191,8 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def collect_seldom() -> None:
-    """Look for cyclic garbage less often: an export makes a million objects that stay, and Python's
-    own threshold looks at them again and again."""
+    """Look for cyclic garbage less often: an export makes a million objects that stay, and at
+    Python's own threshold they are searched again and again."""
     gc.set_threshold(50_000, 20, 100)
 
 

@@ -1,4 +1,4 @@
-"""DeepSets (Zaheer et al., arXiv:1703.06114) with a mask, and with a number of the event.
+"""DeepSets (Zaheer et al., arXiv:1703.06114) with a mask and one scalar, the pile-up.
 
 The same network is applied to each hit, the results of the hits that exist are averaged, and a
 second network reads the mean, the number of hits and the event's pile-up. The order of the hits,

@@ -1,5 +1,8 @@
-"""The repository's own modules as `soa_runtime/lib`: no copy of them is kept, and none of their
-names is taken in site-packages, so that soa-pipeline may be installed beside it."""
+"""Packs the repository's own modules as `soa_runtime/lib`.
+
+The repository holds no copy of them, and their names are not used in site-packages, so soa-pipeline
+may be installed beside it.
+"""
 
 import runpy
 import shutil
@@ -12,7 +15,7 @@ from setuptools.command.sdist import sdist
 LIB = "soa_runtime.lib"
 FLOORS = ("soa", "engines", "registry", "runtime")
 HERE = Path(__file__).parent
-COPY = "repository"  # an sdist has its own
+COPY = "repository"  # in an sdist, the folder with the modules
 ROOT = COPY if (HERE / COPY).is_dir() else "../.."
 
 native = runpy.run_path(str(HERE / ROOT / "setup.py"))
@@ -22,7 +25,7 @@ version = runpy.run_path(str(HERE / ROOT / "soa_pipeline.py"))["__version__"]
 class Build(native["Build"]):
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.build_temp += "/of/sources"  # objects of ../../engines then stay inside it
+        self.build_temp += "/of/sources"  # object files of ../../engines then stay in this folder
 
 
 class Sdist(sdist):

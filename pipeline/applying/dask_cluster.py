@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _ANSWER_S = 10
-_RETRIES = 2  # if a piece fails; Dask's own settings limit how many workers may die on it
+_RETRIES = 2  # for a failed piece; Dask itself limits how many workers may die on it
 
 
 @contextmanager

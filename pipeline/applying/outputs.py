@@ -108,8 +108,8 @@ def _put(partial: Path, path: Path) -> None:
             partial.replace(path)
     except FileExistsError as error:
         raise ApplyError(
-            f"{path} appeared while the job ran, and stays: run it again with --force to replace "
-            "it, or move it away; the rows are scored"
+            f"{path} appeared while the job ran, and is kept: run the job again with --force to "
+            "replace it, or move it away; the rows are scored already"
         ) from error
 
 
@@ -148,8 +148,8 @@ def _values(
     column = table[name].combine_chunks()
     if count := nulls_in(column, among):
         raise FormatError(
-            f"column {name!r} has {count} nulls, which {form} has not: write {others}, or leave it "
-            "out"
+            f"column {name!r} has {count} nulls, which {form} cannot store: write {others}, or "
+            "leave it out"
         )
     return column
 
@@ -158,8 +158,8 @@ def _require(held: bool, column: Any, form: str, others: str = "Parquet or Arrow
     """Raise FormatError if `held` is false: the format cannot store this column of the schema."""
     if not held:
         raise FormatError(
-            f"column {column.name!r} is {column.type}, which {form} has not: write {others}, or "
-            "leave it out"
+            f"column {column.name!r} is {column.type}, which {form} cannot store: write {others}, "
+            "or leave it out"
         )
 
 
@@ -171,7 +171,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_moment(kind: Any) -> bool:
-    """True if NumPy has this type of time, duration or date; it has no time zones."""
+    """True if NumPy has this type of time, duration or date; NumPy has no time zones."""
     import pyarrow as pa
 
     zoned = pa.types.is_timestamp(kind) and kind.tz

@@ -202,8 +202,8 @@ def _require_alone(
             agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
             if np.count_nonzero(~agree) > limit.max_outside * agree.size:
                 raise ApplyError(
-                    f"{opened.label}: {key.partition('/')[2]!r} of a row is another where other "
-                    "rows are beside it, and files are cut anywhere: bind such events one by one "
+                    f"{opened.label}: {key.partition('/')[2]!r} of a row depends on the rows "
+                    "beside it, but files are cut at any row: bind such events one by one "
                     "(docs/howto/runtime.md)"
                 )
 

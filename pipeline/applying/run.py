@@ -65,7 +65,7 @@ class Report:
     spent: Scored
     """The rows scored in this run, and the seconds that this took, summed over threads."""
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
-    """By column that the model wrote, over the outputs written in this run."""
+    """By column that the model wrote: its values in the outputs that this run wrote."""
 
 
 def apply(

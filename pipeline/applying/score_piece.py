@@ -73,7 +73,7 @@ def reopened(given: Input) -> Source:
     try:
         now = path.stat()
     except OSError as error:
-        raise ApplyError(f"{path}: {error.strerror}, and the job began with it") from error
+        raise ApplyError(f"{path}: {error.strerror}, but the job began with it") from error
     if (now.st_size, now.st_mtime_ns) != (given.size, given.mtime_ns):
         raise ApplyError(f"{path} was changed since the job began: begin a new job")
     return open_source(path, given.tree)
@@ -169,8 +169,8 @@ class Scorer:
 
     def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
         """The flat collections, in place where possible. If all columns are jagged, each item is
-        one row, and their offsets come second. A list that is a vector of a member does not count
-        as jagged."""
+        one row, and their offsets come second. A list that fills a vector column of the model does
+        not count as jagged."""
         every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
         vectors = {
             own
@@ -182,13 +182,13 @@ class Scorer:
         if lists and len(lists) != len(every):
             other = next(name for name in every if name not in lists)
             raise ValueError(
-                f"{lists[0]!r} is jagged, {other!r} is not: the columns of a row are of one kind"
+                f"{lists[0]!r} is jagged, {other!r} is not: the columns must all be of one kind"
             )
         missing = self._plan.missing
         cut = [(name, column_of(name, every[name], missing)) for name in lists]
         for name, column in cut:
             if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
-                raise ValueError(f"{cut[0][0]!r} and {name!r} have not the same items in a row")
+                raise ValueError(f"{cut[0][0]!r} and {name!r} differ in their items per row")
         every |= {name: column.values for name, column in cut}
         found = {}
         for name in self._flat:
@@ -240,7 +240,7 @@ class Scorer:
             if self._binding is None:
                 given, written = self._memory_of(self._most)
                 self._binding = self._session.bind(given, written)
-            # If there are fewer rows than the model's minimum, older rows in the memory fill up.
+            # Below the model's minimum, more rows of the memory run; their answers are not read.
             self._binding(max(rows, self._least))
             return
         given, written = self._memory_of(rows)

@@ -88,7 +88,7 @@ class Source:
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields rows `start` to `stop`, at most `rows` at a time; one empty batch if none."""
+        """Yields rows `start` to `stop`, at most `rows` at a time; if none, one empty batch."""
         for low in range(start, max(stop, start + 1), rows):
             yield self._slice(names, low, min(low + rows, stop))
 
@@ -397,7 +397,7 @@ class _Member:
         self._values: Array | None = None
         self._stream: Any = None
         if self.dtype.hasobject:
-            self._values = np.empty(self.shape, object)  # refused if it is asked for
+            self._values = np.empty(self.shape, object)  # columns.py refuses this dtype
         elif fortran or not (self._row and self.shape and self.shape[0]):
             self._values = np.load(path)[name]
         elif info.compress_type == zipfile.ZIP_STORED:

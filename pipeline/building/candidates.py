@@ -114,8 +114,8 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
 
 
 def _with_tiles(steps: Steps, made: Made) -> Made:
-    """The candidates with their fastest tile, as far as they are valid with it. The tile of an
-    engine is measured on its first target, and used for its other targets."""
+    """Give each candidate its fastest tile, if it is valid with that tile. The tile of an engine is
+    measured on its first target, and used for its other targets."""
     if not tiles_of(steps.captured.signature):
         return made
     tiles: dict[str, int] = {}

@@ -81,8 +81,8 @@ def run(
     `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` is the folder for
     the results of the stages (by default `pipeline-work` in the working folder). Stages are cached
     by content, so an unchanged run does nothing, and an interrupted run continues. `say` gets lines
-    about the progress; `show` is entered while a step runs. Raises the error of the stage that
-    failed.
+    about the progress; `show` gives a context that is open while a step runs. Raises the error of
+    the stage that failed.
 
     Examples
     --------

@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compiled artifact and what it was judged to be. `tile`: rows per tile; 0: all rows."""
+    """A compiled artifact and the verdict on it. `tile`: rows per tile; 0: all rows at once."""
 
     target: Target
     compiled: Compiled
@@ -265,7 +265,7 @@ class Steps:
     def _measured(
         self, step: str, compiled: Compiled, target: Target, measure: Callable[[], int]
     ) -> int:
-        """A number that was measured of an artifact on this host."""
+        """The result of `measure`, a number of an artifact on this host; it is cached."""
 
         def build(folder: Path) -> int:
             found = measure()

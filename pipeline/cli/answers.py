@@ -207,7 +207,7 @@ def steps() -> Iterator[Show]:
             left = "" if before is None else f", about {clock(max(0.0, before - spent))} left"
             return Text(f"{clock(spent)}{left}")
 
-    # Only once a second, so that it hardly disturbs time measurements in this process.
+    # The display is updated once a second: so it hardly disturbs time measurements here.
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), Time("")
     console = Console(stderr=True)
     with Progress(

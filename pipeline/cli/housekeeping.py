@@ -136,8 +136,8 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
     """Remove unused files from the registry and from this host's cache.
 
     These are files of registrations that failed or were killed, of removed versions, of builds of
-    targets that never finished, and partial files of killed processes. A running `run` or `build`
-    is never damaged: if gc took its work for abandoned, it ends with an error.
+    targets that never finished, and partial files of killed processes. If gc takes the files of a
+    slow `run` or `build` for abandoned, that command ends with an error and registers nothing.
     """
     from dataclasses import asdict
     from datetime import timedelta

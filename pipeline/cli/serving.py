@@ -85,7 +85,7 @@ def _cluster_options(function: F) -> F:
         ),
         click.option(
             "--queue-ms", type=int,
-            help="For a cluster: add servers if requests wait longer. Default: time of four runs.",
+            help="For a cluster: add servers if requests wait longer. Default: the time of 4 runs.",
         ),
         click.option(
             "--memory-gib", type=int,
@@ -199,8 +199,9 @@ def _batching(done: Deployed) -> str:
 @click.argument("ref")
 @_service_options
 @click.option(
-    "--servers", default=1, show_default=True, help="Number of Tritons; with several, an Envoy."
-)
+    "--servers", default=1, show_default=True,
+    help="Number of Triton servers; several get an Envoy proxy in front.",
+)  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--grpc-port", default=0, help="Default: a free one.")

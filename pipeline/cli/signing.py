@@ -68,7 +68,7 @@ def sign(
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     """Check every digest of REF, and that a trusted key signed it.
 
-    Trusted are the given keys, and all keys that a given root certificate certifies.
+    The given keys are trusted, and so are all keys that a given root certificate certifies.
     """
     from registry.trust import host_keys, require_signature, trusted_keys
 

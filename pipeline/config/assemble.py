@@ -37,7 +37,7 @@ def source_of(config: Config) -> ModelSource:
 
 def _padding(config: Config) -> tuple[int | Padding, ...]:
     """How each input of the model is made from the blocks: the index of its block, or a `Padding`
-    if that is jagged. () if nothing is jagged: then the inputs are the blocks."""
+    if the block is jagged. () if no block is jagged: then the inputs are the blocks."""
     signature = config.signature()
     place = {bound.name: i for i, bound in enumerate(signature.inputs)}
 
@@ -99,7 +99,7 @@ def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
 
 
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
-    """More rows of the reference file, which `reference_inputs` does not use; None if none."""
+    """Rows of the reference file that `reference_inputs` does not use; None if none are left."""
     file = config.files.reference_file
     return None if file is None else more_rows(signature, file)
 

@@ -162,7 +162,10 @@ def _unknown_rows(config: Config) -> Iterator[Problem]:
         if collection.jagged:
             counted[*at, "jagged", "rows"] = collection.jagged.rows
             if offsets_of(name) in config.collections:
-                yield at, f"its offsets are {offsets_of(name)!r}, which is another one: rename one"
+                yield (
+                    at,
+                    f"its offsets are {offsets_of(name)!r}, also a collection's name: rename one",
+                )
         for at, dim in counted.items():
             if dim not in config.rows:
                 yield at, f"'rows' has no range for it: {not_among(dim, config.rows)}"
@@ -185,7 +188,9 @@ def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
         wanted = [(jagged.length, features), *([(jagged.length,)] if features == 1 else [])]
         if math.prod(block.shape) != jagged.length if mask else block.shape not in wanted:
             listed = " or ".join(str([*each]) for each in wanted)
-            allowed = f"{jagged.length} places" if mask else f"{listed}, or none to transpose"
+            allowed = (
+                f"{jagged.length} places" if mask else f"{listed}, or none: then items come last"
+            )
             yield (*at, "shape"), f"found {list(block.shape)}; expected {allowed}"
 
 

@@ -19,7 +19,7 @@ from pipeline.config.mistakes import (
 
 
 class LimitConfig(Part):
-    """At most `max`, measured with this number of rows in each row dimension."""
+    """The largest allowed value, `max`, of a number measured with `rows` in each row dimension."""
 
     rows: Annotated[dict[Identifier, PositiveInt], Field(min_length=1)]
     max: Positive
@@ -29,7 +29,8 @@ class MetricConfig(Part):
     """A number that a function computes from an output and the labels, and its bounds.
 
     `function`: `efficiency`, `resolution`, a name of sklearn.metrics, or a callable of the user.
-    `max_drop`, `max_rise`: change relative to the version that has the alias, on the same rows.
+    `max_drop`, `max_rise`: bounds of the change from the version that has the alias, on the same
+    rows.
     """
 
     function: str

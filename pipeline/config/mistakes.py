@@ -51,7 +51,7 @@ def validated(document: Document, model: type[M], whole: str) -> M:
             # If entries are wrong, pydantic also says "too short", since it counts only the others.
             if one["type"] != "too_short" or not one["input"]
         )
-        document.refuse(dict.fromkeys(problems), whole)  # a pair without entries is one mistake
+        document.refuse(dict.fromkeys(problems), whole)  # an empty pair gives two equal ones
         raise  # not reached: a ValidationError has at least one problem
 
 
@@ -65,7 +65,7 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
         return at, f"unknown key{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
     if kind == "missing" and isinstance(at[-1], str):
         return at[:-1], f"the key {at[-1]!r} is missing"
-    if kind == "missing":  # in a pair, the only list of fixed length
+    if kind == "missing":  # in a pair: no other list has a fixed length
         at = at[:-1]
         return at, f"found {_entries(data, at)}; expected 2"
     if kind == "too_long":

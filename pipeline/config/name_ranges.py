@@ -38,7 +38,7 @@ def _range(written: str) -> list[str]:
         differ = [i for i, part in enumerate(first) if part != last[i]]
         if (
             len(differ) == 1 and differ[0] % 2 and len(last[differ[0]]) < 10
-        ):  # numbers at odd places
+        ):  # numbers have odd indices
             i = differ[0]
             numbers = range(int(first[i]), int(last[i]) + 1)
             if len(numbers) > _MOST:
@@ -74,7 +74,7 @@ def written_out(document: Document) -> Document:
 def _expand(
     lines: dict[Key, int], at: Key, part: dict[str, Any], have: Sequence[str] | None
 ) -> list[Problem]:
-    """Replace the ranges and patterns in one collection or block, and adapt `lines`."""
+    """Replace the ranges and patterns in one collection or block, and update `lines`."""
     written, at = part.get("columns"), (*at, "columns")
     if not isinstance(written, list):
         return []

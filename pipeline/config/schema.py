@@ -1,7 +1,7 @@
 """The config: one YAML file that says what a model is, what it reads and writes, where it runs.
 
 These pydantic models hold the values of the file. `Config.files` holds the files it names, as paths
-on this host. Nothing here needs torch; the stages check the rest, which needs the model itself.
+on this host. Nothing here needs torch: the stages make the checks that need the model itself.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ class ReferenceConfig(Part):
 class CompileConfig(Part):
     """Limits and options of the compilers.
 
-    `options.aoti`, and those of engines named after it: any setting of Inductor.
+    `options.aoti`, `options.aoti-standalone`: any setting of Inductor.
     `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """
 
@@ -271,15 +271,15 @@ class CompileConfig(Part):
 
 
 class SessionConfig(Part):
-    """How sessions run the model: `threads` in one run, and the most runs at the same time,
-    `instances` (None: one per core)."""
+    """How sessions run the model. `threads`: the threads of one run. `instances`: the most runs at
+    the same time (None: one per core)."""
 
     threads: _Count = 1
     instances: _Count | None = None
 
 
 class ApplyConfig(Part):
-    """By `collection/column` or `collection/*` of the model: the column in files to be scored."""
+    """`columns`: by `collection/column` or `collection/*` of the model, the column in the files."""
 
     columns: dict[str, str] = {}
 

@@ -71,7 +71,7 @@ def _yaml(*documents: object) -> str:
 def _head(planned: Needs) -> str:
     return (
         f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.2-0.3.\n"
-        f"# Under this name, no other: helm install {planned.name} fastml/supersonic -f FILE\n"
+        f"# Install under this name only: helm install {planned.name} fastml/supersonic -f FILE\n"
     )
 
 

@@ -125,7 +125,7 @@ def deploy(
             pull_version(registry, opened.version, folder)
         else:
             shutil.copytree(bundle.path, folder)
-        # Opened as the server will open it; the server's host may require other signatures.
+        # The server will open it in the same way; its host may require other signatures.
         there = open_version(Opening(folder))
         if chosen not in there.bundle.manifest.targets:
             raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")

@@ -222,7 +222,7 @@ def _check_cuts(feed: Feed) -> None:
             advice += "of the formula's own name"
         raise InitError(
             f"{feed.port.name!r} would get {first} and {', '.join(others)}, which differ in their "
-            f"items of a row: {advice}"
+            f"items per row: {advice}"
         )
 
 
@@ -256,7 +256,7 @@ def fitted(
         if any(len({c.cut for c in feed.columns}) > 1 for feed in form):
             continue  # vectors and jagged columns in one input do not fit together
         size = _length(model, form, length, ask)
-        # With size + 1 first: if a row has as many items as columns, this shows their order.
+        # size + 1 first: if there are `size` columns too, only this shows which axis is which.
         for probe in (size + 1, size):
             place = fitting(model.module, _options(model, form, probe))
             if place is None:

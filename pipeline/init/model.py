@@ -153,8 +153,8 @@ def why_not(module: torch.nn.Module, options: Sequence[Option], n: int = ROWS) -
 def fitting(
     module: torch.nn.Module, choices: Sequence[Sequence[Option]], seconds: float = 30
 ) -> tuple[int, ...] | None:
-    """The first combination of options, one index per input, with which the model runs. Tries the
-    front options first. None if there is none, or if `seconds` have passed."""
+    """The first combination of options, one index per input, with which the model runs.
+    Earlier options are tried first. None if there is none, or if `seconds` have passed."""
     until = time.monotonic() + seconds
     places = product(*(range(len(options)) for options in choices))
     for place in sorted(islice(places, 100_000), key=sum):

@@ -155,11 +155,11 @@ def _row_ranges(found: _Found) -> dict[str, Any]:
 
 
 def _notes(request: Request, found: _Found) -> _Notes:
-    """What the config says in comments about the values that were found."""
+    """The comments of the config on the values that were found."""
     source = request.data.name if request.data else "an input: name them as you like"
     notes: _Notes = {
         ("collections", "outputs"): "what the model writes: name them as you like",
-        ("rows", "n"): "the race of the engines is at the typical ones: write your own",
+        ("rows", "n"): "engines are timed with the typical numbers of rows: write your own",
         ("rows", "n", "min"): found.range.why_least,
         ("rows", "n", "max"): found.range.why_most,
     }
@@ -173,9 +173,9 @@ def _notes(request: Request, found: _Found) -> _Notes:
         offsets = _offsets(part)
         if offsets is not None:
             most = np.diff(offsets).max()
-            said = f"the model sees so many items of each row; here are up to {most}"
+            said = f"the model gets at most `length` items of a row; rows here have up to {most}"
             notes["collections", name, "jagged"] = said
-            notes["rows", f"n_{name}"] = "items of all rows of a call together"
+            notes["rows", f"n_{name}"] = "the number of items in a call, over all rows"
     return notes
 
 

@@ -227,8 +227,8 @@ def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
 
 
 def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
-    """The worst deviations by output. If the run failed for another reason, all values count as
-    outside the tolerance."""
+    """The worst deviations by output. If a run failed or a case has other faults, all values
+    count as outside the tolerance."""
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
             name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
@@ -241,8 +241,8 @@ def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
 def _check_signature(
     registry: Registry, version: Version, opened: Opened, needed: Requirements
 ) -> SignatureCheck | None:
-    """Check the signature: each policy that names keys requires one by one of its keys. None if no
-    policy names keys."""
+    """Check the signatures: each policy that names keys requires a signature by one of them. None
+    if no policy names keys."""
     if not needed.signed_by:
         return None
     groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]

@@ -267,7 +267,7 @@ def _drawn(
 def _stepped(
     caption: str, axis: Axis, series: Sequence[Steps], edges: Sequence[str] | Sequence[float]
 ) -> Figure:
-    """Draw histograms. `edges` are numbers, or the names of the begins of bins of equal width."""
+    """Draw histograms. `edges`: numbers; or for bins of equal width, a text per lower edge."""
     named = isinstance(edges[0], str)
     begins = [each if isinstance(each, str) else number(each) for each in edges]
 

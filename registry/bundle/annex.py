@@ -112,7 +112,9 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
             for name in candidate.files:
                 own = name.startswith(annex.prefix) or name in portable
                 if name not in files or not own:
-                    raise BundleError(f"{annex.path}: {ANNEX} names {name} ({engine}), not there")
+                    raise BundleError(
+                        f"{annex.path}: {ANNEX} names {name} ({engine}), which is not there"
+                    )
         targets[annex.target], known[annex.target] = record.record, annex
         holds += annex.holds
     return replace(
@@ -156,7 +158,7 @@ def open_folder(
             raise BundleError(f"{place}: is the annex of {annex.target}")
         if only is not None and annex.digest != only[target]:
             raise BundleError(
-                f"{place}: another annex ({annex.digest[:12]}…) than the one that is meant "
+                f"{place}: another annex ({annex.digest[:12]}…) than the promoted one "
                 f"({only[target][:12]}…)",
                 code="bundle-altered",
             )

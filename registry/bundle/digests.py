@@ -31,7 +31,7 @@ _BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
 """Files about the folder, written after it was sealed: `SHA256SUMS` does not list them."""
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
-_CHUNK = 1 << 18  # small enough for the cache of one core, between reading and hashing
+_CHUNK = 1 << 18  # bytes read at once: they stay in the cache of the core until hashed
 _HASHERS = 8
 _WORTH_A_THREAD = 4 << 20  # bytes; hashing them takes some 10 ms
 

@@ -56,7 +56,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        # Only after the reference is copied, which may take long: the last run to end counts.
+        # Take the lock after the slow copy of the reference: the run that ends last counts.
         with write_lock(access, client, _EXPERIMENT) as lock:
             last = _last(store, experiment, model)
             now = int(datetime.now(UTC).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""Access to MLflow: which store, a test that it answers, and MLflow's errors as one line each.
+"""Access to MLflow: choice of the store, a test that it answers, and errors of one line each.
 
 MLflow waits long before it gives up: 20 s on a locked SQLite file, a hundred seconds on a database
 server that does not exist, 4 minutes on a silent tracking server. These are good defaults for a

@@ -1,7 +1,7 @@
 """A `Store` that uses the public REST API of an MLflow server.
 
-Requests are sent as MLflow's client sends them: `requests` with the same retries, and with MLflow's
-variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN, _INSECURE_TLS, _SERVER_CERT_PATH,
+Requests are sent as MLflow's client sends them: by `requests`, with the same retries. They use
+MLflow's variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN, _INSECURE_TLS, _SERVER_CERT_PATH,
 _CLIENT_CERT_PATH, MLFLOW_HTTP_REQUEST_*), its file `~/.mlflow/credentials`, and the proxies and
 certificates that `requests` takes from the environment. If a request needs code of MLflow or of its
 plugins (see `open_server`), MLflow's client is used instead.

@@ -1,7 +1,7 @@
 """The gates between a version and an alias: pure functions of what was measured.
 
-Each gate is a function in `GATES`. It yields a decision for each thing that is asked, and none if
-nobody asks. Gates use no files, no devices and no registry.
+Each gate is a function in `GATES`. It yields a decision for each requirement, and none if there
+is no requirement. Gates use no files, no devices and no registry.
 """
 
 from __future__ import annotations

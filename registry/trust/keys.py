@@ -68,7 +68,7 @@ def _root(content: bytes, origin: str) -> Trusted:
     certificates = read_certificates(content, origin)
     if len(certificates) != 1:
         raise TrustError(
-            f"{origin}: {len(certificates)} certificates: trust takes one a file, the root alone"
+            f"{origin}: {len(certificates)} certificates: a trusted file has one, the root"
         )
     found = certificates[0]
     try:

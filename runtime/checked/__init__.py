@@ -1,4 +1,4 @@
-"""Test mode: compares each event with a reference program, and looks for writes elsewhere."""
+"""Test mode: compares each event with a reference program, and looks for writes to other memory."""
 
 import lazy_loader
 

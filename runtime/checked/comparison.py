@@ -130,8 +130,10 @@ def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
 
 
 def combine(parts: list[Deviation]) -> Deviation:
-    """Combine the cases of one output: sums of counts, `outside` over all elements, else the
-    worst."""
+    """Combine the cases of one output.
+
+    Counts are added, and `outside` is for all elements. Of every other value the worst is kept.
+    """
     full = [p for p in parts if p.elements] or parts
     total = sum(p.elements for p in full) or 1
 

@@ -9,7 +9,7 @@ from soa.signature import Signature
 
 
 def default_tolerance(dtype: str) -> Tolerance:
-    """The tolerance of an output: rounding differences of reordered sums; zero for integers."""
+    """The default for a dtype: the rounding differences of reordered sums; zero for integers."""
     table = {
         "float64": Tolerance(1e-10, 1e-9),
         "float32": Tolerance(1e-5, 1e-4),

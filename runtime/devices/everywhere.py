@@ -40,11 +40,11 @@ class MultiDeviceSession(Session):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        raise RunError("a session for every device is on none: ask a binding, or `on(device)`")
+        raise RunError("the session runs on every device: ask a binding or `on(device)`")
 
     @property
     def executable(self) -> Executable:
-        raise RunError("a session for every device has an artifact for each: use `on(device)`")
+        raise RunError("this session has an artifact for each device: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
         """The session of a device. If the model is not yet deployed there, it is deployed now."""

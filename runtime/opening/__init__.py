@@ -1,7 +1,7 @@
 """Opening: the one route from a name to an artifact that runs.
 
-    opened = open_version(Opening("jets@production"))  # looked up, promoted, trusted
-    here = open_here(opened, device)  # its target and engine chosen, opened as it was hashed
+    opened = open_version(Opening("jets@production"))  # checks promotion and signatures
+    here = open_here(opened, device)  # chooses target and engine
 
 Names are resolved on first use: a process that only validates does not import the registry.
 """

@@ -160,4 +160,4 @@ def _held(
 
 
 def _let_go(holds: tuple[object, ...]) -> None:
-    """Called when the executable dies. Until then `holds` has kept the files in the cache."""
+    """Called when the executable is deleted. Until then `holds` keeps the files in the cache."""

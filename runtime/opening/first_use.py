@@ -44,7 +44,7 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
         if why := _verdict(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
-                f"this device refuses it: {why}",
+                f"it is refused on this device: {why}",
                 code="load-not-verified",
             )
     targets = {**opened.bundle.manifest.targets, target: _verified(record)}

@@ -46,7 +46,7 @@ log = logger("soa-pipeline")
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
     """A version, or the bundle of a folder, after all checks of its mode.
 
-    `annexes`: of the targets that were built later, use at most these.
+    `annexes`: the only targets to use of those that were built later; None: all of them.
     Raises LoadError, or the error of the registry.
     """
     ref = _parsed(opening)
@@ -78,7 +78,9 @@ class Name:
         self._record = LookupCache(cache_root(), repr(self._store), opening.mode)
 
     def find(self, *, now: bool = False) -> Lookup:
-        """`now`: ask the registry even if the record is young, unless the policy forbids asking.
+        """Find the version, in the registry or in this host's record of an earlier lookup.
+
+        `now`: ask the registry even if the record is young, unless the policy forbids asking.
 
         Raises NotFoundError, RegistryUnavailableError, or LoadError if the policy forbids asking.
         """
@@ -88,8 +90,8 @@ class Name:
             if recorded is None:
                 raise LoadError(
                     f"{self.ref}: not known here for mode={self.opening.mode!r}, and "
-                    "lookup='offline' asks nobody: load it once with lookup='prefer-cache' from "
-                    f"{self._store.shown}"
+                    "lookup='offline' opens no connection: load it once with lookup='prefer-cache' "
+                    f"from {self._store.shown}"
                 )
             return recorded
         if policy == "prefer-cache" and not now and (young := self._young()) is not None:
@@ -105,7 +107,7 @@ class Name:
             return self._recorded_or(error)
 
     def open(self, found: Lookup, annexes: Collection[str] | None = None) -> Opened:
-        """Open the found version; if the store's files cannot be had, open the recorded one."""
+        """Open the found version; if its files cannot be fetched, open the recorded version."""
         try:
             return self._judged(found, annexes)
         except RegistryUnavailableError as error:
@@ -145,7 +147,7 @@ class Name:
         return Opened(bundle, version.name, version.number, found, opening, withheld)
 
     def _ask(self) -> Lookup:
-        """Ask the registry for all that is checked; in production also policies and promotions."""
+        """Ask the registry for the version; in production also for its policies and promotions."""
         from registry.history import PRODUCTION
         from registry.store import Lookup
 
@@ -175,7 +177,7 @@ class Name:
         if last is None:
             raise error
         log.warning(
-            "%s: the registry cannot be asked, so %s is served, which it was at %s: %s",
+            "%s: the registry cannot be asked, so %s is served, as found at %s: %s",
             self.ref, last.version.ref, last.at.isoformat(timespec="seconds"), str(error),
         )  # fmt: skip
         return replace(last, stale=str(error))
@@ -184,7 +186,7 @@ class Name:
         try:
             last = self._recorded()
         except RegistryError as error:
-            log.warning("%s: the registry is asked: %s", self.ref, str(error))
+            log.warning("%s: no usable record, so the registry is asked: %s", self.ref, str(error))
             return None
         age = None if last is None else (datetime.now(UTC) - last.at).total_seconds()
         return last if age is not None and 0 <= age < self.opening.max_age_s else None

@@ -32,7 +32,7 @@ LoadError if it cannot be validated on this host."""
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Opening` without its mode: type checkers need them for `**options`."""
+    """The fields of `Opening` except `ref` and `mode`, for type checks of `**options`."""
 
     registry: Registry | str | None
     lookup: LookupPolicy
@@ -51,8 +51,8 @@ class Opening:
     """What to open, and the rules for it. Raises LoadError for rules that contradict each other.
 
     `mode`: "test" takes any version. "production" takes a version only if a gate has promoted this
-    model, number and digest, and if it has all required signatures: by one of the host's keys, of
-    each registry policy's keys, and of `trusted_keys`, for each of these that is set.
+    model, number and digest, and if it has all required signatures. The host, each policy of the
+    registry and `trusted_keys` may each list keys; one key of each list must have signed.
 
     `lookup`: "fresh" asks the registry what a name means, and fails if it cannot be asked.
     "prefer-cache" takes a result found on this host less than `max_age_s` ago. Else it asks; if
@@ -60,10 +60,10 @@ class Opening:
     no connection.
 
     `trusted_keys`: files of public keys, or folders of them. `target` and `engine_name` override
-    the best target of this host and the engine chosen for it. `threads` and `instances` (the number
-    of runs at one moment) override the values under `session` in the version's config. `builder`
-    makes an artifact if the version has no verified one for this host. `prover` validates an
-    artifact that no device of its kind has run, before its first use on this host; without a
+    the best target of this host and the engine chosen for it. `threads` and `instances` (how many
+    runs may be active at once) override the values under `session` in the version's config.
+    `builder` makes an artifact if the version has no verified one for this host. `prover` validates
+    an artifact that no device of its kind has run, before its first use on this host; without a
     prover, production refuses such an artifact.
 
     Examples

@@ -2,7 +2,7 @@
 
 Validation records a digest of an artifact's outputs for a few rows of the reference. A host
 computes the digest again at the first load, and logs a warning if it differs. Outputs with other
-bits may still be within the tolerances. For a processor that this host does not have:
+bits may still be within the tolerances. To compute the digest for another processor:
 
     qemu-x86_64 -cpu Haswell python -m runtime.opening.same_bits <job.json
 """

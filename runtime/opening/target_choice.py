@@ -97,8 +97,8 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
 
 
 def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
-    """`best`, the highest CPU level of this host, or a lower level that was as fast in the same
-    race, because that gives the same bits on more hosts."""
+    """Return `best`, the highest CPU level of this host, or a lower one that was as fast in the
+    same race: a lower level gives the same bits on more hosts."""
 
     def taken(record: TargetRecord) -> dict[str, float]:
         return {

@@ -113,7 +113,7 @@ class Binding:
         self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
-        """The native call that alone runs the bound rows, and refuses a second thread itself. None
+        """The native call that runs the bound rows and raises an error for a second thread. None
         if the engine has no such call, and on a GPU, because a call there needs a stream.
         """
         call = self.prepared.current
@@ -240,7 +240,7 @@ class Binding:
 
 
 class WrappedBinding(Binding):
-    """A binding that runs another one, `inner`, and does more.
+    """The base of bindings that add something to another binding, `inner`.
 
     Its attributes (rows, inputs, …) are those of `inner`.
     """

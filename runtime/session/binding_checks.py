@@ -65,7 +65,7 @@ def check_memory(
         if collection.start % step and not any_start:
             raise BindError(
                 f"collection {name!r} is a window from row {collection.start} on, and this version "
-                f"was not validated on windows like that: begin at a multiple of {step} rows, or "
+                f"was not validated on such windows: begin at a multiple of {step} rows, or "
                 "build the version again (pipeline run, then promote)",
                 code="bind-rows",
             )
@@ -108,7 +108,7 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
     if found.storage != wanted.storage:
         raise BindError(
             f"{where} is stored as {found.storage!r}, the model was compiled for "
-            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
+            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) converts it, or "
             f"build the model with storage: {found.storage}",
             code="bind-layout",
         )

@@ -124,7 +124,7 @@ class Session:
         """
         kind = Binding
         if graph and not torch_runs_on(self.device):
-            raise BindError(f"graph=True: torch records graphs, and none for {self.device} is here")
+            raise BindError(f"graph=True needs torch, and no torch for {self.device} is here")
         if graph:
             from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
         return kind(self, *self._named(inputs, outputs))

@@ -1,7 +1,7 @@
 """Run an artifact in tiles: on a fixed number of rows at a time, in the same bound memory.
 
 The arguments of a tile are those of the run, moved to the tile's first row. A matrix (F, S) keeps
-its pitch S, so its last column ends beyond the memory. A run reads only its n rows, never there.
+its pitch S, so its last column ends beyond the memory. A run reads only its n rows, not beyond.
 """
 
 from __future__ import annotations

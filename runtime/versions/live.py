@@ -72,7 +72,7 @@ class LiveSession(Session):
 
     @property
     def device(self) -> Device:  # type: ignore[override]
-        """The device. Raises RunError with `device="auto"`: then each event has its own device."""
+        """The device. Raises RunError with `device="auto"`, where each event has its own device."""
         return self.current.device
 
     @property
@@ -101,7 +101,7 @@ class LiveSession(Session):
             if not self._is_news(found):
                 return False
             opened = self._name.open(found)
-            if not self._is_news(_lookup(opened)):  # the recorded version, as files were missing
+            if not self._is_news(_lookup(opened)):  # files missing: the recorded version was opened
                 return False
             coming = self._open(opened)
             try:
@@ -282,7 +282,7 @@ def _lookup(opened: Opened) -> Lookup:
 
 
 def can_replace(new: Signature, old: Signature) -> bool:
-    """True if every call of a version with the signature `old` is one for `new` too. The typical
+    """True if every call that fits the signature `old` fits `new`, too. The typical
     sizes do not count, and the rows may become unbounded."""
     wider = all(new.ranges[d].limit >= r.limit for d, r in old.ranges.items() if d in new.ranges)
     return wider and _contract(new) == _contract(old)

@@ -71,7 +71,7 @@ def shadowed(
 def _keeper(
     begun: ShadowRecord, file: Path | None, asked: Opening
 ) -> Callable[[ShadowRecord], None]:
-    """A function that adds to the record in the registry or in `file`. LoadError if that exists."""
+    """A function that adds to the record in the registry or in `file`, which must be a new file."""
     whole = begun
 
     def keep(seen: ShadowRecord) -> None:

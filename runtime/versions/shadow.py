@@ -64,7 +64,7 @@ class ShadowedSession(Session):
         self.inner = inner
         self.fraction = fraction
         self._worker = _Worker(shadow, fraction, begun, keep)
-        # Called at the end of the process too, if nobody closes the session.
+        # Also called at the end of the process, if the session is still open.
         self._end = weakref.finalize(self, self._worker.close)
         self.offer = self._worker.offer
 
@@ -118,7 +118,7 @@ class ShadowedBinding(WrappedBinding):
         super().__init__(inner)
         self._fraction = session.fraction
         self._offer = session.offer
-        self._shadowed = session  # the session ends its shadow when nobody refers to it any more
+        self._shadowed = session  # kept alive: when it is deleted, it ends its shadow
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         self.inner(rows, stream=stream)
@@ -196,7 +196,7 @@ class _Copy:
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest value; infinite if there is a NaN, as a NaN or infinity on one side gives."""
+    """The largest value; infinite for a NaN, which comes from a NaN or infinity on one side."""
     worst = float(values.max()) if values.numel() else 0.0
     return math.inf if math.isnan(worst) else worst
 
@@ -286,7 +286,7 @@ class _Worker:
 
     def close(self) -> None:
         """End the thread, which saves the rest. The garbage collector may call this at any
-        place."""
+        time."""
         if self._process.here():
             self._closed = True
             self._work.put(None)

@@ -42,7 +42,7 @@ class Region:
     doubtful: bool = False
 
     def doubt(self) -> None:
-        """Mark the region: a late server may write into it, so no other request may use it."""
+        """Mark the region as unusable for other requests: a late server may still write into it."""
         self.doubtful = True
 
 

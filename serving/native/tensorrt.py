@@ -134,7 +134,7 @@ def require_carried(wire: Wire) -> None:
     for t in (*wire.inputs, *wire.outputs):
         if t.column_dtype not in CARRIED:
             raise EngineError(
-                f"{t.name} is {t.column_dtype}, which it does not carry: it has "
+                f"{t.name} is {t.column_dtype}, which it does not support: it has "
                 f"{', '.join(CARRIED)}"
             )
 
@@ -250,7 +250,7 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.is_shape_inference_io(name):
-            raise EngineError(f"{name} decides on shapes, and would have to lie on the host")
+            raise EngineError(f"{name} decides on shapes, so it would have to be in host memory")
         try:
             dtype = np.dtype(library.nptype(engine.get_tensor_dtype(name)))
         except TypeError as error:  # NumPy does not have the dtype

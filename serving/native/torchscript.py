@@ -1,4 +1,4 @@
-"""A TorchScript file of the torchscript engine in a shell between requests and answers."""
+"""A TorchScript file of the torchscript engine in a shell that takes requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -
     """Trace the shell around the script and write it to `file`. Raises EngineError."""
     for t in (*wire.inputs, *wire.outputs):
         if t.column_dtype in _NOT_THERE:
-            raise EngineError(f"{t.name} is {t.column_dtype}, which it does not carry")
+            raise EngineError(f"{t.name} is {t.column_dtype}, which it does not support")
     for dim in signature.dims:
         if not any(t.rows == dim and not t.scalar for t in wire.inputs):
             raise EngineError(f"no input has rows of {dim!r}")

@@ -131,7 +131,7 @@ class RemoteModel(Executable):
         rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
-            raise self.client.too_large(size, "a message, whose rows may not be taken apart,")
+            raise self.client.too_large(size, "a message, whose rows must not be split,")
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:

@@ -49,8 +49,8 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
         return None
     return (
         f"by its benchmark a row takes {microseconds(times[1])} alone and "
-        f"{microseconds(times[n] / n)} among {n}, so that merged they would be {gains[n]:.2f} "
-        "times as many a second (--merge does it all the same)"
+        f"{microseconds(times[n] / n)} among {n}, so merging would give {gains[n]:.2f} "
+        "times as many rows a second (--merge merges all the same)"
     )
 
 

@@ -32,15 +32,15 @@ def write_repository(
 
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
         raise ServingError(
-            f"{out.absolute() / service.name}: Triton's Python backend starts through a shell, and "
-            f"cannot from a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
+            f"{out.absolute() / service.name}: Triton's Python backend starts through a shell and "
+            f"fails in a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
         )
 
     def fill(version: Path) -> None:
         bundle = place(version / BUNDLE)
         if bundle.digest != service.digest:
             raise ServingError(
-                f"{bundle.path}: bundle {bundle.digest[:12]} where {service.digest[:12]} was meant"
+                f"{bundle.path}: bundle {bundle.digest[:12]} instead of {service.digest[:12]}"
             )
         shutil.copyfile(Path(__file__).with_name(_MODEL), version / "model.py")
 

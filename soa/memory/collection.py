@@ -185,8 +185,8 @@ class Collection:
         """
         if layout.storage != "columns":
             raise CollectionError(
-                "this layout is one buffer: use Collection.wrap or from_arrays; with "
-                "storage: columns in the model's config separate columns are taken"
+                "this layout is one buffer: use Collection.wrap or from_arrays; to bind separate "
+                "columns, write storage: columns in the model's config"
             )
         spans_of = import_columns(layout, columns)
         lengths = {
@@ -419,7 +419,7 @@ class Collection:
         """Address of the buffer; raises CollectionError for separate columns and for a window."""
         if self._buffer is None or self._parent is not None:
             raise CollectionError(
-                "separate columns, or a window's, have one address each: span(...)"
+                "separate columns, and the columns of a window, have one address each: span(...)"
             )
         return self._buffer.address
 
@@ -449,7 +449,7 @@ class Collection:
     def window(self, start: int, stop: int) -> Self:
         """Rows `start` up to `stop` (excluded) of the rows in use: the same memory, no copy.
 
-        A window is bound like any collection, with collections or windows of equally many rows. A
+        A window is bound like any collection, with collections or windows of the same row count. A
         start that is a multiple of `layout.row_step` can always be bound; any other start only if
         validation ran such windows (docs/howto/memory.md). The scalars are those of the collection.
 

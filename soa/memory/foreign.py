@@ -173,7 +173,7 @@ def _unchecked(memory: Any, device: Device) -> Foreign:
         address, readonly = said["data"]
         shape, strides, dtype = tuple(said["shape"]), said.get("strides"), np.dtype(said["typestr"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CollectionError(f"__cuda_array_interface__ is not whole: {error}") from None
+        raise CollectionError(f"__cuda_array_interface__ is incomplete: {error}") from None
     dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
     plain = strides is None or 0 in shape or list(strides) == dense
     _require_contiguous(plain, strides, shape, "memory")
@@ -230,8 +230,8 @@ def _from_dlpack(memory: Any) -> Foreign:
                 pass
         elif not torch_drives_gpus():
             raise CollectionError(
-                "memory of a GPU comes through DLPack by torch, and no torch that is built for "
-                "GPUs is here: give its address, or __cuda_array_interface__"
+                "DLPack memory of a GPU is imported by torch, and no torch that is built for GPUs "
+                "is here: give its address, or __cuda_array_interface__"
             )
         import torch
 
@@ -271,9 +271,9 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
     if span.nbytes and past:
         raise CollectionError(
             f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
-            f"needed, found {past} bytes past it; session.collection(…) has aligned "
-            "memory and as_collection copies into such; or let the model's config ask for less "
-            "(alignment:), or for no more than the element's own (storage: columns)"
+            f"needed, found {past} bytes past it; use session.collection(…), or copy "
+            "with as_collection; or write a smaller alignment: in the model's config, or "
+            "storage: columns, which needs only the alignment of an element"
         )
 
 

@@ -198,9 +198,9 @@ def _check_lengths(name: str, counts: Any) -> None:
     """Raise CollectionError for lists of different lengths: they are not vectors."""
     if len(counts) and (low := min(counts)) != (high := max(counts)):
         raise CollectionError(
-            f"column {name!r} is jagged (lists of {low} to {high} items), and a vector has as many "
-            "in every row: a collection that is jagged in the model comes from from_jagged; where "
-            "each item is a row, flatten it first"
+            f"column {name!r} is jagged (lists of {low} to {high} items), but a vector has the "
+            "same number in every row: use from_jagged if the collection is jagged in the model; "
+            "where each item is a row, flatten it first"
         )
 
 
@@ -208,13 +208,13 @@ def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
-            f"column {name!r} has {missing} missing values (nulls), and a column has a value in "
-            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
+            f"column {name!r} has {missing} missing values (nulls), and a column needs a value in "
+            f"every row: give one, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
             "rows"
         )
     value = _named(name, lambda: dtype.type(fill))
     if dtype.kind in "biu" and value != fill:
-        raise CollectionError(f"column {name!r} is {dtype}, which has no {fill!r} to fill in")
+        raise CollectionError(f"column {name!r} is {dtype}, which cannot hold fill={fill!r}")
     return value
 
 

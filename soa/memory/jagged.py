@@ -24,7 +24,7 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     data that `ak.from_arrow` takes. The columns of the model's layout are looked up by name and
     used in place. Offsets are copied only if the data has none (lists of one size), has them in
     another dtype, or is a slice that does not begin at the first item. Raises CollectionError if
-    the columns are not cut into the same rows, and in the cases in which `as_collection` does.
+    the offsets of the columns differ, and in the cases in which `as_collection` does.
     """
     with needs_extra("data", CollectionError):
         import awkward as ak
@@ -39,7 +39,7 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     for column, (first, last, _) in columns.items():
         if not (np.array_equal(begin, first) and np.array_equal(end, last)):
             raise CollectionError(
-                f"columns {next(iter(columns))!r}, {column!r} are cut differently"
+                f"columns {next(iter(columns))!r}, {column!r} have different offsets"
             )
     filled = end > begin
     low = int(begin[filled].min()) if filled.any() else 0

@@ -239,7 +239,7 @@ def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
     for (name, digest, asked_by), other in zip(*runs, strict=False):
         if (name, digest) != other[:2]:
             return f"the first operation that differs is {name} in {asked_by}"
-    return "in which operation is not seen"
+    return "the operation that differs was not found"
 
 
 def _is_library(file: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Each operation on a tensor, with the number arguments that it takes.
+# Operations on one tensor, each with the names of its number arguments.
 UNARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "log": (lambda x: x.log(), ()),
     "log1p": (lambda x: x.log1p(), ()),

@@ -20,7 +20,7 @@ class Padding:
     """An input of the model that is made of the first `length` items of each row.
 
     `items` and `offsets` are indices of blocks: of shape (m, ...), and (n, 2) with begin and end.
-    The model gets (n, ..., length), or with a `shape` (n, length, ...); for one column (n, length).
+    The model gets (n, ..., length); with a `shape` (n, length, ...), or (n, length) for one column.
     Places without an item hold `value`. Without `items` the input is a mask of `dtype`, which is 1
     where an item exists: (n, 1, length), or (n, *shape).
     """

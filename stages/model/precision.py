@@ -36,7 +36,7 @@ def precision_tolerance(precision: Precision) -> Tolerance:
 @contextmanager
 def tf32_switches(precision: Precision) -> Iterator[None]:
     """Turn TF32 on for precision tf32, else off, in the whole process while the context is open."""
-    # torch has an older and a newer switch. After the newer one torch 2.13 cannot export.
+    # torch has an older and a newer switch. Once the newer one is set, torch 2.13 cannot export.
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

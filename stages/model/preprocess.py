@@ -1,6 +1,6 @@
 """Preprocessing as part of the model: a torch module in front of the user's own.
 
-Capture, the reference and the eager baseline see both together as the model, so the artifact takes
+Capture, the reference and the eager baseline use both together as the model, so the artifact takes
 raw columns.
 """
 
@@ -48,7 +48,7 @@ class Preprocessed(InFront):
 
 
 class Copied(InFront):
-    """A model that writes into the planned inputs: it gets copies of them, made in the graph."""
+    """A model that writes into some inputs; `plan` has their indices. The graph copies these."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]

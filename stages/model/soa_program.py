@@ -118,7 +118,7 @@ class SoaProgram(torch.nn.Module):
 
 
 class TracedProgram(torch.nn.Module):
-    """The convention for torch.jit.trace, which needs a tensor as result: the first carrier."""
+    """The convention for torch.jit.trace, which needs a result: returns the first argument."""
 
     def __init__(self, program: SoaProgram) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """Boosted trees of XGBoost and LightGBM, from their own files, as one torch module.
 
 If the trees have few levels, all nodes are evaluated for all rows and trees at once: whole columns
-are compared, and from the leaves up each node picks a side. In deeper trees every row goes down all
-trees at once, one level per step. The rule by which a row goes left or right is each library's own:
+are compared, and from the leaves up each node takes the value of one child. In deeper trees every
+row goes down all trees at once, one level per step. The rule by which a row goes left or right is
+each library's own:
 `GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
 `NumericalDecision` of LightGBM's include/LightGBM/tree.h (float64, x <= threshold).
 """
@@ -205,7 +206,7 @@ def _xgboost(document: Any) -> Trees:
     booster = learner["gradient_booster"]
     if booster["name"] == "gblinear":
         raise ValueError("booster gblinear has no trees")
-    model = booster.get("gbtree", booster)["model"]  # dart had the trees one level deeper
+    model = booster.get("gbtree", booster)["model"]  # in older dart files: one level deeper
     drop = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
     trees = []
     for tree, weight in zip(model["trees"], drop, strict=True):

@@ -1,7 +1,7 @@
 """The reference: inputs, and the eager model's answers to them on ordinary row-major tensors.
 
-It has only the numbers in common with the path through SoA memory. Inputs are one pool of arrays
-per collection; a case takes its first n rows. The reference is stored as safetensors (no pickle).
+It shares only the numbers with the path through SoA memory. Inputs are one pool of arrays per
+collection; a case takes its first n rows. The reference is stored as safetensors (no pickle).
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def random_inputs(
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
-    """Check inputs from the user against the layouts. They must have at least `rows` rows; by
-    default those that validation runs. Only then are the first three jagged rows made overlong,
+    """Check inputs from the user against the layouts. They must have at least `rows` rows.
+    By default: as many as validation runs; then the first three jagged rows are also made overlong,
     empty and full."""
     checked: Arrays = {}
     for name in signature.input_collections:

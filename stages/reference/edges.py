@@ -20,7 +20,7 @@ from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
 
 _ROWS = 37
-# Exponents of the largest number: the square of the second result overflows, and sums of the third.
+# Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
 Change = Callable[[Column, int, torch.Tensor], torch.Tensor]

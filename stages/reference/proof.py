@@ -48,8 +48,8 @@ def weaknesses(
         )
     notes = [f"input column {_name(c)} is the same in every row" for c in constant]
     notes += [
-        f"input columns {' and '.join(map(_name, same))} hold the same values: to take one for the "
-        "other would not show"
+        f"input columns {' and '.join(map(_name, same))} hold the same values: an artifact that "
+        "confuses them would pass"
         for same in _same_values(reference, [c for c in columns if c not in constant])
     ]
     notes += [
@@ -117,7 +117,7 @@ def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> tor
         other = (2 * one or 1.0) if isinstance(one, float) else int(one) ^ 1
         return torch.tensor(other, dtype=values.dtype)
     given = values[:n]
-    for _ in range(8):  # a draw may give two rows in the order they had
+    for _ in range(8):  # a draw may leave all rows as they were
         drawn = given[torch.randint(n, (n,), generator=generator)]
         if not _alike(drawn, given):
             return drawn

@@ -1,4 +1,4 @@
-"""The benchmarks run, on few rows and for a moment: their contestants do the same work."""
+"""The benchmarks run, on few rows and for a short time, and their contestants do the same work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_zoo_takes_the_sizes_that_a_model_is_built_for(made: Subject) -> Non
 
 
 def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
-    """Otherwise the two times would be of different work."""
+    """If the answers differed, the two times would be of different work."""
     made = graph_subject(200, gnn.EDGES_PER_NODE)
     given, ours = gnn.event(made, 100, torch.device("cpu"))
     _, theirs = gnn.event(made, 100, torch.device("cpu"))

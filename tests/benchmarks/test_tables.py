@@ -1,4 +1,4 @@
-"""What benchmarks print and draw. No time is looked at."""
+"""The tables and plots of the benchmarks. No time is checked."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.campaigns.apply --rows 10000000 --kills 10
 
-One Parquet file of generated rows, or several (`--files`), become one. In the end every row is
-there once, in its order, with the eager model's answer. The seed decides the rows and the moments;
-what a kill hits depends on the machine.
+The job scores one Parquet file of generated rows, or several (`--files`), into one file. In the end
+every row is there once, in its order, with the eager model's answer. The seed decides the rows and
+the moments; at which step a kill hits the job depends on the machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def campaign(folder: Path, rows: int, files: int, kills: int, seed: int) -> str:
     for _ in range(kills):
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as job:
             while job.poll() is None and len(list(parts.glob("*.arrow"))) <= held:
-                time.sleep(0.002)  # until it has done more than the one before
+                time.sleep(0.002)  # until it has written more parts than the job before
             time.sleep(choice.random() * 0.5)
             hit += job.poll() is None
             job.kill()
@@ -87,7 +87,7 @@ def campaign(folder: Path, rows: int, files: int, kills: int, seed: int) -> str:
 
 
 def features(start: int, stop: int, seed: int) -> dict[str, np.ndarray]:
-    """Of these rows, whichever others there are."""
+    """The features of these rows; they do not depend on how the rows are divided into files."""
     every = {}
     for i, name in enumerate(FEATURES):
         bits = np.random.Philox(key=seed + i, counter=0)

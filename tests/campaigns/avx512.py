@@ -1,9 +1,9 @@
 """Artifacts for AVX-512 on a host that lacks it: `python -m tests.campaigns.avx512 [CONFIG ...]`.
 
-qemu has no AVX-512; Bochs, a whole computer in software, has. For each network the engine lanes
-compiles for x86-64-v3, which runs here, and for v4, which runs in Bochs under a Linux of its own:
-the test mode of the C++ library, on the whole reference. Equal bits are equal letters. A network
-takes a few minutes, most of them to start that Linux.
+qemu has no AVX-512; Bochs, an emulator of a whole computer, has. The engine `lanes` compiles each
+network for x86-64-v3, which runs here, and for x86-64-v4, which runs in Bochs with its own Linux:
+the test mode of the C++ library, on the whole reference. In the table, equal letters mean equal
+bits. A network takes a few minutes, most of them to start that Linux.
 
     apt-get install bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio \\
         busybox-static linux-image-amd64    # or only unpack that: --kernel names its vmlinuz
@@ -29,7 +29,7 @@ from stages.validate import Trial, validate_candidate
 
 _LIMIT_S = 3600.0
 _BIOS = Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32")
-# Bochs and Linux count the bytes of a compacted XSAVE differently; Linux then forgets AVX.
+# Bochs and Linux compute different sizes of a compacted XSAVE area; Linux then disables AVX.
 _BOOT = """DEFAULT it
 PROMPT 0
 LABEL it
@@ -97,7 +97,7 @@ def compared(config: Path, kernel: Path, place: Path) -> bool:
 
 
 def run(kernel: Path, command: list[str]) -> int:
-    """One command in Bochs: its output here, its last argument a file that comes back."""
+    """Run one command in Bochs and print its output; its last argument is a file to copy back."""
     *given, answers = command
     with tempfile.TemporaryDirectory(prefix="soa-bochs-") as place:
         here = Path(place)
@@ -119,7 +119,7 @@ def run(kernel: Path, command: list[str]) -> int:
 
 
 def files(root: Path, given: list[str]) -> None:
-    """What a command needs of this host, at the same places: itself, libraries, its arguments."""
+    """Copies what a command needs of this host to the same paths: program, libraries, arguments."""
     loaded = subprocess.run(["ldd", given[0]], capture_output=True, text=True, check=True).stdout
     shutil.copytree(given[1], root / given[1][1:])  # the artifact's folder
     named = [each for each in given if each.startswith("/") and Path(each).is_file()]

@@ -1,9 +1,9 @@
-"""Faults to put into the program on purpose, each with the checks that must see it.
+"""Faults that the campaign puts into the program, each with the checks that must see it.
 
-`old` is text of the source, in one place of all product files, and becomes `new`. `seen_by` names
-tests, by the functions that they are, or the arguments of a campaign (`kill --each promote`).
-When the code moves, the text may have to follow it: `tests/test_planted.py` says which no longer
-stands there once.
+`old` is text that stands in one place of all product files; `new` replaces it. `seen_by` names
+tests, by their functions, or the arguments of a campaign (`kill --each promote`). When the code
+changes, `old` may have to follow: `tests/test_planted.py` reports each text that no longer stands
+in exactly one place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAULTS = (
         ("test_altered_manifest_is_refused_in_any_case",),
     ),
     Fault(
-        "files that nothing lists are let in",
+        "files that SHA256SUMS does not list are accepted",
         "if extra := sorted(there - listed.keys() - _BESIDE):",
         "if extra := []:",
         ("test_extra",),
@@ -46,13 +46,13 @@ FAULTS = (
         ("test_altered_in_the_store",),
     ),
     Fault(
-        "a file that was replaced after its digest is not read again",
+        "a file that was replaced after it was hashed is not hashed again",
         "if self._bundle.hashed.get(name, now) != now:",
         "if False:",
         ("test_changed_before",),
     ),
     Fault(
-        "what an engine opened is not looked at again",
+        "a file is not checked again after an engine has opened it",
         "if identity(handle) != was:",
         "if False:",
         ("test_written_while_it_is_held", "test_another_process_judges_what_was_hashed"),
@@ -63,28 +63,28 @@ FAULTS = (
         "        if False:",
         ("test_an_archive_of_links",),
     ),
-    # Who may be run
+    # Which code may be run
     Fault(
-        "a folder's signature is not asked for",
+        "the signature of a folder is not required",
         "            require_signature(bundle, keys)\n    else:",
         "            pass\n    else:",
         ("test_request.test_a_folder",),
     ),
     Fault(
-        "a policy's signature is not asked for",
+        "the signature that a policy demands is not required",
         "    asked += [tuple(trusted(pem, origin) for pem in keys) "
         "for origin, keys in signers.items()]",
         "",
         ("test_a_policy_of_the_registry",),
     ),
     Fault(
-        "a target without a signature is run",
+        "a target that the signature does not cover is run",
         "withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}",
         "withheld: dict[str, str] = {}",
         ("test_a_target_of_the_registry_that_no_signature_covers",),
     ),
     Fault(
-        "what no gate let pass is loaded",
+        "production loads a version that was not promoted",
         "            if opening.production:\n                promotion =",
         '            if opening.production and version.promotion("production"):\n'
         "                promotion =",
@@ -97,25 +97,25 @@ FAULTS = (
         ("test_copied_into_another_model",),
     ),
     Fault(
-        "a promotion that the history does not have counts",
+        "a promotion counts although the history does not contain it",
         "known = [promotion for promotion in history if promotion == promotion.of(self)]",
         "known = [meant]",
         ("test_written_by_hand",),
     ),
     Fault(
-        "the host's keys are not asked",
+        "the trusted keys of the host are ignored",
         "asked = [] if host is None else [host]",
         "asked: list[tuple[Trusted, ...]] = []",
         ("test_request.test_the_host",),
     ),
     Fault(
-        "what no gate let pass is deployed",
+        "a version that was not promoted is deployed",
         "open_version(Opening(ref, registry=registry))",
         'open_version(Opening(ref, mode="test", registry=registry))',
         ("test_what_no_gate_let_pass",),
     ),
     Fault(
-        "what no gate let pass is run in a server",
+        "a server runs a version that was not promoted",
         "    opened = open_version(opening)\n    model = open_model",
         '    opening = Opening(opening.ref, mode="test", registry=opening.registry)\n'
         "    opened = open_version(opening)\n    model = open_model",
@@ -129,13 +129,13 @@ FAULTS = (
         ("test_production_takes_it_once_a_promotion_let_it_pass",),
     ),
     Fault(
-        "a record of what was found counts though it is damaged",
+        "a damaged record of a lookup is used",
         'if kept.get("sha256") != _digest(content):',
         "if False:",
         ("test_a_damaged_record",),
     ),
     Fault(
-        "a record of test mode counts in production",
+        "the record of a lookup in test mode is used in production",
         'self._key = {"registry": registry, "mode": mode}',
         'self._key = {"registry": registry}',
         ("test_never_promoted",),
@@ -147,13 +147,13 @@ FAULTS = (
         ("test_nan_passes_nothing",),
     ),
     Fault(
-        "a promotion needs no decision",
+        "a promotion without any gate's decision is accepted",
         "passed = bool(decisions) and all(",
         "passed = all(",
         ("test_refused_changes_nothing",),
     ),
     Fault(
-        "a policy that the gates did not ask is not missed",
+        "a promotion passes although the gates did not apply a policy of the registry",
         "if p.origin not in policies",
         "if False",
         ("test_a_promotion_that_did_not_ask_it",),
@@ -165,13 +165,13 @@ FAULTS = (
         ("test_policies_add_up",),
     ),
     Fault(
-        "a version is approved for another digest",
+        "an approval of another digest counts",
         'and event.digests.get(f"{event.model}/{number}") == digest',
         "",
         ("test_a_life",),
     ),
     Fault(
-        "a promotion that came to nothing counts as time in staging",
+        "a promotion that is void counts for the time in staging",
         'elif since is None and event.kind == "promotion" and event.state != "void":',
         'elif since is None and event.kind == "promotion":',
         ("test_since_when_in_staging",),
@@ -189,14 +189,14 @@ FAULTS = (
         ("test_a_version_with_an_alias",),
     ),
     Fault(
-        "what was built for another bundle is attached",
+        "an annex of another bundle is attached",
         "if record.base != bundle.digest or record.name != bundle.manifest.name:",
         "if record.name != bundle.manifest.name:",
         ("test_an_annex_of_another_bundle",),
     ),
-    # Gates, history and the way back
+    # Gates, history and rollback
     Fault(
-        "rollback goes wherever @previous points",
+        "rollback goes to any version that @previous names",
         "                found.let_in(PRODUCTION, self.promotions(found, PRODUCTION))\n",
         "                pass\n",
         (
@@ -205,7 +205,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "what others moved into production becomes @previous",
+        "a version that came into production without the gates becomes @previous",
         "        if holder != than and self._was_let_in(holder):",
         "        if holder != than:",
         (
@@ -214,13 +214,13 @@ FAULTS = (
         ),
     ),
     Fault(
-        "a promotion does not judge windows again",
+        "a promotion does not validate windows again",
         "    if candidate.windows and report.window and report.valid:\n",
         "    if False:\n",
         ("test_rows_are_judged_again_as_production_takes_them",),
     ),
     Fault(
-        "a promotion does not judge tiles again",
+        "a promotion does not validate tiles again",
         "        candidate.tile or 0,\n    )\n",
         "        0,\n    )\n",
         ("test_rows_are_judged_again_as_production_takes_them",),
@@ -232,49 +232,49 @@ FAULTS = (
         ("test_speed_names_the_worst_point",),
     ),
     Fault(
-        "one approval of those asked for is enough",
+        "one of several required approvals is enough",
         'yield Decision("approvals", not missing, given, needed, detail)',
         'yield Decision("approvals", given != "none", given, needed, detail)',
         ("test_approvals",),
     ),
     Fault(
-        "a target that a policy names is excused",
+        "an unverified target is excused although a policy names it",
         "return target in self.allow_unverified - self.needed.named_targets",
         "return target in self.allow_unverified",
         ("test_unverified_passes_only_by_name",),
     ),
     Fault(
-        "a promotion lets in targets that its gates did not see",
+        "a promotion covers targets that its gates did not check",
         "annexes={t: digest for t, digest in found.annexes.items() if t in seen},",
         "annexes=dict(found.annexes),",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
-        "a promotion forgets the targets that an earlier one let in",
+        "a promotion drops the targets that an earlier promotion covered",
         "seen = {*annexes, *(before.annexes if before else ())}",
         "seen = {*annexes}",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
-        "a promotion goes over one that came meanwhile",
+        "a promotion overwrites another one that was made while its gates measured",
         "        if replacing is None or holder == replacing:\n",
         "        if True:\n",
         ("test_refused_when_another_came_into_its_place",),
     ),
     Fault(
-        "of a policy for every model and one for this, the first alone counts",
+        "the policy of one model is ignored; only the policy for all models counts",
         "scopes = [None] if model is None else [None, model]",
         "scopes: list[str | None] = [None]",
         ("test_for_all_and_for_one",),
     ),
     Fault(
-        "a policy whose setting was killed counts",
+        "a policy counts although the command that set it was killed",
         'scope, status="FINISHED", order="end_time DESC"',
         'scope, order="end_time DESC"',
         ("test_a_policy_whose_setting_was_killed_asks_for_nothing",),
     ),
     Fault(
-        "a version that was deleted is read from the tables",
+        "a deleted version is read from the database's tables",
         "AND v.current_stage <> 'Deleted_Internal'",
         "",
         ("test_sqlite",),
@@ -292,7 +292,7 @@ FAULTS = (
         """            if event.version == version.number and event.state == "done"\n""",
         ("test_a_promotion_to_staging_is_none_to_production",),
     ),
-    # The registry, with writers that are killed or come at once
+    # The registry, with writers that are killed or write at the same time
     Fault(
         "an alias moves before its event",
         "        self.last = opened = self.history.append(event, self.last)\n        try:",
@@ -307,7 +307,7 @@ FAULTS = (
         ("test_a_move_happens_or_does_not",),
     ),
     Fault(
-        "nobody settles what a killed writer left",
+        "the work of a killed writer is neither completed nor undone",
         "            writer.settle()\n",
         "",
         ("test_a_move_happens_or_does_not",),
@@ -319,30 +319,30 @@ FAULTS = (
         ("test_file_lock_waits_and_says_who_to_stop",),
     ),
     Fault(
-        "an owner whose lease ran out writes on",
+        "a writer goes on writing after its lease has expired",
         "if self.until is not None and time.monotonic() > self.until:",
         "if False:",
         ("test_late_owner_writes_no_more_and_ends_no_other_lease",),
     ),
     Fault(
-        "a lease is taken from an owner who is alive",
+        "a lease is taken from a writer that is alive",
         "elif now - self._since > LEASE_S:",
         "else:",
         ("test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts",),
     ),
     Fault(
-        "a lease that ended while it was read counts as a dead owner's",
+        "a lease that ended while it was read counts as that of a dead writer",
         "owner, now = found.tags.get(_OWNER), time.monotonic()",
         'owner, now = found.tags.get(_OWNER, ""), time.monotonic()',
         ("test_a_lease_that_ends_while_it_is_read",),
     ),
     Fault(
-        "a version is made of files that the collector took",
+        "a version is registered although `gc` has removed its files",
         "                    upload.require_open(self, client, run, bundle)\n",
         "",
         ("test_a_registration_that_is_at_work",),
     ),
-    # Shadows, sessions that are pickled, and what a host keeps
+    # Shadows, pickled sessions, and the cache of a host
     Fault(
         "a shadow compares the first output only",
         "for bound in self.signature.outputs:\n            name = bound.block.collection\n",
@@ -350,49 +350,49 @@ FAULTS = (
         ("test_shadow.test_every_output_is_compared",),
     ),
     Fault(
-        "an output that no shadow compared passes",
+        "the gate passes an output that the shadow did not compare",
         "for output in opened.signature.outputs if bound is not None and seen.events else ():",
         "for output in [o for o in opened.signature.outputs if o.name in by_output and bound]:",
         ("test_shadow.test_the_gate",),
     ),
     Fault(
-        "NaN of a shadow is no difference",
+        "NaN in a shadow's answers counts as no difference",
         "return math.inf if math.isnan(worst) else worst",
         "return 0.0 if math.isnan(worst) else worst",
         ("test_nan_on_one_side_is_an_infinite_difference",),
     ),
     Fault(
-        "a shadow beside another version counts",
+        "events that a shadow saw beside another version count",
         "if (other.digest, other.production_digest) == (self.digest, self.production_digest):",
         "if other.digest == self.digest:",
         ("test_another_bundle_is_left_out",),
     ),
     Fault(
-        "a shadow works all the time",
+        "a shadow does not pause between events",
         "            end += _REST * (end - begun) / self._fraction\n",
         "",
         ("test_it_works_for_no_more_than_its_fraction_of_the_time",),
     ),
     Fault(
-        "a session that was pickled forgets the keys that it trusts",
+        "a pickled session loses its trusted keys",
         "        trusted_keys=keys,\n        target=origin.target",
         "        trusted_keys=None,\n        target=origin.target",
         ("test_the_keys_that_a_caller_trusts_travel_with_it",),
     ),
     Fault(
-        "a session that was pickled opens what its name means by then",
+        "a pickled session opens the version that its alias names later",
         "ref=opened.label if by_name else opened.bundle.path,",
         "ref=opening.ref if by_name else opened.bundle.path,",
         ("test_another_process_gives_the_same_bits_of_the_same_version",),
     ),
     Fault(
-        "a session that was pickled takes another bundle in its place",
+        "a pickled session opens another bundle without an error",
         "        if opened.bundle.digest != self.digest:\n            raise LoadError(",
         "        if False:\n            raise LoadError(",
         ("test_a_version_that_is_not_what_it_was_is_refused",),
     ),
     Fault(
-        "a session that was pickled takes any target",
+        "a pickled session does not keep its target",
         "        target=origin.target if origin else None,\n    )",
         "    )",
         ("test_it_opens_as_it_was_loaded",),
@@ -406,19 +406,19 @@ FAULTS = (
         ("test_host_cache.test_a_flipped_bit",),
     ),
     Fault(
-        "an entry of the cache is evicted while it is in use",
+        "an entry of the cache is removed while it is in use",
         "            if not alone:\n                return False\n",
         "",
         ("test_eviction_spares_what_is_used",),
     ),
     Fault(
-        "a record of what was found never grows old",
+        "the record of a lookup never expires",
         "0 <= age < self.opening.max_age_s",
         "0 <= age",
         ("test_what_was_found_lately_is_not_asked_again",),
     ),
     Fault(
-        "what the registry refused stays on record",
+        "the record of a lookup is kept although the registry has refused the version",
         "            if found.asked:\n                self._record.forget(str(self.ref))\n",
         "",
         ("test_withdrawn",),
@@ -430,12 +430,12 @@ FAULTS = (
         ("test_an_older_answer_replaces_no_newer_one",),
     ),
     Fault(
-        "a live session moves to a version of another signature",
+        "a live session switches to a version with another signature",
         "                self._require_fits(opened, coming)\n",
         "                pass\n",
         ("test_live.test_another_signature",),
     ),
-    # Our own processes, and what counts as a change
+    # Child processes, and changes that the stage cache must notice
     Fault(
         "a child process takes our code from the working folder",
         'return [sys.executable, "-P", "-m", module, *arguments]',
@@ -449,18 +449,18 @@ FAULTS = (
         ("test_nothing_comes_from_the_working_folder_but_a_model",),
     ),
     Fault(
-        "what a model imported does not count",
+        "a change in a file that the model imports is not noticed",
         "build, Capture.load, depends_on=loaded_sources)",
         "build, Capture.load)",
         ("test_what_the_model_imported_counts_and_no_other_file",),
     ),
     Fault(
-        "an engine that is not for a model is said to have failed",
+        "an engine that is not applicable is reported as failed",
         "    if compiled.not_applicable:\n        return",
         "    if False:\n        return",
         ("test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere",),
     ),
-    # The proof
+    # Validation
     Fault(
         "n = 0 is not validated",
         "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.proven)",
@@ -474,25 +474,25 @@ FAULTS = (
         ("test_sizes_surround_every_alignment",),
     ),
     Fault(
-        "memory in a trial does not end at a forbidden page",
+        "memory in validation does not end at a protected page",
         'if guard and torch.device(device).type == "cpu":',
         "if False:",
         ("test_a_read_past_an_end_kills_the_process_that_validates",),
     ),
     Fault(
-        "only the first output is judged",
+        "only the first output is compared",
         "        for output, found in case.outputs.items():\n            allowed =",
         "        for output, found in [*case.outputs.items()][:1]:\n            allowed =",
         ("test_every_output_is_judged",),
     ),
     Fault(
-        "outputs have the same poison each time",
+        "outputs are filled with the same bytes before each run",
         'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")',
         'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], guard="front")',
         ("test_each_fault_has_its_reason",),
     ),
     Fault(
-        "inputs have the same padding each time",
+        "the padding of inputs has the same bytes in each run",
         'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")\n'
         "        roomy = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], "
         "spare=_SPARE_ROWS)",
@@ -520,7 +520,7 @@ FAULTS = (
         ("test_default_tolerances_grow_with_coarser_dtypes",),
     ),
     Fault(
-        "a deviation counts for a thousandth",
+        "only a thousandth of a deviation is compared with the tolerance",
         "gap > tolerance.atol + tolerance.rtol",
         "gap / 1000 > tolerance.atol + tolerance.rtol",
         ("test_absolute_relative_and_outside_by_hand",),
@@ -532,7 +532,7 @@ FAULTS = (
         ("test_nan_and_infinity",),
     ),
     Fault(
-        "test mode lets every answer through",
+        "test mode accepts every answer",
         "if deviation.outside > allowed.max_outside:",
         "if False:",
         ("test_an_answer_that_is_off",),
@@ -550,18 +550,18 @@ FAULTS = (
         ("test_a_model_that_writes_into_its_inputs_gets_copies",),
     ),
     Fault(
-        "what was not verified runs in production",
+        "production runs a target that is not verified",
         'if opened.production and record.status != "verified":',
         "if False:",
         ("test_production_runs_only_what_was_verified_on_the_target",),
     ),
     Fault(
-        "stages take what they made of other weights",
+        "stages use results that they kept for other weights",
         '"model": source_of(config).fingerprint(),',
         "",
         ("test_other_numbers_in_the_same_files_are_another_model",),
     ),
-    # Memory that is bound
+    # Memory given to `bind`
     Fault(
         "one column is left out when a layout is checked",
         "    if found == wanted:\n        return\n",
@@ -590,7 +590,7 @@ FAULTS = (
         ("test_what_cannot_be_wrapped",),
     ),
     Fault(
-        "a window may begin at any row of any version",
+        "a window may begin at any row although such windows were not validated",
         "if collection.start % step and not any_start:",
         "if False:",
         ("test_other_windows_are_bound_where_validation_has_tried_them",),
@@ -614,13 +614,13 @@ FAULTS = (
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
     Fault(
-        "lanes takes a model whose rows see each other",
+        "`lanes` accepts a model whose rows see each other",
         "        if why := why_dependent(captured):\n            raise NotApplicableError",
         "        if why := None:\n            raise NotApplicableError",
         ("test_a_model_whose_rows_see_each_other_is_refused",),
     ),
     Fault(
-        "a compiler reads bool columns as they are",
+        "compiled code assumes that the bytes of a bool column are 0 or 1",
         "        bytes_for_bools(program)\n        hoist_linear(program)\n",
         "        hoist_linear(program)\n",
         ("test_no_compiler_is_told_that_a_column_is_bool",),
@@ -632,25 +632,25 @@ FAULTS = (
         ("test_a_row_with_wrong_offsets_has_no_answer_of_any_type",),
     ),
     Fault(
-        "other answers to integers of any size are let through",
+        "wrong answers to very large integers are accepted",
         "        if edge.exact and silent > max(allowed.max_outside, _ROUNDING):",
         "        if False:",
         ("test_integers_of_any_size_have_the_models_answers",),
     ),
     Fault(
-        "what differs from eager at the edges is not said",
+        "differences from eager torch at extreme values are not reported",
         "        differ += [edge.what] if differs else []\n",
         "",
         ("test_floats_that_differ_from_eager_are_said",),
     ),
     Fault(
-        "an exporter's copy is taken for its memory",
+        "a copy that a library exports counts as its memory",
         "if flags & _IS_COPIED:",
         "if False:",
         ("test_an_exporter_of_a_copy",),
     ),
     Fault(
-        "masked values are taken for numbers",
+        "masked values are read as numbers",
         "if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):",
         "if False:",
         ("test_what_cannot_be_wrapped",),
@@ -691,7 +691,7 @@ FAULTS = (
         "if (n < range.min) {",
         ("test_cpp_refuses_what_does_not_fit",),
     ),
-    # C++: memory that is bound, windows, records, what is loaded
+    # C++: memory given to `bind`, windows, records, loading
     Fault(
         "C++ binds outputs over other memory",
         "piece.begin < last->end && (written(piece) || written(*last))",
@@ -699,7 +699,7 @@ FAULTS = (
         ("test_buffers", "test_separate_columns"),
     ),
     Fault(
-        "C++ looks for an overlap with the last piece of memory alone",
+        "C++ checks only the last piece of memory for an overlap",
         "if (last == nullptr || piece.end > last->end) last = &piece;",
         "last = &piece;",
         ("test_separate_columns",),
@@ -711,7 +711,7 @@ FAULTS = (
         ("test_buffers", "test_separate_columns"),
     ),
     Fault(
-        "C++ takes the first of two memories of one collection",
+        "C++ uses the first of two memories given for one collection",
         "if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) {",
         "if (false) {",
         ("test_a_collection_given_twice",),
@@ -766,7 +766,7 @@ FAULTS = (
         ("test_separate_columns",),
     ),
     Fault(
-        "C++ binds windows that nobody has validated",
+        "C++ binds windows that were not validated",
         "if (given.first % step != 0 && !state_->any_first) {",
         "if (false) {",
         ("test_a_version_that_was_not_validated_on_windows",),
@@ -778,43 +778,43 @@ FAULTS = (
         ("test_calls", "test_separate_columns"),
     ),
     Fault(
-        "a call of C++ on fewer rows leaves the rest out from then on",
+        "in C++ all calls after one on fewer rows leave out the other rows, too",
         "void operator()(void *stream = nullptr) { run(bound_, stream); }",
         "void operator()(void *stream = nullptr) { run(rows_, stream); }",
         ("test_calls", "test_separate_columns"),
     ),
     Fault(
-        "C++ reads fields that no record has",
+        "C++ accepts unknown fields in a record",
         'return inner + ": unknown";',
         "continue;",
         ("test_what_both_refuse",),
     ),
     Fault(
-        "C++ takes a chosen engine that is not valid",
+        "C++ accepts a chosen engine that is not valid",
         """require(!verified || (*candidate)["status"].text() == "valid",""",
         "require(true,",
         ("test_what_both_refuse",),
     ),
     Fault(
-        "C++ takes a plan that does not follow from its layout",
+        "C++ accepts a plan that does not follow from its layout",
         'require(same, "the plan of block',
         'require(same || true, "the plan of block',
         ("test_what_both_refuse",),
     ),
     Fault(
-        "C++ takes a number of another type",
+        "C++ accepts a number of another type in a record",
         'return value.kind == kinds.at(type) && (type != "integer" || value.integral);',
         "return value.kind == kinds.at(type);",
         ("test_what_both_refuse",),
     ),
     Fault(
-        "C++ takes an annex of another bundle",
+        "C++ accepts an annex of another bundle",
         """read["base"].text() == bundle.digest && """,
         "",
         ("test_folders",),
     ),
     Fault(
-        "C++ ties an artifact as its arguments.txt says, whatever the manifest does",
+        "C++ follows arguments.txt although the manifest contradicts it",
         'if (!fits) throw std::runtime_error("arguments.txt says',
         'if (false) throw std::runtime_error("arguments.txt says',
         (
@@ -829,19 +829,19 @@ FAULTS = (
         ("test_a_folder_that_is_not_the_sealed_bundle",),
     ),
     Fault(
-        "C++ takes the promotion of another bundle",
+        "C++ accepts the promotion of another bundle",
         "if (digest == bundle.digest) return note;",
         "return note;",
         ("test_production_asks_for_a_promotion_of_this_bundle",),
     ),
     Fault(
-        "one group of keys is enough for C++",
+        "C++ is content with a signature by one of several groups of keys",
         "if (good && signed_here) continue;",
         "if (good && signed_here) return;",
         ("test_each_group_of_keys_must_have_signed",),
     ),
     Fault(
-        "a signature of other files is enough for C++",
+        "C++ accepts a signature of other files",
         "if (good && signed_here) continue;",
         "if (good || signed_here) continue;",
         ("test_downstream.test_signatures",),
@@ -865,25 +865,25 @@ FAULTS = (
         ("test_cpp_runs_in_production_only_what_was_verified",),
     ),
     Fault(
-        "test mode of C++ takes every answer",
+        "test mode of C++ accepts every answer",
         "worst->outside += gap > allowed ? 1 : 0;",
         "worst->outside += gap > allowed ? 0 : 0;",
         ("test_test_mode_runs_the_bundles_own_reference",),
     ),
     Fault(
-        "a call of Python on fewer rows leaves the rest out from then on",
+        "in Python all calls after one on fewer rows leave out the other rows, too",
         "wanted = self.bound if rows is None else",
         "wanted = self.rows if rows is None else",
         ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
     ),
     Fault(
-        "run_many runs the rows of the last call",
+        "run_many runs only as many rows as the last call",
         "            for binding in bindings:\n                binding.use_all()\n",
         "",
         ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
     ),
     Fault(
-        "answers may go into a hidden copy",
+        "answers may be written into a copy instead of the user's memory",
         "made, copied = made.to(made.device, layout).locked(), set(pieces)",
         "made, copied = made.to(made.device, layout), set(pieces)",
         ("test_what_was_copied_is_no_output",),
@@ -908,7 +908,7 @@ FAULTS = (
         ("test_remote.test_a_fork_leaves_the_session_to_its_parent",),
     ),
     Fault(
-        "rows that see each other share a run",
+        "requests are merged into one run although their rows see each other",
         "return all(_agree(",
         "return True or all(_agree(",
         ("test_whether_rows_may_share_a_run",),
@@ -920,13 +920,13 @@ FAULTS = (
         ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
     ),
     Fault(
-        "a server's answer of another shape is taken",
+        "an answer of a server with another shape is accepted",
         "            if found != (t.datatype, t.shape(rows[t.rows])):\n",
         "            if False:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),
     ),
     Fault(
-        "a server's NaN is handed on",
+        "NaN in a server's answer is passed on",
         "        if self.client.options.allow_nan:\n",
         "        if True:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),
@@ -939,7 +939,7 @@ FAULTS = (
         ("test_a_part_that_fails_leaves_nothing_written",),
     ),
     Fault(
-        "several messages of a request have a deadline each",
+        "each message of a request has a deadline of its own",
         'until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))',
         "until = time.monotonic() + within_s",
         ("test_several_messages_have_one_deadline",),
@@ -951,20 +951,20 @@ FAULTS = (
         ("test_more_rows_than_a_message_carries",),
     ),
     Fault(
-        "a connection that is to have TLS is made without",
+        "a connection is made without TLS although the options ask for TLS",
         "return grpc.ssl_channel_credentials(root, key, chain)",
         "return None",
         ("test_tls_with_a_server_that_has_none",),
     ),
     # Jobs on files
     Fault(
-        "a part of a job that is short is taken for whole",
+        "a part of a job counts as complete although rows are missing",
         "return bool(sum(counts) == piece.rows)",
         "return bool(sum(counts) >= 0)",
         ("test_a_job_goes_on_where_it_was",),
     ),
     Fault(
-        "a job goes on as another one",
+        "a job continues although its settings have changed",
         "if changed := [name for name in said if was.get(name) != said[name]]:",
         "if changed := [name for name in said if name not in said]:",
         ("test_a_job_does_not_go_on_as_another",),
@@ -982,7 +982,7 @@ FAULTS = (
         ("test_rows_that_see_each_other",),
     ),
     Fault(
-        "a job of another mode goes on as the same one",
+        "a job continues although its mode has changed",
         "str(opening.ref), opening.mode, plan])",
         "str(opening.ref), plan])",
         ("test_a_job_of_another_mode_is_another_job",),
@@ -994,13 +994,13 @@ FAULTS = (
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
-        "nulls go into formats that have none",
+        "nulls are written to formats that have no nulls",
         "if array.null_count and among(array.type):",
         "if False:",
         ("test_nulls_are_kept_or_refused",),
     ),
     Fault(
-        "nulls inside of rows go into formats that have none",
+        "nulls inside rows are written to formats that have no nulls",
         "return sum(nulls_in(each, among) for each in inner)",
         "return 0",
         ("test_nulls_are_kept_or_refused",),
@@ -1012,61 +1012,61 @@ FAULTS = (
         ("test_a_file_that_appears_meanwhile_stays",),
     ),
     Fault(
-        "a job on a folder and one on a file in it do not see each other",
+        "a job on a folder and a job on a file in it run at the same time",
         "if path.name in written:",
         "if False:",
         ("test_one_job_at_a_time_on_each_output",),
     ),
     Fault(
-        "what a format refused stays in the way of other jobs",
+        "parts that a format cannot hold stay and block other jobs",
         ('for part in folder.glob("*.arrow"):\n                    part.unlink()'),
         "pass",
         ("test_what_a_format_cannot_hold_leaves_nothing",),
     ),
     Fault(
-        "a changed file's parts have the names of the old ones'",
+        "the parts of a changed file have the names of the old parts",
         'f"{key}{given}"',
         'f"{key}{given.path}"',
         ("test_parts_of_a_file_that_was_changed_have_other_names",),
     ),
     Fault(
-        "files of other types become one output",
+        "files with different column types become one output",
         "if not table.schema.equals(schema):",
         "if False:",
         ("test_files_of_other_types_do_not_become_one",),
     ),
     Fault(
-        "items of other rows are scored together",
+        "jagged columns with different offsets are scored together",
         "if not np.array_equal(column.offsets, cut[0][1].offsets):",
         "if len(column.values) != len(cut[0][1].values):",
         ("test_items_that_are_not_the_same",),
     ),
     Fault(
-        "each run of a batch gets its first rows",
+        "each run on a batch gets the batch's first rows",
         "_copy(columns, slice(low, high), self._memory",
         "_copy(columns, slice(0, high - low), self._memory",
         ("test_rows_out_are_rows_in",),
     ),
     Fault(
-        "more items than a run takes are bound",
+        "more items are bound than a run can take",
         "high = max(min(high, fits), low + 1)",
         "high = max(high, fits, low + 1)",
         ("test_whole_events",),
     ),
     Fault(
-        "fewer rows than a run takes are bound",
+        "fewer rows are bound than a run needs",
         "self._binding(max(rows, self._least))",
         "self._binding(rows)",
         ("test_fewer_rows_than_a_run_takes",),
     ),
     Fault(
-        "one column of a file is two of the model",
+        "one column of a file becomes two columns of the model",
         "if not said and there[0] in guessed:",
         "if False:",
         ("test_one_column_is_not_two",),
     ),
     Fault(
-        "a tree's columns share a counter that is not theirs",
+        "columns of a TTree share a counter although their numbers of items differ",
         "if np.array_equal(known, counts[name]):",
         "if len(known) == len(counts[name]):",
         ("test_names_that_do_not_say_what_the_rows_have",),

@@ -3,10 +3,10 @@
     python -m tests.campaigns.first_model                  # all: about half an hour on two cores
     python -m tests.campaigns.first_model hzz xgboost --work /tmp/first
 
-Each: `init` on a terminal of its own, where Enter answers every question; `run`, `promote` and
-`load` in a registry of its own; its file's rows bound as they were read; and what comes out is held
-against the network's own library. The table has the seconds of each step, the questions, and the
-largest difference.
+For each model: `init` runs on a terminal of its own, where Enter answers every question; `run`,
+`promote` and `load` use a registry of its own; the rows of its file are bound as they were read;
+and the answers are compared with those of the network's own library. The table has the seconds of
+each step, the number of questions, and the largest difference.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _OURS = os.environ | {"PYTHONPATH": str(ROOT)}
 Array = npt.NDArray[Any]
 Given = dict[str, Any]
-"""What a session is bound to, by collection."""
+"""The memory that a session is bound to, by collection."""
 JETS = 200
-# The first configuration of weaver-core's own example, on the kinematic inputs.
+# The first configuration in weaver-core's own example, with the kinematic inputs.
 WEAVER = """\
 new_variables:
   part_mask: ak.ones_like(part_energy)
@@ -75,8 +75,12 @@ labels:
 
 @dataclass(frozen=True)
 class Show:
-    """`words` follow `pipeline init`; `given` is what some rows of its file are bound as. `told`:
-    what `run` has to say of other words, which it refuses first."""
+    """A model to try.
+
+    `words` follow `pipeline init`. `given` makes the collections to bind from some rows of its
+    file. `told` is a pair: a hint, and other words with which `run` is tried first; it must refuse
+    them with this hint.
+    """
 
     words: list[str]
     given: Callable[[Any, slice], Given]
@@ -85,7 +89,7 @@ class Show:
 
 
 def nanoaod(folder: Path) -> Show:
-    """Jets of all events of the NanoAOD file, a row each."""
+    """The jets of all events of the NanoAOD file, one per row."""
     import awkward as ak
     import uproot
 
@@ -108,7 +112,7 @@ def nanoaod(folder: Path) -> Show:
 
 
 def hzz(folder: Path) -> Show:
-    """Events with jagged jets and muons, padded inside."""
+    """Events with jagged jets and muons, which the artifact pads."""
     import awkward as ak
     import uproot
 
@@ -140,7 +144,7 @@ def hzz(folder: Path) -> Show:
 
 
 def particlenet(folder: Path) -> Show:
-    """The trained ParticleNet of weaver, by its data config, on 128 particles."""
+    """The trained ParticleNet of weaver, with its data config, on 128 particles."""
     from examples.nanoaod.data import locate
     from examples.particlenet.model import build
 
@@ -170,7 +174,7 @@ def transformer(folder: Path) -> Show:
     model = ParticleTransformer(**sizes).eval()
     save_file(model.state_dict(), folder / "part.safetensors")
 
-    def expected() -> Array:  # as published, trimming
+    def expected() -> Array:  # as published, with trimming
         particles, jet = map(torch.from_numpy, _rows(columns))
         with torch.no_grad():
             _, features, mask = ParticleNetOnColumns(model).prepare(particles, jet)
@@ -210,7 +214,7 @@ def onnx(folder: Path) -> Show:
 
     def expected() -> Array:
         session = onnxruntime.InferenceSession(file)
-        found = session.run(None, {"particles": rows[0], "jet": rows[1]})  # and the label
+        found = session.run(None, {"particles": rows[0], "jet": rows[1]})  # the label too
         return np.concatenate([np.asarray(each).reshape(JETS, -1) for each in found], axis=1)
 
     return Show(words, lambda session, rows: _flat(session, "events", columns, rows), expected)
@@ -254,7 +258,7 @@ def _eager(model: torch.nn.Module, *rows: Array) -> Array:
 
 
 def _jets(folder: Path) -> dict[str, Array]:
-    """Columns of jets of 128 particles in `jets.npz`, and weaver's data config beside it."""
+    """Writes jets of 128 particles to `jets.npz` and weaver's data config; returns the columns."""
     from examples.particlenet.model import reference
 
     columns: dict[str, Array] = dict(reference({"n": JETS}, 1)["jets"])
@@ -282,9 +286,9 @@ def _flat(session: Any, collection: str, columns: dict[str, Array], rows: slice)
 
 
 def typed(folder: Path, *words: str) -> tuple[str, int]:
-    """What `pipeline` says on a terminal where Enter answers each question, and how many it asked.
+    """The output of `pipeline` where Enter answers each question, and the number of questions.
 
-    SystemExit where it fails, or asks one that Enter does not answer.
+    Raises SystemExit where it fails, or asks a question that Enter does not answer.
     """
     ours, its = pty.openpty()
     command = [sys.executable, "-m", "soa_pipeline", *words]
@@ -301,7 +305,7 @@ def typed(folder: Path, *words: str) -> tuple[str, int]:
             continue
         try:
             text += os.read(ours, 4096).decode(errors="replace")
-        except OSError:  # Linux's end of a terminal that nobody holds
+        except OSError:  # how Linux reports that the other end is closed
             break
     os.close(ours)
     if process.wait():
@@ -315,7 +319,7 @@ def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def shown(name: str, work: Path, engines: list[str]) -> list[str]:
-    """One model's whole way: a line of the table. SystemExit where a step fails."""
+    """All steps for one model: a line of the table. Raises SystemExit where a step fails."""
     only = [word for engine in engines for word in ("--engine", engine)]
     folder = work / name
     folder.mkdir(parents=True)
@@ -349,7 +353,7 @@ def shown(name: str, work: Path, engines: list[str]) -> list[str]:
     session = pipeline.load(f"{registered}@production", registry=where[1])
     n, most = len(expected), session.signature.ranges["n"].max
     out, copied = session.collection("outputs", n), 0
-    for start in range(0, n, most):  # as many at once as it is built for
+    for start in range(0, n, most):  # at most as many rows as it is built for
         stop = min(start + most, n)
         given = show.given(session, slice(start, stop))
         session.bind(given, out.window(start, stop))()

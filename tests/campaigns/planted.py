@@ -1,14 +1,15 @@
-"""Faults that are put in on purpose: the tests, or a campaign, must turn red for every one.
+"""Puts faults into the program on purpose: for each one, a test or a campaign must fail.
 
     python -m tests.campaigns.planted --jobs 2
     python -m tests.campaigns.planted --only "file lock" --only lease
 
-The tree is copied to a scratch folder. There, one fault of `faults.py` at a time is put in, what
-must see it runs, and the fault is taken out again. What runs has to be green without any fault.
+The tree is copied to a scratch folder. There, one fault of `faults.py` at a time is put in, the
+checks that must see it run, and the fault is taken out again. Without a fault these checks must
+pass.
 
-Tests run in children of a process that has imported the libraries (`planted_server.py`). What they
-share, models and registries, is made once, without a fault; with one in C++, programs in C++ are
-made anew. A fault that is not seen so is tried again with everything made anew.
+Tests run in children of a process that has imported the libraries (`planted_server.py`). The models
+and registries that tests share are made once, without a fault; for a fault in C++ code, programs in
+C++ are made again. If the checks do not see a fault, they run again with everything made again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NOT_COPIED = shutil.ignore_patterns(
 )
 _LIMIT_S = 600.0
 _LONG_AGO = 1_000_000_000
-_NATIVE = ("cplusplus-*", "downstream*")  # of what tests share: made of C++
+_NATIVE = ("cplusplus-*", "downstream*")  # shared by tests, and made from C++
 
 
 @functools.cache
@@ -56,7 +57,7 @@ def sources() -> dict[Path, str]:
 
 
 def place(fault: Fault) -> Path:
-    """The file in which the text of a fault stands; SystemExit unless it stands once in all."""
+    """The file that contains the text of a fault. SystemExit unless it occurs exactly once."""
     found = {path: n for path, text in sources().items() if (n := text.count(fault.old))}
     if sum(found.values()) != 1:
         where = ", ".join(f"{path} ({n})" for path, n in found.items()) or "nowhere"
@@ -65,7 +66,7 @@ def place(fault: Fault) -> Path:
 
 
 def with_fault(fault: Fault) -> str:
-    """The text of its file with the fault; SystemExit where that is no Python, or the same."""
+    """The file's text with the fault. SystemExit if it is not Python, or the same as before."""
     path = place(fault)
     text = sources()[path].replace(fault.old, fault.new)
     if fault.old == fault.new:
@@ -82,7 +83,7 @@ def with_fault(fault: Fault) -> str:
 
 @functools.cache
 def tests_by_name() -> dict[str, str]:
-    """What pytest calls a test, by `function` and `file.function`, as far as that names one."""
+    """pytest's name of each test, by `function` and by `file.function`, where that is unique."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         body = ast.parse(path.read_text()).body
@@ -97,7 +98,7 @@ def tests_by_name() -> dict[str, str]:
 
 
 def command_of(check: str) -> list[str]:
-    """How a campaign is run with its arguments; empty for a test."""
+    """The module and arguments of a campaign; empty for a test."""
     if check in tests_by_name():
         return []
     name, *arguments = shlex.split(check)
@@ -112,9 +113,9 @@ class Seen:
     fault: Fault
     red: tuple[str, ...]
     seconds: float
-    """Of a core."""
+    """CPU time."""
     anew: bool = False
-    """Whether a check saw it only where everything was made anew."""
+    """Whether a check saw it only after everything was made again."""
 
     @property
     def missed(self) -> list[str]:
@@ -127,10 +128,10 @@ class Seen:
 
 @dataclass
 class _Answer:
-    """What one run of pytest said, by test without its parameters."""
+    """The outcomes of one run of pytest, by test without its parameters."""
 
     code: int | None
-    """None: it was killed after the limit."""
+    """None: it was killed at the time limit."""
     outcomes: dict[str, set[str]] = field(default_factory=dict)
 
     @classmethod
@@ -141,27 +142,28 @@ class _Answer:
             if "test" in step:
                 last = step["test"].partition("[")[0]
                 found.outcomes.setdefault(last, set()).add(step["what"])
-        if code is None or code < 0:  # a hang or a crash is seen too
+        if code is None or code < 0:  # a hang or a crash also counts as seen
             found.outcomes.setdefault(last, set()).add("failed")
         return found
 
 
 class Copy:
-    """The tree in a scratch folder, for one fault at a time, and a server that runs its tests."""
+    """A copy of the tree for one fault at a time, and a server that runs its tests."""
 
     def __init__(self, folder: Path, made: Path) -> None:
         self.root = Path(shutil.copytree(ROOT, folder / "tree", ignore=_NOT_COPIED, symlinks=True))
         self.cpu = self._counted = 0.0
         self._folder, self._made, self._number = folder, made, count()
         self._server: subprocess.Popen[str] | None = None
-        # A .pyc is told by its source's size and second: each edit has a second of its own.
+        # Python compares a .pyc with its source by size and second: each edit gets a second of its
+        # own.
         self._seconds = count(_LONG_AGO)
         self._env = os.environ | {"PYTHONPATH": str(self.root), "MLFLOW_DISABLE_TELEMETRY": "true"}
 
     def red(self, checks: Sequence[str], made: Path | None) -> list[str]:
-        """Those that fail of tests and campaigns. SystemExit where that stays open.
+        """The tests and campaigns that fail. SystemExit if a check gives no result.
 
-        `made`: the folder with what tests share; None: they make it anew.
+        `made` is the folder with what the tests share; with None they make it again.
         """
         tests = {tests_by_name()[c]: c for c in checks if not command_of(c)}
         failed = [c for c in checks if command_of(c) and self._campaign_fails(c)]
@@ -204,7 +206,7 @@ class Copy:
             self._server.communicate()
 
     def _made_with(self, path: Path, scratch: Path) -> Path:
-        """What tests share, where this file has a fault."""
+        """The folder of what tests share, for a fault in this file."""
         if path.suffix == ".py":
             return self._made
         (scratch / "shared").mkdir()
@@ -227,12 +229,12 @@ class Copy:
         return self._spend(command, given=text).returncode == 0
 
     def _libraries(self) -> dict[Path, bytes]:
-        """Those that the tree has built in place."""
+        """The libraries that are built in the tree."""
         folder = self.root / "engines" / "native"
         return {path: path.read_bytes() for path in folder.glob("*.so")}
 
     def _build(self) -> None:
-        """What is unchanged is not compiled again."""
+        """Builds the extension; the compiler cache skips files that are unchanged."""
         compiler = f"{os.environ.get('CMAKE_CXX_COMPILER_LAUNCHER', '')} g++".strip()
         build = [sys.executable, "setup.py", "build_ext", "--inplace", "--force", "-q"]
         done = self._spend(build, {"CC": compiler, "CXX": compiler})
@@ -262,7 +264,7 @@ class Copy:
 
     def _campaign_fails(self, check: str) -> bool:
         done = self._spend([sys.executable, "-m", *command_of(check)])
-        if done.returncode > 1:  # 1: it failed; below 0: it crashed
+        if done.returncode > 1:  # 1: the campaign failed; below 0: it crashed
             said = (done.stdout + done.stderr)[-3000:]
             raise SystemExit(f"{check}: {done.returncode}, which says nothing:\n{said}")
         return done.returncode != 0
@@ -301,14 +303,14 @@ class Copy:
 
 @functools.cache
 def _extension() -> frozenset[str]:
-    """Names of the files of which Python's extension and the shim are made, not the library."""
+    """Names of the files from which Python's extension and the shim are built, not the library."""
     native = ROOT / "engines" / "native"
     made = {p.name for p in native.rglob("*") if p.suffix in (".cpp", ".h", ".inc")}
     return frozenset(made - {path.name for path in (native / "library").iterdir()})
 
 
 def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
-    """Put in each fault. SystemExit where a check is red without any."""
+    """Put in each fault. SystemExit if a check fails without a fault."""
     for fault in faults:
         place(fault)
     made = folder / "made"
@@ -334,7 +336,7 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
                 lambda copy, part: copy.red(part, made), all_copies, parted(checks, jobs)
             )
             red = [check for part in parts for check in part]
-            if red := all_copies[0].red(red, made):  # once more, without the others beside it
+            if red := all_copies[0].red(red, made):  # once more, with no other copy at work
                 raise SystemExit(f"without any fault these are red: {', '.join(red)}")
             took, cpu = time.monotonic() - begun, sum(copy.cpu for copy in all_copies)
             print(f"{len(checks)} checks are green without a fault: {took:.0f} s, {cpu:.0f} s of a "
@@ -346,8 +348,10 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
 
 
 def parted(checks: Sequence[str], parts: int) -> list[list[str]]:
-    """The checks in parts of about equal length. Those of one file, which share what its fixtures
-    make, stay together."""
+    """The checks in parts of about equal length.
+
+    Checks of one file share its fixtures, so they stay together.
+    """
     files: dict[str, list[str]] = {}
     for check in checks:
         files.setdefault(tests_by_name().get(check, check).partition("::")[0], []).append(check)
@@ -375,7 +379,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="Print what sees which, run nothing.")
     asked = parser.parse_args()
     faults = chosen(asked.only or [""])
-    if asked.table:  # as in docs/results/testing.md
+    if asked.table:  # this table stands in docs/results/testing.md
         print(*_table([Seen(fault, fault.seen_by, 0.0) for fault in faults]), sep="\n")
         return
     environment.settle(ROOT)

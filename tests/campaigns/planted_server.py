@@ -1,9 +1,9 @@
-"""pytest in a child of a process that has imported the libraries already, and none of our code.
+"""Runs pytest in children of a process that has imported the libraries, but none of our code.
 
     python -P tests/campaigns/planted_server.py
 
-Reads requests, a line of JSON each, and answers each with a line. What a request's tests said lies
-in its file `said`, a line of JSON a step, so that a crash leaves all that came before it.
+It reads requests, one line of JSON each, and answers each with one line. The outcomes of a
+request's tests are written to its file `said`, one line of JSON per step, so they survive a crash.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-# With threads or connections of their own, or that say so where they are imported before pytest.
+# These start threads or connections, or warn if they are imported before pytest.
 _NOT_BEFORE = {"grpc", "tritonclient", "pytest", "hypothesis", "_hypothesis_pytestplugin"}
 
 
 class Record:
-    """A pytest plugin: writes what begins and how it ends, and leaves out what is known to be red.
+    """A pytest plugin: writes when a test begins and how it ends.
 
-    Of a function with parameters, the first that fails is enough.
+    Of a test with parameters, it skips the rest once one case has failed.
     """
 
     def __init__(self, file: Path) -> None:
@@ -62,14 +62,14 @@ def _is_library(module: object) -> bool:
 
 
 def _run(asked: dict[str, Any]) -> int:
-    """What the child does."""
+    """Runs the tests of a request; called in the child."""
     os.setsid()
     log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(log, number)
     os.environ.update(asked["environment"])
     os.chdir(asked["root"])
-    if asked["code_digest"]:  # else what was made without the fault would be of other code
+    if asked["code_digest"]:  # else the shared models would count as made by other code
         provenance: Any = importlib.import_module("pipeline.building.provenance")
         provenance.code_digest = lambda: asked["code_digest"]
     import pytest
@@ -80,21 +80,21 @@ def _run(asked: dict[str, Any]) -> int:
 
 
 def _import(names: list[str], tops: set[str]) -> None:
-    """Before the next child needs them."""
+    """Imports these libraries before the next child is forked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
             if name.partition(".")[0] not in tops and name not in sys.modules:
                 try:
                     importlib.import_module(name)
-                except Exception:  # the children see it for themselves
+                except Exception:  # the children meet the same error
                     continue
     gc.collect()
     gc.freeze()
 
 
 def _wait(pid: int, limit_s: float) -> int | None:
-    """The exit code; negative for a signal, None after `limit_s`. Nothing of it is left."""
+    """The exit code: negative for a signal, None after `limit_s`. Kills the child's whole group."""
     ended = os.pidfd_open(pid)
     within = bool(select.select([ended], [], [], limit_s)[0])
     os.close(ended)
@@ -127,7 +127,7 @@ def main() -> None:
             "seconds": time.monotonic() - begun,
             "cpu": used.ru_utime + used.ru_stime,
         }
-        said = Path(asked["said"])  # read before the answer: who asked removes it then
+        said = Path(asked["said"])  # read before answering: the client then removes it
         lines = said.read_text().splitlines() if said.exists() else []
         print(json.dumps(answer), flush=True)
         steps = map(json.loads, lines)

@@ -1,13 +1,13 @@
-"""The wheels of `make wheels`, as somebody gets them: in an empty venv, without a compiler.
+"""Installs the wheels of `make wheels` as a user does: in an empty venv, without a compiler.
 
     make wheels && python -m tests.campaigns.wheels --python python3.11 --python python3.13
     python -m tests.campaigns.wheels --demo --python python3.13
 
-pip installs soa-runtime and what it needs from the index. Each artifact of the golden bundles that
-needs no torch is opened, and gives the bits that it gave where it was built. With `--demo`
-soa-pipeline is installed too, and the demo goes from its config to production: the engines that
-need a compiler are refused by name, and another one is chosen. What it needs, torch above all, is
-taken from where this Python has it, so that Python must be of the same version.
+pip installs soa-runtime and its requirements from the index. Each artifact of the golden bundles
+that needs no torch is opened, and gives the same bits as where it was built. With `--demo`
+soa-pipeline is installed too, and the demo runs from its config to production: the engines that
+need a compiler are refused by name, and another one is chosen. Its requirements, above all torch,
+are taken from the Python that runs this campaign, so that Python must have the same version.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def campaign(python: str, dist: Path, folder: Path, *, demo: bool) -> str:
-    """What was seen; AssertionError for a bit that differs, or a command that fails."""
-    bare = folder / "bin"  # all of its PATH
+    """A summary. AssertionError for a bit that differs, or a command that fails."""
+    bare = folder / "bin"  # the only folder in PATH
     bare.mkdir()
     worker = installed(python, dist, "soa_runtime", folder / "worker")
     seen = [succeeded(executed(worker, "--version", cwd=folder)).strip()]
@@ -77,9 +77,9 @@ def campaign(python: str, dist: Path, folder: Path, *, demo: bool) -> str:
 def installed(
     python: str, dist: Path, package: str, venv: Path, *, with_ours: bool = False
 ) -> Path:
-    """The Python of a new venv with a package from `dist`, and what it needs from the index.
+    """The Python of a new venv with a package from `dist` and its requirements from the index.
 
-    Or what it needs is seen where this Python has it, but last.
+    With `with_ours` the requirements are those of this Python; its folder comes last in the path.
     """
     succeeded(executed(python, "-m", "venv", venv, cwd=venv.parent))
     (wheel,) = dist.glob(f"{package}-*{platform.machine()}.whl")
@@ -92,7 +92,7 @@ def installed(
 
 
 def lives(python: Path, project: Path, bare: Path) -> str:
-    """The demo's whole life by the wheel, and what it says of engines that were not built."""
+    """Runs the demo with the wheel; returns the chosen engines and why others are refused."""
     for name in ("examples", "configs"):
         shutil.copytree(ROOT / name, project / name)
     env = {"PATH": str(bare), "HOME": str(project)}

@@ -1,7 +1,7 @@
-"""Public names and signatures stay as they are; so do the command's words and options.
+"""Public names and signatures stay as they are; so do the names and options of the commands.
 
-`api.txt` has a line for each name, parameter and option. What is new is added to it by
-`python -m tests.compatibility.test_api`, which takes no line away before the next major version.
+`api.txt` has a line for each name, parameter and option. New ones are added to it by `python -m
+tests.compatibility.test_api`, which removes no line before the next major version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from soa_pipeline import PACKAGES, __version__
 RECORD = Path(__file__).with_name("api.txt")
 FACES = [import_module(name) for name in PACKAGES]
 WORKER = Path(__file__).parents[2] / "packages" / "soa-runtime" / "soa_runtime" / "__init__.py"
-HIDDEN = ("_", "model_")  # pydantic's
+HIDDEN = ("_", "model_")  # `model_` is of pydantic
 STARS: dict[Any, str] = {
     inspect.Parameter.VAR_POSITIONAL: "*",
     inspect.Parameter.VAR_KEYWORD: "**",
@@ -38,7 +38,7 @@ def ours(thing: Any) -> bool:
 
 
 def parameters(name: str, function: Any) -> Iterator[str]:
-    """A line each. Types are left out: a wider one breaks nobody."""
+    """A line for each parameter, without its type: a wider type breaks no caller."""
     place = 0
     for each in inspect.signature(function).parameters.values():
         if each.name == "self":
@@ -52,13 +52,13 @@ def parameters(name: str, function: Any) -> Iterator[str]:
 
 
 def value(default: Any) -> str:
-    """A default as one reads it; `...` for an object without a text of its own."""
+    """A default value as text; `...` for an object whose text is only its address."""
     text = repr(default)
     return "..." if re.search(r" at 0x|<factory>", text) else text
 
 
 def bases(kind: type) -> Iterator[str]:
-    """The names of its bases. One that is ours and not public is left out: its own bases count."""
+    """The names of a class's public bases; for a base of ours that is not public, its own bases."""
     public = {getattr(face, name) for face in FACES for name in getattr(face, "__all__", ())}
     for base in kind.__bases__:
         if ours(base) and base not in public:
@@ -70,7 +70,7 @@ def bases(kind: type) -> Iterator[str]:
 def of_class(name: str, kind: type) -> Iterator[str]:
     yield f"{name} ({', '.join(bases(kind))})"
     if issubclass(kind, BaseModel):
-        kind.model_rebuild()  # its signature is made at first use
+        kind.model_rebuild()  # pydantic makes its signature at first use
     if not issubclass(kind, BaseException):
         yield from parameters(name, kind)
     own = [each for each in kind.__mro__ if ours(each)]
@@ -132,7 +132,7 @@ def recorded() -> tuple[str, set[str]]:
 
 
 def demanded(new: set[str], old: set[str]) -> set[str]:
-    """Of the new lines, those that a call of yesterday does not give: it would fail."""
+    """The new lines that make an existing call fail: required parameters of existing names."""
     callables = {line.partition("(")[0] for line in old}
     needs = re.compile(r"(?P<name>[\w.]+)\((\d+ )?\w+\)")
     return {

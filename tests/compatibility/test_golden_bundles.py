@@ -1,7 +1,7 @@
-"""A bundle of each release still opens, and answers as it did.
+"""A bundle of each release still opens, and gives the same answers as then.
 
-`jets-VERSION.tar.xz` is the folder that `pipeline pull jets@production` gave with that release. The
-one of a new release is made by `python -m tests.compatibility.test_golden_bundles`.
+`jets-VERSION.tar.xz` is the folder that `pipeline pull jets@production` gave with that release. For
+a new release, `python -m tests.compatibility.test_golden_bundles` makes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RELEASES = sorted(file.name.removesuffix(".tar.xz") for file in HERE.glob("jets-
 TARGET = "cpu/x86-64-v3"
 ENGINES = ("lanes", "aoti-standalone", "torchscript", "exported")
 WITHOUT_TORCH = ENGINES[:2]
-GNU_STACK, EXECUTABLE = 0x6474E551, 1  # of a program header in ELF
+GNU_STACK, EXECUTABLE = 0x6474E551, 1  # type and flag of a program header in ELF
 
 
 def unpack(release: str, into: Path) -> Path:
@@ -64,7 +64,7 @@ def test_opens_and_is_right(folder: Path, engine: str, mode: Literal["production
 
 
 def test_no_artifact_asks_for_an_executable_stack(folder: Path) -> None:
-    """The C library refuses to open such a one, from glibc 2.41 on."""
+    """From glibc 2.41 on, the C library refuses to open such a library."""
     libraries = list(folder.glob("targets/**/*.so"))
     assert len(libraries) == len(WITHOUT_TORCH)
     for library in libraries:
@@ -81,7 +81,7 @@ def test_this_release_has_one() -> None:
 
 
 def make(scratch: Path) -> Path:
-    """About 400 kB, most of it what `aoti-standalone` takes from torch's headers."""
+    """Makes the archive: about 400 kB, mostly code of torch's headers in `aoti-standalone`."""
     config = CONFIG.replace(TARGETS, f"targets: [{TARGET}]")
     config = config.replace("[aoti, torchscript, exported]", f"[{', '.join(ENGINES)}]")
     built = build(write_project(scratch / "project", config=config))

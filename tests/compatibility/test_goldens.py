@@ -1,7 +1,7 @@
-"""What machines read stays as it was: every `--json`, the manifest, the files of a bundle.
+"""The formats that programs read stay the same: every `--json`, the manifest, a bundle's files.
 
-`goldens.json` holds the form of each: keys, and kinds of values. What changes it on purpose is
-written by `python -m tests.compatibility.test_goldens`, and stands in CHANGELOG.md.
+`goldens.json` holds the form of each: keys, and types of values. After an intended change, `python
+-m tests.compatibility.test_goldens` writes it again, and CHANGELOG.md describes the change.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tests.models.keys import make_keys
 from tests.models.project import TARGET, Built, build, cli, write_project
 
 GOLDENS = Path(__file__).parent / "goldens.json"
-# Keys that are data: targets, engines, sizes, tools, aliases of the example.
+# Dictionaries whose keys are data: targets, engines, sizes, tools, aliases of the example.
 DATA = {"tools", "host", "config", "worst", "timings", "digests", "before", "after", "tags"}
 
 
-# What depends on the host and the moment.
+# Values that depend on the host and the moment.
 VARIES = {"below", "tile", "worst_row", "git", "source"}
 
 
 def form(value: Any, key: str = "") -> Any:
-    """Keys and kinds of values; of a list, or of keys that are data, every kind that is there."""
+    """The keys, and the types of the values; for lists, and for keys that are data, all types."""
     if key in VARIES:
         return "any"
     if isinstance(value, dict):
@@ -49,7 +49,7 @@ def kinds(forms: Iterator[Any]) -> list[Any]:
 
 
 def answers(project: Built, scratch: Path) -> dict[str, Any]:
-    """The answer of every command, in the order of a version's life."""
+    """The answer of every command; the commands run in the order of a version's life."""
     registry = ("--registry", f"sqlite:///{scratch}/registry.db")
     Registry(registry[1]).register(project.bundle)
     other = ("--registry", f"sqlite:///{scratch}/other.db")

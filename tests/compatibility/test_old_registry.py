@@ -1,9 +1,9 @@
-"""What was registered before today still opens, promotes and rolls back.
+"""Versions that were registered earlier still open, can be promoted and rolled back.
 
 The archive holds a registry of November 2026, made by `run`, `promote`, `policy`, `approve`,
 `build` and `pull`: jets/1 is @previous, jets/2 (with a target that was built later) is @production,
-jets/3 is new, and a policy asks for the approval of ada. Beside it lies the folder pulled from
-jets@production.
+jets/3 is new, and a policy asks for the approval of ada. The archive also holds the folder pulled
+from jets@production.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_promotes_and_rolls_back(registry: str) -> None:
 def test_windows_of_what_was_not_validated_on_them(
     registry: str, mode: Literal["production", "test"]
 ) -> None:
-    """Those that keep the alignment are bound; any other start is refused."""
+    """Windows that keep the alignment are bound; any other start is refused."""
     session = pipeline.load("jets@production", registry=registry, mode=mode)
     jets, tags = session.collection("jets", 80), session.collection("tags", 80)
     for i, name in enumerate("abcdef"):

@@ -1,4 +1,4 @@
-"""A C++ project of somebody else: the installed library, a generated header, a bundle's folder."""
+"""A user's C++ project: the installed library, a generated header, a bundle's folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, prefix: Path, jets: Built) -> Path:
-    """The build folder; the header jets.hpp lies in it."""
+    """The build folder, beside which jets.hpp lies."""
 
     def make(folder: Path) -> None:
         cli("cxx", f"{jets.bundle.path}/", "-o", folder / "jets.hpp")
@@ -64,12 +64,12 @@ def pulled_once(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pulled(pulled_once: Path, tmp_path: Path) -> Path:
-    """A folder of its own that production takes: as `pipeline pull` leaves it."""
+    """A copy of the folder that `pipeline pull` made; production runs it."""
     return shutil.copytree(pulled_once, tmp_path / "pulled", symlinks=True)
 
 
 def promoted(folder: Path) -> Path:
-    """With the note of a promotion, as anybody may write one who may write the folder."""
+    """Adds the note of a promotion, as anybody can who may write to the folder."""
     write_note(folder, PulledNote("jets/7", Bundle.open(folder).digest, "ada", "2026-01-01"))
     return folder
 
@@ -195,12 +195,12 @@ def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.Ellip
         assert score(project, pulled, f"keys={keys}")
     assert refused(project, pulled, f"keys={other.public}")[0] == "TrustError trust"
     assert refused(project, pulled, f"keys={own.private}")[0] == "TrustError trust"
-    # The host asks besides.
+    # PIPELINE_TRUSTED_KEYS of the host is required in addition.
     host = {"PIPELINE_TRUSTED_KEYS": str(other.public)}
     assert refused(project, pulled, f"keys={own.public}", env=host)[0] == "TrustError trust"
     assert refused(project, pulled, env={"PIPELINE_TRUSTED_KEYS": ""})[0] == "TrustError trust"
     assert score(project, pulled, "test", env=host)
-    # What is changed and sealed again has the right digests, and no signature.
+    # A bundle that is changed and sealed again has the right digests, but no signature.
     manifest = json.loads((pulled / "manifest.json").read_text())
     (pulled / "manifest.json").write_text(json.dumps(manifest | {"description": "forged"}))
     seal(pulled)
@@ -253,7 +253,7 @@ def test_a_file_that_is_replaced_while_cpp_opens_it(
     library = tmp_path / "meanwhile.so"
     execute("gcc", "-shared", "-fPIC", tmp_path / "meanwhile.c", "-o", library, "-ldl")
     file = pulled / AOTI / name
-    shutil.copy(file, tmp_path / name)  # of the same content: who looks at that sees nothing
+    shutil.copy(file, tmp_path / name)  # equal content: comparing it finds nothing
     env = {"LD_PRELOAD": str(library), "FROM": str(tmp_path / name), "TO": str(file)}
     kind, said = refused(project, pulled, env=env)
     assert kind == "BundleError bundle-altered" and name in said
@@ -274,7 +274,7 @@ def test_cpp_runs_in_production_only_what_was_verified(
 
     for edit, word, code in (
         (unverified, f"target={TARGET}", "load-not-verified"),
-        (failed, "engine=aoti", "load-target"),  # the chosen one is for Python
+        (failed, "engine=aoti", "load-target"),  # the chosen engine needs Python
     ):
         folder = promoted(resealed(jets.bundle, tmp_path / edit.__name__, edit).path)
         assert refused(project, folder, "any_version", word)[0] == "HostError load-not-verified"
@@ -296,7 +296,7 @@ def test_test_mode_runs_the_bundles_own_reference(
     def edit(folder: Path, _: dict[str, Any]) -> None:
         file = folder / "reference.safetensors"
         content = bytearray(file.read_bytes())
-        np.frombuffer(content, np.float32, 1, len(content) - 4)[:] += 0.01  # an answer's last value
+        np.frombuffer(content, np.float32, 1, len(content) - 4)[:] += 0.01  # the last value
         file.write_bytes(content)
 
     folder = resealed(jets.bundle, tmp_path / "other", edit).path
@@ -398,12 +398,13 @@ def test_many_threads_on_one_model(project: Path, jets: Built) -> None:
     done = run(project / "threads", jets.bundle.path, 64, 40)
     different, mapped, _, before, after = map(int, done.stdout.split())
     assert (different, mapped) == (0, 1)
-    assert after - before < 64 * 2048  # kB: stacks, events and scratch, no second model
+    assert after - before < 64 * 2048  # kB: stacks, events and scratch, but no second model
 
 
 def test_a_cluster_of_entries_at_a_time(project: Path, jets: Built) -> None:
     done = run(project / "clusters", jets.bundle.path)
-    assert done.stdout == "5 runs, 0 off\n"  # two slots have the clusters of more than one entry
+    # Two slots run three clusters; the cluster of one entry runs in one slot only.
+    assert done.stdout == "5 runs, 0 off\n"
     assert (done.returncode, "entry 300 is in no cluster" in done.stderr) == (1, True)
 
 
@@ -487,7 +488,7 @@ def test_programs_without_libtorch(
     env = {"LD_LIBRARY_PATH": str(prefix / "lib")}
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
-        manifest["targets"][TARGET]["chosen"] = "aoti"  # which this program cannot run
+        manifest["targets"][TARGET]["chosen"] = "aoti"  # this program cannot run it
 
     folder = resealed(bare_jets.bundle, tmp_path / "chosen", edit).path
     session = pipeline.load(folder, mode="test", engine_name="lanes")

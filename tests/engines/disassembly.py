@@ -1,7 +1,7 @@
-"""Which level of the x86-64 psABI a library's instructions ask for, from objdump's listing.
+"""The level of the x86-64 psABI that a library's instructions need, from objdump's listing.
 
-By the encoding: in 64-bit code an instruction that begins with byte C4 or C5 is VEX (AVX, AVX2,
-FMA, BMI: v3), with 62 EVEX (AVX-512: v4); names are needed only for the few that neither shows.
+The encoding shows it: in 64-bit code, an instruction that begins with byte C4 or C5 is VEX (AVX,
+AVX2, FMA, BMI: v3), one with 62 is EVEX (AVX-512: v4). A few others are known by their names.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BEYOND = 5
-# v3 without VEX. Not tzcnt: compilers write it as `rep bsf`, which older processors run as bsf.
+# v3 without VEX. tzcnt is not listed: compilers write it as `rep bsf`, which older processors run
+# as bsf.
 _V3 = re.compile(r"(lzcnt|movbe)[lqw]?")
-# In no level: AMX, BF16, FP16, VNNI, IFMA, VBMI, VPOPCNTDQ, AES, CLMUL, SHA, GFNI, ADX, SSE4a.
+# Part of no level: AMX, BF16, FP16, VNNI, IFMA, VBMI, VPOPCNTDQ, AES, CLMUL, SHA, GFNI, ADX, SSE4a.
 _NO_LEVEL = re.compile(
     r"tile\w+|tdp\w+|ldtilecfg|sttilecfg|v?dpbf16\w*|vcvtne\w*bf16\w*|v\w+[ps]h|vpdp\w+|vpmadd52\w+"
     r"|vperm([it]2)?b|vpmultishiftqb|vpopcnt\w+|vpsh[lr]dv?[wdq]|vp(compress|expand)[bw]"
     r"|vpshufbitqmb|vp2intersect\w+|v?aes\w+|v?pclmul\w+|sha(1|256)\w+|v?gf2p8\w+|ad[co]x[lq]?"
     r"|extrq|insertq|movnts[sd]|rdrand\w?|rdseed\w?"
 )
-_NOT_HALF = re.compile(r"vpunpck\w+|vcvtps2ph|vcvtph2ps")  # end in ph or sh, and are v3
+_NOT_HALF = re.compile(r"vpunpck\w+|vcvtps2ph|vcvtph2ps")  # they end in ph or sh, but are v3
 _PREFIXES = frozenset(["26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3"])
 _LINE = re.compile(
     r"\s*[0-9a-f]+:\t((?:[0-9a-f]{2} )+)\s*\t(?:(?:rep\w*|lock|bnd|data16|[c-g]s) )*(\S+)(.*)"
@@ -29,7 +30,7 @@ _LINE = re.compile(
 
 
 def level_of(line: str) -> int:
-    """The lowest level that has a listed instruction, 2 to 4, or BEYOND. Other lines: 2."""
+    """The lowest level with the instruction of this line: 2, 3, 4 or BEYOND; 2 for other lines."""
     found = _LINE.match(line)
     if found is None:
         return 2
@@ -43,7 +44,7 @@ def level_of(line: str) -> int:
 
 
 def above(library: Path, level: int) -> Iterator[str]:
-    """The listed instructions of a library that ask for a higher level than this."""
+    """The lines of a library's listing whose instruction needs a higher level than this."""
     done = subprocess.run(
         ["objdump", "--disassemble", "--insn-width=16", library],
         capture_output=True,

@@ -44,13 +44,13 @@ def ends_as_for_want_of_memory() -> None:
 
 
 def ask_for_too_much(limit: int) -> int:
-    """More than this process may have: the limit of the address space is its own."""
+    """Asks for more memory than its own limit of the address space."""
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return len(bytearray(2 * limit))
 
 
 def fails_for_want_of_memory() -> None:
-    """As an engine says it: with what to do."""
+    """Raises the error of an engine that runs out of memory."""
     error = MemoryError()
     raise EngineError(f"it failed: {first_line(error)}") from error
 
@@ -66,7 +66,7 @@ def wait_for(file: str) -> str:
 
 
 def hang(pids: str) -> None:
-    """Start a process of its own, note both, and never come back."""
+    """Starts another process, writes the ids of both, and never returns."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     partial = Path(pids).with_suffix(".partial")
     partial.write_text(f"{os.getpid()} {child.pid}")

@@ -1,4 +1,4 @@
-"""Bytes of bool columns that are neither 0 nor 1: true in every engine, as in eager torch."""
+"""Any byte but 0 in a bool column counts as true in every engine, as in eager torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
-    """It would take each byte for 0 or 1; on some processors the answers then have others."""
+    """A compiler would assume bytes of 0 or 1; on some processors others give wrong answers."""
     program = load_program(built.capture.program)
     outputs = {str(spec.target) for spec in program.graph_signature.output_specs}
     AotiBuild().rewritten(program)
@@ -53,12 +53,12 @@ def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
 
 
 def test_a_model_without_weights(built: Built) -> None:
-    """Its library comes with an empty file; the tests below run it."""
+    """Its library has an empty file of weights; the tests below run it."""
     assert built.files["aoti"].with_name("weights.bin").read_bytes() == b""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("n", [4, 37])  # fewer than a vector of the processor has, and more
+@pytest.mark.parametrize("n", [4, 37])  # less and more than a vector register
 def test_every_byte_but_0_is_true(built: Built, engine: str, n: int) -> None:
     session = built.session(engine)
     given, found = session.collection("given", n), session.collection("found", n)

@@ -1,4 +1,4 @@
-"""Prepared calls, of every engine that has them: other rows, many threads, a closed session."""
+"""Prepared calls of every engine that has them: other rows, many threads, a closed session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engines.tensors import TensorCall
 from runtime.session.session import Session
 from tests.models.building import TAGS, Built, bound, values
 
-# With torch at one thread and at two: MKL's last bits depend on it, those of `aoti` must not.
+# torch with one thread and with two: MKL's last bits depend on it, those of `aoti` must not.
 CALLS = [("aoti", 1), ("aoti", 2), ("onnxruntime", 2)]
 
 

@@ -1,4 +1,4 @@
-"""Engines by name, the files they make, and files that are none of theirs."""
+"""Engines by name, the files they make, and files that are not theirs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("engines.lanes.compilers.find_spec", lambda module: None)  # no ziglang
+    monkeypatch.setattr("engines.lanes.compilers.find_spec", lambda module: None)  # without ziglang
     source = Portable(mlp.capture.program, None)
     with pytest.raises(EngineError, match="no C\\+\\+ compiler is here"):
         engine(name).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)
@@ -71,7 +71,7 @@ def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:
     folder = mlp.files["aoti"].parent
     assert mlp.files["aoti"].suffix == ".so"
     suffixes = {file.suffix for file in folder.iterdir()}
-    assert suffixes <= {".so", ".json", ".bin", ".txt"}  # no package, no sources, no object files
+    assert suffixes <= {".so", ".json", ".bin", ".txt"}  # no package, source or object files
 
 
 def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:
 def test_what_launches_kernels_is_built_for_any_host(
     machine: str, level: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no GPU here: the settings that its artifact is built with, and torch's own flags."""
+    """Checks the settings with which a GPU's artifact is built, and torch's own flags."""
     from torch._inductor import config
     from torch._inductor.cpp_builder import CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -154,7 +154,7 @@ def test_files_that_are_no_artifact(name: str, content: bytes | None, tmp_path: 
 
 @pytest.mark.parametrize("name", BUILT)
 def test_a_truncated_artifact(mlp: Built, name: str, tmp_path: Path) -> None:
-    """A file cut in its header; digests catch the other cuts before an engine sees them."""
+    """The file is cut in its header; digests find other cuts before an engine opens it."""
     whole = mlp.files[name].read_bytes()
     file = tmp_path / mlp.files[name].name
     file.write_bytes(whole[:100])

@@ -1,4 +1,4 @@
-"""Names inside archives and graphs that point out of their folder."""
+"""Names in archives and graphs that point out of their folder are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way a block crosses the boundary, all in one compiled signature, in every engine."""
+"""Every kind of block, as input and as output, all in one compiled signature, in every engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.soa.strategies import ROWS, values_of
 
 EXACT = Tolerance(0.0, 0.0)
 NAMES = ENGINES
-# Of a model with two row dimensions.
+# Engines for a model with two row dimensions.
 SEVERAL = tuple(name for name in ENGINES if name != "lanes")
 
 
@@ -90,13 +90,13 @@ def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     reference = Reference.load(every_dtype.capture.reference)
-    reference = replace(reference, edges=())  # whose sums are rounded
+    reference = replace(reference, edges=())  # its sums are rounded
     exact = {b.name: EXACT for b in every_dtype.signature.outputs}
     report = validate_session(every_dtype.session(name), name, reference, exact)
     assert report.reason is None
     assert report.valid
 
-    # Once more without the validation's own reading of blocks.
+    # Once more, without the code with which validation reads blocks.
     given, written = every_dtype.collections({"n": 33})
     every_dtype.session(name).run(given, written)
     every = given["every"]

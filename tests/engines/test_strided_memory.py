@@ -1,4 +1,4 @@
-"""The claim: right on SoA memory at every n, where a plain compiled model is silently wrong."""
+"""Our artifacts are right on SoA memory at every n; a plain compiled model is silently wrong."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def answers(tags: Collection) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same model as AOTInductor's own documentation compiles it: on an (n, F) example."""
+    """The same model compiled as in AOTInductor's documentation, with an (n, F) example."""
     path = tmp_path_factory.mktemp("plain") / "model.pt2"
     model = PointwiseFirst().eval().requires_grad_(False)
     with quiet_torch():
         program = torch.export.export(
             model, (torch.randn(64, 6),), dynamic_shapes=({0: Dim("n", min=1, max=5000)},)
         )
-        # With the flags of all the others: the precompiled headers are there.
+        # The flags of the other tests, for which precompiled headers exist.
         configs = settings_for(Target.parse("cpu"), {})
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs=configs

@@ -69,7 +69,7 @@ def test_plain_cpu_is_the_hosts_best_level_up_to_v3() -> None:
 
 
 def has(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], machine: str = "x86_64") -> None:
-    """A host with such a CPU."""
+    """Makes the host appear to have such a CPU."""
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(cpu, "cpu_flags", lambda: flags)
 

@@ -1,4 +1,4 @@
-"""TensorRT: what is refused where it cannot run, and the engine itself where it can."""
+"""TensorRT: refusals on hosts that cannot run it, and the engine itself on those that can."""
 
 from __future__ import annotations
 

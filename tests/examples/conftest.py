@@ -1,4 +1,4 @@
-"""Where the real files are; tests that need one skip with the reason where it is missing."""
+"""Paths of the real files; a test is skipped, with the reason, if its file is missing."""
 
 from __future__ import annotations
 

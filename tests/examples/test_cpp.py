@@ -55,14 +55,14 @@ def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(
     session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
     for n in (1, 255, 256, 999):
         assert printed(programs, artifact(tiled), n) == computed(session, n)
-    beyond = set(printed(programs, artifact(tiled), 5000))  # more than it was compiled for
+    beyond = set(printed(programs, artifact(tiled), 5000))  # more rows than it was compiled for
     assert len(beyond) == 15_000 and beyond >= set(computed(session, 896))
     refused = run(programs / "run_bundle", artifact(tiled), 5001, "jets", "tags")
     assert (refused.returncode, "5001" in refused.stderr) == (1, True)
 
 
 def printed(programs: Path, folder: Path, n: int) -> list[str]:
-    """What C++ computes, as `column row bits`."""
+    """The answers of the C++ program, as lines `column row bits`."""
     done = run(programs / "run_bundle", folder, n, "jets", "tags")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

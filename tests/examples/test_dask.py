@@ -1,4 +1,4 @@
-"""Jets of the real NanoAOD file in coffea; workers as jobs of a batch system."""
+"""Jets of the real NanoAOD file in coffea; workers that run as jobs of a batch system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_coffea_processor_scores_jets(
     nanoaod_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Here, and on a worker, which opens the version that the session was."""
+    """Here, and on a worker, which opens the same version as the session."""
     pytest.importorskip("coffea", reason="coffea is not installed: docs/howto/dask.md")
     from distributed import Client, LocalCluster
 
@@ -46,7 +46,7 @@ def test_a_coffea_processor_scores_jets(
         for where in (None, client):
             found = run([str(nanoaod_file)], session, where, chunk=60)["jets"]
             assert (found["events"], found["jets"]) == (200, len(answers))
-            assert np.abs(found["p_b"] - histogram).sum() <= 2  # one beside the edge of a bin
+            assert np.abs(found["p_b"] - histogram).sum() <= 2  # one jet near the edge of a bin
 
 
 def test_the_job_of_a_batch_system(tmp_path: Path) -> None:

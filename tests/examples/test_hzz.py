@@ -1,4 +1,4 @@
-"""A real file with jagged columns: scored where uproot left them, equal to eager on padded rows."""
+"""A real file with jagged columns: scored in uproot's own memory, equal to eager on padded rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def events() -> Any:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """The config as it is, for one engine that needs no compiler."""
+    """A session of the config, built for one engine that needs no compiler."""
     folder = tmp_path_factory.mktemp("hzz")
     text = CONFIG.read_text().replace("../examples", str(CONFIG.parents[1] / "examples"))
     (folder / "hzz.yaml").write_text(
@@ -50,13 +50,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def padded(events: Any, name: str, length: int) -> torch.Tensor:
-    """(n, length) float32 by Awkward, zero where there is nothing."""
+    """(n, length) float32, padded by Awkward with zeros."""
     filled = ak.fill_none(ak.pad_none(events[name], length, clip=True), 0)
     return torch.from_numpy(ak.to_numpy(filled).astype(np.float32))
 
 
 def expected(events: Any) -> torch.Tensor:
-    """The eager network on padded rows, its features by hand."""
+    """The answers of the eager network on padded rows, with features computed here."""
     x, y, e, btag = (padded(events, f"Jet_{name}", 4) for name in ("Px", "Py", "E", "btag"))
     features = [
         (torch.log1p(x * x + y * y) - 7.0) * 0.5,

@@ -21,7 +21,7 @@ def model() -> JetTagger:
 
 
 def jets(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
-    """(n, 4, 16), (n, 3) of the reference, which has jets of 0 to 7 particles too."""
+    """Particles (n, 4, 16) and jets (n, 3) of the reference; its jets have 0 to 7 particles too."""
     columns = generate.reference({"n": n}, seed)["jets"]
     particles = [columns[f"part_{name}"] for name in ("pt", "energy", "deta", "dphi")]
     jet = [columns[name] for name in ("pt", "eta", "mass")]
@@ -57,8 +57,8 @@ def test_what_lies_in_absent_particles_does_not_matter(model: JetTagger, junk: f
 
 
 def test_ties_between_neighbours_do_not_matter(model: JetTagger) -> None:
-    # On a coarse grid most distances are equal to others: which of the equals are among the
-    # nearest depends on the order of the particles, the answer must not.
+    # On a coarse grid many distances are equal, so the order of the particles decides which are
+    # among the nearest. The answer must not depend on it.
     particles, jet = jets(200)
     particles[:, 2:] = (particles[:, 2:] * 10).round() / 10
     expected, _ = model(particles, jet)

@@ -61,7 +61,7 @@ def test_the_model_exports_and_scripts() -> None:
     rows = Dim("n", min=0, max=4096)
 
     def jets(n: int) -> torch.Tensor:
-        values = torch.randn(n, len(INPUTS), generator=generator) * 20  # unset ones (< 0) too
+        values = torch.randn(n, len(INPUTS), generator=generator) * 20  # also unset values (< 0)
         values[:, INPUTS.index("nConstituents")].abs_()
         return values
 

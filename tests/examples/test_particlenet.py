@@ -37,7 +37,7 @@ def jets(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
 def test_the_wrapper_prepares_what_the_network_was_trained_on(
     model: particlenet.ParticleNetOnColumns,
 ) -> None:
-    # The formulas of JetClass_kin.yaml once more, in float64 and by hand, particle by particle.
+    # The formulas of JetClass_kin.yaml in float64, computed here for one particle at a time.
     particles, jet = jets(3)
     points, features, mask = model.prepare(particles, jet)
     for i in range(3):
@@ -96,7 +96,7 @@ def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
     found = whole.prepare(raw)
     assert not exists.all()
     torch.testing.assert_close(found[0], expected[0], atol=0, rtol=0)
-    torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=0)  # at most 5: float32
+    torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=0)  # float32 values up to 5
     assert torch.equal(found[2].bool(), expected[2])
     with torch.no_grad():
         answers = model.mod(*(t.clone() for t in expected))

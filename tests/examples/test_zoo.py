@@ -1,6 +1,6 @@
-"""The zoo: what each architecture promises, and its config; two of them from end to end.
+"""The zoo: each architecture's properties and its config; two of them from config to registry.
 
-Shapes and row counts are those of configs/zoo, so that what is tested is what is built.
+Shapes and row counts are those of configs/zoo, so the tests cover what is built.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_rows_do_not_depend_on_the_batch_and_inputs_stay(
     expected = eager_outputs(entry.model, signature, arguments, whole)
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
     assert all(value.isfinite().all() for value in expected.values())
-    if len(signature.dims) > 1:  # a graph is one event: its rows do depend on each other
+    if len(signature.dims) > 1:  # a graph is one event: its rows depend on each other
         return
     for n in (0, 1, 7):
         found = eager_outputs(entry.model, signature, entry.arguments({"n": n}), {"n": n})
@@ -224,7 +224,7 @@ def test_most_sizes_that_are_validated_have_edges_that_exist(entries: dict[str, 
         used.append(int(exists.sum()))
         if case["edges"] >= 31 and case["nodes"] > 1:
             assert exists.any() and not exists.all()
-    assert max(used) > 3000  # of 4096, at the largest sizes
+    assert max(used) > 3000  # of at most 4096
 
 
 # -- the multi-head network ------------------------------------------------------------------------
@@ -247,7 +247,8 @@ def test_each_head_has_its_dtype_and_its_rule(entries: dict[str, Entry]) -> None
 def test_no_rounding_can_change_a_class_or_a_decision_of_the_reference(
     entries: dict[str, Entry],
 ) -> None:
-    # They must agree exactly, on every host: no score of the reference lies on a border.
+    # Classes and decisions must agree exactly on every host: no score of the reference may lie so
+    # near a border that rounding changes them.
     model = multi_head().eval().requires_grad_(False)
     assert isinstance(model, MultiHead)
     scores, decision = model.scores(*entries["multi_head"].arguments({"n": 1024}))
@@ -270,7 +271,7 @@ _FEATURES = (
 
 
 def jets(n: int, seed: int = 3, particles: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    """features (n, 7, P), vectors (n, 4, P), exists (n, P); the first jets' particles, of 16."""
+    """features (n, 7, P), vectors (n, 4, P), exists (n, P); P of the 16 particles of each jet."""
     columns: dict[str, Any] = transformer_reference({"n": n}, seed)["jets"]
     features = torch.tensor(np.stack([columns[name] for name in _FEATURES], 1))
     vectors = torch.tensor(np.stack([columns[name] for name in ("px", "py", "pz", "energy")], 1))
@@ -279,7 +280,7 @@ def jets(n: int, seed: int = 3, particles: int = 16) -> tuple[Tensor, Tensor, Te
 
 
 def shaken(model: torch.nn.Module, seed: int) -> dict[str, Tensor]:
-    """Weights in which no parameter is still a one or a zero."""
+    """Weights with noise added, so that no parameter is still one or zero."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for key, value in model.state_dict().items():
@@ -323,14 +324,14 @@ def test_with_the_same_weights_it_is_weavers(sizes: dict[str, Any], particles: i
     ).eval()
     state = shaken(theirs, 8)
     theirs.load_state_dict(state)
-    ours.load_state_dict(state, strict=True)  # the names are the same, and every one is used
+    ours.load_state_dict(state, strict=True)  # strict: the names are the same, and each is used
     features, vectors, exists = jets(200, particles=particles)
     some = exists.any(dim=1)  # weaver-core gives NaN for a jet without particles
     assert int((~exists[some]).sum()) > 0 or particles == 1
     with torch.no_grad():
         found = ours.logits(features, vectors, exists)[some]
-        # In double precision: in single, weaver-core's own pair features are off by rounding that
-        # the logarithm of E^2 - p^2 magnifies (its scores of these jets by up to 0.1).
+        # In double precision: in single precision the logarithm of E^2 - p^2 magnifies rounding in
+        # weaver-core's pair features (which changes its scores of these jets by up to 0.1).
         expected = theirs.double()(features.double(), vectors.double(), exists.unsqueeze(1))[some]
         twice = ours.double().logits(features.double(), vectors.double(), exists)[some]
     assert float(expected.std()) > 0.1
@@ -347,7 +348,7 @@ def test_pair_features_are_those_of_the_paper() -> None:
     ]
     given = torch.tensor(vectors, dtype=torch.float64).T.unsqueeze(0)
     found = pair_features(given, torch.tensor([0]), torch.tensor([1]))[0, 0]
-    dphi = 2 * np.pi - 6.1  # across the border of phi
+    dphi = 2 * np.pi - 6.1  # across phi = pi
     distance = np.hypot(y_a - y_b, dphi)
     mass2 = 2 * pt_a * pt_b * (np.cosh(y_a - y_b) - np.cos(dphi))
     expected = np.log([pt_b * distance, pt_b / (pt_a + pt_b), distance, mass2])
@@ -365,7 +366,7 @@ def test_the_transformer_sees_a_set_of_particles() -> None:
     for junk in (-7.0, 1.0e30, float("nan")):
         dirty = [torch.where(exists.unsqueeze(1), t, junk) for t in (features, vectors)]
         assert torch.equal(model(*dirty, exists), expected)
-    # Fewer places for absent particles, the same jets.
+    # The same jets, with fewer places for absent particles.
     short = exists[:, 12:].sum(dim=1) == 0
     found = model(features[short, :, :12], vectors[short, :, :12], exists[short, :12])
     torch.testing.assert_close(found, expected[short], atol=1e-6, rtol=0)
@@ -392,7 +393,7 @@ def test_it_is_built_and_valid(
     document["engines"], document["targets"] = [engine], [str(Target.parse("cpu"))]
     document["model"]["torchscript_route"] = "none"
     document["compile"] = {"benchmark_s": 0.1}
-    # As users compile: elsewhere the tests ask for less of g++ (conftest.py).
+    # As users compile; the other tests use a lower optimization level of g++ (conftest.py).
     monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O1")
     config = tmp_path / f"{name}.yaml"
     config.write_text(yaml.safe_dump(document, sort_keys=False))

@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that examples write over and over."""
+    """A folder that every example overwrites."""
     return tmp_path_factory.mktemp("place")

@@ -1,4 +1,4 @@
-"""What somebody may have written who means no good, or whose disk has failed; for hypothesis."""
+"""Strategies for hypothesis: input that an attacker may write, or a failing disk may leave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ values = st.one_of(st.sampled_from(VALUES), texts, st.integers(), st.floats())
 
 @st.composite
 def altered(draw: st.DrawFn, data: Any) -> Any:
-    """JSON data with up to three of its values, at any depth, put in another's place or gone."""
+    """JSON data in which up to three values, at any depth, are replaced, moved or removed."""
     found = copy.deepcopy(data)
     for _ in range(draw(st.integers(1, 3))):
         found = _altered(draw, found)
@@ -77,21 +77,21 @@ def _altered(draw: st.DrawFn, data: Any) -> Any:
 
 @st.composite
 def altered_json(draw: st.DrawFn, data: Any) -> bytes:
-    """The same as bytes; now and then cut short, or with bytes that are no text."""
+    """The same as bytes; sometimes cut short, or with bytes that are not text."""
     text = json.dumps(draw(altered(data))).encode()
     return draw(st.one_of(st.just(text), st.just(text), st.just(text), damaged(text)))
 
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes of a file with a piece of it replaced by others."""
+    """Bytes of a file of which one piece is replaced."""
     at = draw(st.integers(0, len(content)))
     return content[:at] + draw(st.binary(max_size=8)) + content[at + draw(st.integers(0, 64)) :]
 
 
 @contextlib.contextmanager
 def only_ours() -> Iterator[None]:
-    """Whatever goes wrong in the block is said in one line, by an error of our own."""
+    """If the block fails, it raises an error of ours, with a message of one line."""
     try:
         yield
     except SoaPipelineError as error:
@@ -101,7 +101,7 @@ def only_ours() -> Iterator[None]:
 
 
 def require_plain(printed: str) -> None:
-    """Nothing in what was printed steers a terminal or turns the direction of writing."""
+    """Requires that no printed character controls a terminal or changes the writing direction."""
     odd = [c for c in printed if c != "\n" and unicodedata.category(c) in _ODD]
     assert not odd, (odd, printed)
 
@@ -111,7 +111,7 @@ _ODD = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 @contextlib.contextmanager
 def printed() -> Iterator[None]:
-    """What is printed on stdout in the block is plain."""
+    """Requires that the block prints only plain text on stdout."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         yield
     require_plain(out.getvalue())

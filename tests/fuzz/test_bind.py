@@ -1,4 +1,4 @@
-"""Arguments of `bind`, and of the binding: they are taken, or refused in one line of ours."""
+"""Any arguments of `bind` and of a binding are taken, or refused in one line of ours."""
 
 from __future__ import annotations
 

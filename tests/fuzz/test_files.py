@@ -1,4 +1,4 @@
-"""Every file that is read from outside, altered: it is read, or refused in one line of ours."""
+"""Altered files of every kind that users pass: each is read, or refused in one line of ours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AS_DATA = yaml.safe_load(CONFIG)
 
 @given(content=st.one_of(altered_json(AS_DATA), damaged(CONFIG.encode())))
 def test_config(place: Path, content: bytes) -> None:
-    """JSON is YAML."""
+    """JSON content is valid YAML."""
     with only_ours():
         load_config(put(place / "config.yaml", content))
 
@@ -88,7 +88,7 @@ MEMBER = st.tuples(NAMES, SIZES, KINDS, NAMES, PAX, st.integers(0, 3000))
 
 @given(members=st.lists(MEMBER, max_size=4), data=st.data())
 def test_archive_of_an_export(place: Path, members: list[Any], data: st.DataObject) -> None:
-    """Whatever an archive says of itself, no more comes out of it than it is large."""
+    """An archive writes no more bytes than its own size, whatever its headers say."""
     content = b"".join(
         header(name, size, kind, link, pax) + b"x" * there + b"\0" * (-there % 512)
         for name, size, kind, link, pax, there in members
@@ -107,7 +107,7 @@ def program(place: Path) -> Path:
 
 
 FEWER = settings(max_examples=settings().max_examples * 2 // 5)
-"""For what torch takes its time with."""
+"""For tests in which torch is slow."""
 RECORDS = (
     MODEL,
     "data/weights/model_weights_config.json",
@@ -146,7 +146,7 @@ SHAPES = st.recursive(
 @FEWER
 @given(text=st.one_of(SHAPES, texts))
 def test_shape_in_a_program(place: Path, program: Path, text: str) -> None:
-    """It ends, too: sympy reckons with what it is given."""
+    """Reading also ends: sympy evaluates any expression that it gets."""
     model = record(program, MODEL)
     sizes = model["graph_module"]["graph"]["tensor_values"]["x"]["sizes"]
     sizes[0]["as_expr"]["expr_str"] = text
@@ -172,7 +172,7 @@ def test_reference(place: Path, data: st.DataObject) -> None:
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     described = json.loads(content[8 : 8 + size])
-    # safetensors writes these in another order each time.
+    # safetensors writes these keys in another order each time.
     described["__metadata__"] = dict(sorted(described["__metadata__"].items()))
     text = data.draw(altered_json(described))
     if data.draw(st.booleans()):

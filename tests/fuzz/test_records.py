@@ -1,4 +1,4 @@
-"""Every record that is read from outside, altered: it is read, or refused in one line of ours."""
+"""Altered records of every kind that comes from outside: each is read, or refused in one line."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ DECISION = {
 
 
 def opened(manifest: Manifest) -> Bundle:
-    """A bundle of which only the reference is there."""
+    """A bundle whose folder holds only the reference."""
     return Bundle(
         path=Path(HOME.name),
         manifest=manifest,
@@ -114,7 +114,7 @@ SOUND = opened(Manifest.from_json(json.dumps(MANIFEST)))
 
 
 def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
-    """All that is made of a manifest without its files."""
+    """Everything that is derived from a manifest without the other files."""
     manifest = bundle.manifest
     yield lambda: show(describe_bundle(bundle, None))
     yield lambda: show(describe_difference(compared(SOUND, bundle)))
@@ -376,7 +376,7 @@ def test_policy_of_the_registry(content: bytes, milliseconds: int) -> None:
 
 @given(content=altered_json({k: v for k, v in POLICY.items() if k != "signed_by"}))
 def test_policy_in_a_file(place: Path, content: bytes) -> None:
-    """JSON is YAML."""
+    """JSON content is valid YAML."""
     with only_ours():
         load_policy(put(place / "policy.yaml", content))
 
@@ -395,7 +395,7 @@ def test_export(place: Path, content: bytes) -> None:
         import_from(Registry(f"sqlite:///{place}/none.db"), place / "export")
 
 
-# -- beside them -----------------------------------------------------------------------------------
+# -- other records ---------------------------------------------------------------------------------
 
 
 @given(content=altered_json({"model_name": "jets", "model_version": "3"}))
@@ -415,7 +415,7 @@ def test_outputs_of_an_onnx_artifact(content: bytes) -> None:
 
 
 def test_the_records_that_are_altered_are_sound(place: Path) -> None:
-    """So that what is tried above is near to what passes."""
+    """Unchanged, these records are read, so the altered ones above are close to valid ones."""
     assert record_from_json(AnnexRecord, json.dumps(ANNEX), "", 1).target == V3
     put(place / PROMOTED, json.dumps(NOTE).encode())
     assert read_note(place) == PulledNote(**NOTE)  # type: ignore[arg-type]

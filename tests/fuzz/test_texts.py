@@ -1,4 +1,4 @@
-"""Text of others in every place that shows any: it is read as text, and commands nothing."""
+"""Text from others stays plain text wherever it is shown: no terminal commands, no markup."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_in_html(text: str) -> None:
 
 @given(texts)
 def test_in_markdown(text: str) -> None:
-    """A renderer with GitHub's tables sees a paragraph, or one cell, of that very text."""
+    """A Markdown renderer shows exactly this text, in a paragraph and in a table's cell."""
     shown = in_markdown(text)
     one = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     wanted = re.sub(r"[ \t\n]+", " ", plain(text, " ")).strip()
@@ -91,7 +91,7 @@ def test_in_markdown(text: str) -> None:
 
 
 def everywhere(text: str) -> Bundle:
-    """A bundle with that text wherever its manifest takes any."""
+    """A bundle with that text in every free-text field of its manifest."""
     data = json.loads(json.dumps(MANIFEST))
     data["description"] = data["capture"]["torchscript_note"] = text
     data["provenance"] |= {
@@ -184,7 +184,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> 
 
 
 def run(registry: Registry, *arguments: str) -> str:
-    """What a command prints; it ends well, or in one line of ours."""
+    """The output of a command, which succeeds, or fails with one line of ours."""
     found = CliRunner().invoke(main, [*arguments, "--registry", registry.uri])
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
     require_plain(found.output)
@@ -192,7 +192,7 @@ def run(registry: Registry, *arguments: str) -> str:
     return found.output
 
 
-# Those that a command line can hold.
+# Texts that can be arguments of a command.
 @pytest.mark.parametrize("text", [*(text for text in TEXTS if "\0" not in text), "\udcff"])
 def test_commands(registry: Registry, text: str, tmp_path: Path) -> None:
     run(registry, "approve", "jets/1", "--as", "ada", "--reason", text)

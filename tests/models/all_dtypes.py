@@ -1,6 +1,6 @@
 """A model that reads every dtype, as `columns` and as `matrix`, and writes every dtype.
 
-Into uint16 and uint32 it writes int64, since models seldom compute in those.
+For uint16 and uint32 columns its output is int64, as models seldom compute in these types.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOSE = Layout([eigen(d, d, 2) for d in ("bool", *INTEGERS)], storage="columns")
 
 
 def signature() -> Signature:
-    """One block of every dtype together (plan `columns`), and one `matrix` of each."""
+    """One block with all dtypes together (plan `columns`), and one `matrix` for each dtype."""
     return Signature.build(
         {"every": EVERY, "written": WRITTEN, "loose": LOOSE},
         [

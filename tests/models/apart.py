@@ -1,4 +1,4 @@
-"""Small models whose rows see each other, each in one way, and their neighbours whose rows do not.
+"""Small models whose rows depend on each other, each in one way, and similar independent ones.
 
 A function gets the layers below and rows `(n, 6)`, and gives something for each row.
 """
@@ -16,7 +16,7 @@ Function = Callable[["Layers", Tensor], Tensor]
 
 
 class Layers(nn.Module):
-    """What the functions use. `forward` gives each one's answers, one number for each row."""
+    """The layers that the functions use; `forward` gives one number per row for each function."""
 
     table: Tensor
     near: Tensor
@@ -58,7 +58,7 @@ def points(x: Tensor) -> Tensor:
 
 
 DEPENDENT: dict[str, Function] = dict(
-    # sums and the like
+    # sums, means and other statistics
     sum_of_rows=lambda m, x: x - x.sum(0),
     sum_of_everything=lambda m, x: x / (1 + x.square().sum()),
     mean=lambda m, x: x - x.mean(0, keepdim=True),
@@ -74,7 +74,7 @@ DEPENDENT: dict[str, Function] = dict(
     median=lambda m, x: x - x.median(0).values,
     quantile=lambda m, x: x - x.quantile(0.3, dim=0),
     place_of_largest=lambda m, x: x + x.argmax(0),
-    # along the rows
+    # cumulative and sorting operations along the rows
     softmax=lambda m, x: x.softmax(0),
     log_softmax=lambda m, x: x.log_softmax(0),
     running_sum=lambda m, x: x.cumsum(0),
@@ -84,7 +84,7 @@ DEPENDENT: dict[str, Function] = dict(
     rank=lambda m, x: x.argsort(0),
     difference=lambda m, x: torch.diff(x, dim=0, prepend=x.new_zeros(1, WIDTH)),
     fourier=lambda m, x: torch.fft.fft(x, dim=0).real,
-    # other rows by their place
+    # rows that are picked by their position
     flipped=lambda m, x: x.flip(0),
     rolled=lambda m, x: x.roll(1, 0),
     rolled_flat=lambda m, x: x.roll(1),
@@ -106,12 +106,12 @@ DEPENDENT: dict[str, Function] = dict(
     selected=lambda m, x: x.index_select(0, (x[:, 0] > 0).long()),
     embedded=lambda m, x: F.embedding((x[:, 0] > 0).long(), x),
     beyond_its_row=lambda m, x: F.pad(x.reshape(-1), (0, 1))[torch.arange(x.shape[0]) * 6 + 6],
-    # into other rows
+    # writes into other rows
     scattered=lambda m, x: torch.zeros_like(x).scatter(0, (x > 0).long(), x),
     summed_by_index=lambda m, x: torch.zeros_like(x).index_add(0, (x[:, 0] > 0).long(), x),
     bins=lambda m, x: x + x.new_zeros(3).scatter_add(0, x[:, 0].abs().long() % 3, x[:, 0])[0],
     put=lambda m, x: x.index_put(((x[:, 0] > 0).long(),), x),
-    # products
+    # products of rows with rows
     gram=lambda m, x: (x @ x.t()) @ x,
     outer=lambda m, x: torch.einsum("ni,mi->nm", x, x).tanh().sum(1),
     as_weights=lambda m, x: F.linear(x, x).sum(1),
@@ -128,7 +128,7 @@ DEPENDENT: dict[str, Function] = dict(
     layer_norm_of_rows=lambda m, x: F.layer_norm(x.t(), [x.shape[0]]).t(),
     instance_norm_of_rows=lambda m, x: F.instance_norm(x.t()[None])[0].t(),
     limits_of_other_rows=lambda m, x: torch.bucketize(x[:, 0].contiguous(), x[:, 1].sort().values),
-    # how many rows there are, and which one it is
+    # the number of rows, and the number of a row
     number_of_rows=lambda m, x: x * x.shape[0],
     rare_number_of_rows=lambda m, x: m.linear(x) * (1 + x.shape[0] // 5001),
     root_of_rows=lambda m, x: x / (x.shape[0] + 1) ** 0.5,
@@ -143,7 +143,7 @@ DEPENDENT: dict[str, Function] = dict(
     position_embedded=lambda m, x: x + F.embedding(torch.arange(x.shape[0]), m.table),
     diagonal_matrix=lambda m, x: torch.eye(x.shape[0]) @ x - torch.eye(x.shape[0])[:, :1],
     written_number=lambda m, x: x.select_scatter(torch.arange(x.shape[0]).float(), 1, 0),
-    # chance, and what nobody knows
+    # random numbers, unknown operators and branches
     noise=lambda m, x: x + torch.rand_like(x),
     dropout=lambda m, x: F.dropout(x, 0.5, training=True),
     unknown=lambda m, x: torch.renorm(x, 2, 1, 1.0),
@@ -216,7 +216,7 @@ def _assigned(x: Tensor) -> Tensor:
 
 
 def _neighbours(x: Tensor) -> Tensor:
-    """As in ParticleNet: the points of all rows side by side, picked by their number in all."""
+    """As in ParticleNet: the points of all rows lie side by side, and are picked by number."""
     given = points(x)
     n = given.shape[0]
     near = (-torch.cdist(given.mT, given.mT)).topk(2, dim=-1).indices  # (n, 3, 2)
@@ -226,7 +226,7 @@ def _neighbours(x: Tensor) -> Tensor:
 
 
 def _tree(m: Layers, x: Tensor) -> Tensor:
-    """Down two levels, each row by itself."""
+    """Walks down two levels of a tree, for each row alone."""
     at = m.near.new_zeros(1).expand(x.shape[0], -1)
     for _ in range(2):
         at = m.near.reshape(-1)[2 * at + (x.gather(1, at) < 0).long()]

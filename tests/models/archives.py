@@ -1,4 +1,4 @@
-"""A program as `torch.export.save` writes it, and the same with other records in it."""
+"""A program in the format of `torch.export.save`, and copies of it with other records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save_program(path: Path) -> Path:
 
 
 def doctored(program: Path, into: Path, changes: dict[str, bytes | None]) -> Path:
-    """The archive with records replaced or added, written by torch's own writer."""
+    """A copy of the archive with records replaced, added or left out, written by torch's writer."""
     reader = torch._C.PyTorchFileReader(str(program))
     records = {
         name: reader.get_record(name)

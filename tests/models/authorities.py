@@ -1,4 +1,4 @@
-"""Certificates made on the spot, by an authority of a test's own."""
+"""Makes certificates, signed by an authority of the test itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TODAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Certified:
-    """A key, its certificate, and where both are in PEM format."""
+    """A key, its certificate, and the files of both in PEM format."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
@@ -36,7 +36,7 @@ def certify(
     began: datetime = TODAY,
     days: int = 3650,
 ) -> Certified:
-    """A certificate for a new key, by `issuer`; without one it certifies itself."""
+    """A certificate for a new key, signed by `issuer`; without an issuer it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(

@@ -1,4 +1,4 @@
-"""From a model to opened sessions, by the stages themselves, without a config."""
+"""Makes sessions from a model with the stages themselves, without a config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stages.validate import validate_session
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])
-# Those that build every model.
+# The engines that build every model.
 ENGINES = tuple(e for e in DEFAULT_ENGINES if e != "aoti-standalone")
 TAGS = Layout([column(name, "float32") for name in CLASSES])
 
@@ -69,7 +69,7 @@ class Built:
 
 
 def exported(model: torch.nn.Module, signature: Signature, inputs: Arrays, file: Path) -> Path:
-    """The program.pt2 of `capture`, without all else that capture finds out and writes."""
+    """Exports the program.pt2 of `capture`, without the other files and checks."""
     case = example_case(signature)
     arguments = convention_arguments(signature, inputs, case)
     program = export_convention(model.eval().requires_grad_(False), signature, arguments)
@@ -102,12 +102,12 @@ def build(
 
 
 def save(built: Built, note: Path) -> None:
-    """Note where the artifacts are, for `opened`."""
+    """Writes down where the artifacts are, for `opened`."""
     note.write_text(json.dumps({name: str(path) for name, path in built.files.items()}))
 
 
 def opened(model: torch.nn.Module, signature: Signature, folder: Path, note: Path) -> Built:
-    """What `build` made of this model in `folder`, perhaps in another process."""
+    """The result of `build` for this model in `folder`, perhaps made by another process."""
     files = {name: Path(path) for name, path in json.loads(note.read_text()).items()}
     model = model.eval().requires_grad_(False)
     return Built(model, signature, random_inputs(signature, 1, {}), Capture.load(folder), files)
@@ -133,13 +133,13 @@ def reference_collections(
 
 
 def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
-    """A binding on n rows, and the memory that it writes."""
+    """A binding on n rows, and its output collection."""
     given, written = mlp.collections({"n": n})
     return session.bind(given, written), written["tags"]
 
 
 def values(tags: Collection) -> torch.Tensor:
-    """What is in the columns of `tags`: (columns, n)."""
+    """The columns of `tags`, as a tensor (columns, n)."""
     return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 

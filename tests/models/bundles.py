@@ -1,4 +1,4 @@
-"""Bundles made by hand: random bytes for artifacts, and a manifest that no compiler wrote."""
+"""Bundles without a compiler: random bytes as artifacts, and a manifest to match."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def manifest_data() -> dict[str, Any]:
 
 
 def provable(data: dict[str, Any]) -> dict[str, Any]:
-    """The same manifest with a signature, for a bundle whose reference somebody reads."""
+    """The same manifest with a signature, for bundles whose reference is read."""
     from tests.models.building import mlp_signature
 
     return data | {"signature": mlp_signature(5000, (10, 1000)).to_dict()}
 
 
 def write_reference(path: Path) -> None:
-    """Ten rows for the signature of a `provable` manifest."""
+    """A reference of ten rows for the signature of a `provable` manifest."""
     import torch
 
     from stages.reference.answers import Reference
@@ -87,7 +87,7 @@ def write_reference(path: Path) -> None:
 
 
 def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
-    """A sealed bundle folder. Equal arguments give equal bytes, another seed other weights."""
+    """Writes a sealed bundle. Equal arguments give equal bytes, another seed other weights."""
     content = random.Random(seed)
     for name in manifest.files():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -102,13 +102,13 @@ def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
 
 
 def made_bundle(path: Path, seed: int = 0) -> Bundle:
-    """What `write_bundle` writes with the manifest of `manifest_data`."""
+    """The bundle of `manifest_data`, written by `write_bundle`."""
     write_bundle(path, as_record(Manifest, manifest_data()), seed)
     return Bundle.open(path)
 
 
 def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields: Any) -> Annex:
-    """A sealed annex of a bundle, of one candidate; another seed gives other bytes."""
+    """Writes a sealed annex with one candidate of its own; another seed gives other bytes."""
     library = f"annexes/{target}/aoti/model.so"
     candidates = {
         "aoti": {"status": "valid", "files": [library]},
@@ -134,7 +134,7 @@ def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields
 
 
 def elsewhere() -> Manifest:
-    """A version for a device that is somewhere else: nothing is measured, a promotion is quick."""
+    """A version for a device that this host lacks: nothing is measured, so a promotion is quick."""
     data = provable(manifest_data())
     (record,) = data["targets"].values()
     for engine in record["candidates"].values():

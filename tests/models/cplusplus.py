@@ -1,4 +1,4 @@
-"""The C++ library as its users install it, and programs that are built against it."""
+"""The installed C++ library, and programs that are built with it, as its users do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def execute(*command: object) -> str:
 
 
 def built(source: Path, build: Path, *settings: str) -> Path:
-    """The build folder of a CMake project; without optimisation, which takes longer."""
+    """The build folder of a CMake project, built without optimisation, which would take longer."""
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     if not Path("/usr/include/openssl").is_dir() and not os.environ.get("OPENSSL_ROOT_DIR"):
@@ -44,7 +44,7 @@ def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
         library = ROOT / "engines" / "native" / "library"
         settings = (
             "-DCMAKE_CXX_FLAGS=-Werror",
-            "-DCMAKE_UNITY_BUILD=ON",  # in half the time
+            "-DCMAKE_UNITY_BUILD=ON",  # takes half the time
             "-DCMAKE_INSTALL_LIBDIR=lib",
             f"-DSOA_SHIM={shim:d}",
         )
@@ -57,14 +57,14 @@ def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
 def run(
     program: Path, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program; the loader finds torch's libraries unless `env` says otherwise."""
+    """Runs a program; the loader finds torch's libraries unless `env` says otherwise."""
     command = [str(program), *map(str, arguments)]
     own = {**os.environ, "LD_LIBRARY_PATH": str(TORCH), **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
 
 
 def computed(session: Session, n: int) -> list[str]:
-    """What Python computes on the inputs of examples/cpp/run_bundle.cpp, as `column row bits`."""
+    """Python's answers to the inputs of examples/cpp/run_bundle.cpp, as lines `column row bits`."""
     inputs, outputs = session.collection("jets", n), session.collection("tags", n)
     rows = np.arange(n)
     for j, column in enumerate(inputs.layout.columns):

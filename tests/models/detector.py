@@ -1,4 +1,4 @@
-"""One model that uses every plan at once: two row dimensions, and every way into and out of memory.
+"""A model that uses every plan at once: two row dimensions, and every kind of block.
 
 All its numbers are whole and small, so that every engine gives the same bits.
 """
@@ -26,7 +26,7 @@ HITS = Layout(
     ]
 )
 ARROW = Layout([column("u", "float32"), eigen("w", "float32", 2, 2)], 64, "columns")
-# An alignment of one element: the padded length is the row count itself, also at n = 1.
+# Aligned to one element, so the padded length is the row count itself, also at n = 1.
 PACKED = Layout([eigen("e", "float32", 1, 2), column("f", "float32")], 4)
 PAIRS = Layout([column("i", "float32"), column("j", "float32")])
 FOUND = Layout(
@@ -96,7 +96,7 @@ def signature() -> Signature:
 
 
 class Detector(nn.Module):
-    """Row by row; `out_scalars` is the sum over all rows and their number."""
+    """Rows are independent, except that `out_scalars` is the sum over all rows and their number."""
 
     weights: Tensor
 

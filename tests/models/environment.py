@@ -1,4 +1,4 @@
-"""Environment variables that the tests, and the processes that they start, run with."""
+"""Environment variables for the tests and for the processes that they start."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ COMPILER = Path(__file__).parent / "compiler"
 
 
 def settle(root: Path) -> None:
-    """Set those that nobody has set; what was compiled is kept below `root`.
+    """Sets each variable that is not set yet; compiled files are kept below `root`.
 
-    Torch reads some of them when it is imported: this comes before.
+    Call it before torch is imported, as torch reads some of them then.
     """
-    # torch's idle threads sleep: those of one test process would spin on the core another needs.
+    # torch's idle threads sleep; if they spun, they would take cores from other test processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # A third less time in g++ for every aoti artifact; its kernels are compiled as ever.
+    # g++ takes a third less time for every aoti artifact; the kernels are compiled as usual.
     os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
-    # Nine children that each try one of the CPU's instructions, before every compilation.
+    # Skips the nine children with which Inductor tries the CPU's instructions before each
+    # compilation.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-    # And no time in g++ at all for what was compiled before, in this run or an earlier one.
+    # Files that this or an earlier run has compiled take no time in g++ at all.
     if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", ""):
         os.environ["TESTS_COMPILED"] = str(root / ".pytest_cache" / "compiled")
         os.environ["TESTS_CXX"] = os.environ.get("CXX", "g++")
         os.environ["CXX"] = str(COMPILER / "g++")
         Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
-        # CXX keeps what AOTInductor has compiled, this one what CMake has.
+        # CXX keeps what AOTInductor compiles; this launcher keeps what CMake compiles.
         os.environ.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", str(COMPILER / "kept"))
 
 
 def remember_types() -> None:
-    """Keep the types of the fields of torch's records. When torch reads a program, it asks Python
-    for them again for each record, which is a third of the time."""
+    """Remembers the field types of torch's records.
+
+    When torch reads a program, it asks Python for them again for each record, which takes a third
+    of the time.
+    """
     ask, known = typing.get_type_hints, dict[tuple[Any, int], dict[str, Any]]()
 
     def answer(of: Any, globalns: Any = None, *more: Any, **named: Any) -> dict[str, Any]:

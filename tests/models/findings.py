@@ -1,4 +1,4 @@
-"""What a promotion measured, where all is well but for what a test changes."""
+"""Measurements of a promotion that passes, except for the fields that a test changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V3 = "cpu/x86-64-v3"
 
 
 def findings(manifest: Manifest, **changes: Any) -> Findings:
-    """`changes`: fields of Findings, or of the Requirements in it."""
+    """`changes` are fields of Findings, or of its Requirements."""
     needed = {name: changes.pop(name) for name in Requirements.__annotations__ if name in changes}
     asked = vars(strictest([V3], 0.0, 1.1, [])) | needed
     good = {"probabilities": Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0)}

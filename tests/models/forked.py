@@ -1,4 +1,4 @@
-"""A call in a forked child of this process, which costs no second import of torch."""
+"""Calls in a forked child of this process, which need not import torch again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiprocessing.connection import wait
 
 
 def in_a_child(what: Callable[[], object]) -> str:
-    """What a forked child's call raises, in words; nothing of the child's outlives it."""
+    """The exception that a call raises in a forked child, as text. The child does not remain."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -32,10 +32,10 @@ def in_a_child(what: Callable[[], object]) -> str:
 
 
 def ended(what: Callable[[], object]) -> int:
-    """How a forked child ends after a call: 0, 1 where it raised, negative for a signal."""
+    """The exit code of a child after a call: 0, 1 if it raised, negative for a signal."""
     child = os.fork()
     if child == 0:
-        faulthandler.disable()  # a crash is what some wait for
+        faulthandler.disable()  # some callers expect a crash
         code = 1
         with contextlib.suppress(BaseException):
             what()

@@ -1,4 +1,4 @@
-"""Memory and streams of a GPU by the driver's library alone: NVIDIA's, or the one for the CPU."""
+"""Memory and streams of a GPU, by the CUDA driver alone: NVIDIA's, or the emulated one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key pairs made on the spot: none is kept in the project."""
+"""Makes key pairs; the project keeps none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_keys(
 
 
 def write_keys(folder: Path, name: str, key: object, password: str | None = None) -> KeyPair:
-    """Any kind of key that `cryptography` has, in PEM format."""
+    """Writes any kind of key that `cryptography` has, in PEM format."""
     made = KeyPair(folder / f"{name}.key", folder / f"{name}.pem")
     closed: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:

@@ -1,4 +1,4 @@
-"""MLflow as others use it: its client, and a real `mlflow server` to start, kill and stop."""
+"""MLflow itself: its client, and a real `mlflow server` to start, stop and kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from registry import Registry
 
 START_S = 300.0
-# The server has processes for jobs of its own, which nobody here gives it.
+# The server would start processes for MLflow's own jobs, which no test uses.
 _PLAIN = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
@@ -40,8 +40,11 @@ def client_of(registry: Registry) -> MlflowClient:
 
 
 class MlflowServer:
-    """Answers once it is made. `database`: an SQLite registry with MLflow's tables, which is
-    copied; or the URI of a database."""
+    """A server that answers as soon as the object is made.
+
+    `database` is an SQLite registry with MLflow's tables, which is copied, or the URI of a
+    database.
+    """
 
     def __init__(self, folder: Path, database: Path | str) -> None:
         if isinstance(database, Path):
@@ -57,7 +60,7 @@ class MlflowServer:
         self.start()
 
     def start(self) -> None:
-        """Return once it answers."""
+        """Returns once the server answers."""
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -80,7 +83,7 @@ class MlflowServer:
         raise RuntimeError(f"MLflow's server does not start:\n{said}")
 
     def stop(self) -> None:
-        """It has a child for each worker."""
+        """Stops the server with its worker processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
             try:
@@ -89,7 +92,7 @@ class MlflowServer:
                 self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes."""
+        """Sends SIGKILL to all of its processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -97,13 +100,16 @@ class MlflowServer:
 
 @contextmanager
 def served_here(folder: Path, database: Path) -> Iterator[str]:
-    """The URI of MLflow's server, which runs in a thread of this process: a process of its own
-    needs seconds to import it. `database`: as above, an SQLite registry, which is copied."""
+    """The URI of MLflow's server in a thread of this process.
+
+    A process of its own needs seconds to import MLflow. `database` is an SQLite registry, which is
+    copied.
+    """
     import pytest
     import uvicorn
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow's own imports
+        warnings.simplefilter("ignore")  # warnings of MLflow's imports
         from mlflow.server import handlers
         from mlflow.server.fastapi_app import app
         from mlflow.tracking._model_registry import utils as of_models
@@ -123,8 +129,8 @@ def served_here(folder: Path, database: Path) -> Iterator[str]:
         for name, value in variables.items():
             patch.setenv(f"_MLFLOW_SERVER_{name}", value)
         for name in ("_tracking_store", "_model_registry_store", "_artifact_repo"):
-            patch.setattr(handlers, name, None)  # else those of an earlier server
-        # The server makes its store the default of its process: only as long as it runs.
+            patch.setattr(handlers, name, None)  # forgets the stores of an earlier server
+        # The server makes its store the default of this process; the patch undoes that at its end.
         patch.setattr(of_runs, "_tracking_uri", of_runs._tracking_uri)
         patch.setattr(of_models, "_registry_uri", of_models._registry_uri)
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):

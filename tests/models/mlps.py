@@ -1,4 +1,4 @@
-"""Small models as a user writes them: one that is fine, and one for each thing that is refused.
+"""Small models as users write them: one that is accepted, and one for each kind of refusal.
 
 A line that a refusal must name carries a comment `# line: <word>`; `line_of` finds it.
 """
@@ -25,7 +25,7 @@ def line_of(word: str) -> str:
 
 
 class Core(nn.Module):
-    """Its first operation is pointwise: a compiler that trusts strides reads the wrong elements."""
+    """Its first operation is pointwise: compiled code that trusts strides reads wrong elements."""
 
     def __init__(self, seed: int = 0, hidden: int = 48) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Core(nn.Module):
             torch.manual_seed(seed)
             self.first = nn.Linear(len(FEATURES), hidden)
             self.last = nn.Linear(hidden, len(CLASSES))
-            self.last.weight.data *= 8  # decided answers: a wrong input shows
+            self.last.weight.data *= 8  # clear decisions, so that a wrong input shows
 
     def core(self, x: Tensor) -> Tensor:
         hidden = torch.relu(self.first(torch.log1p(x.abs())))
@@ -70,7 +70,7 @@ class CountsCalls(Core):
 
 
 class BakesRows(Core):
-    """37 is the row count that capture exports at, so the eager check passes."""
+    """37 is the row count with which capture exports, so the eager check passes."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.core(x)
@@ -159,7 +159,7 @@ class NamedOutputs(Core):
 
 
 class OnlyTraces(Core):
-    """A lambda does not script."""
+    """torch.jit cannot script a lambda."""
 
     def forward(self, x: Tensor) -> Tensor:
         twice: Callable[[Tensor], Tensor] = lambda t: t + t  # noqa: E731
@@ -178,14 +178,14 @@ class TraceForgets(Core):
 
 
 class ReadsPadding(Core):
-    """Right on row-major memory only: it reads the storage as if it were that."""
+    """Right on row-major memory only: it reads the storage as if it were row-major."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.core(torch.as_strided(x, (x.shape[0], 6), (6, 1)))
 
 
 class SpecialAtOneRow(Core):
-    """torch.export takes a dynamic size for neither 0 nor 1, so this branch vanishes silently."""
+    """torch.export takes a dynamic size for neither 0 nor 1: it drops this branch silently."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] == 1:
@@ -205,7 +205,7 @@ class NanAndInf(Core):
 class Affine(nn.Module):
     """A weighted sum of every input, with another weight for every element of a row.
 
-    Takes and gives any shapes: what a layout test needs, where only the order of elements matters.
+    It takes and gives any shapes, for layout tests, in which only the order of elements matters.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Affine(nn.Module):
         width = sum(torch.Size(shape).numel() for shape in inputs)
         for k, shape in enumerate(outputs):
             count = torch.Size(shape).numel()
-            # Whole numbers, so that sums are exact whatever their order.
+            # Whole numbers, so that sums are exact in any order.
             weights = torch.arange(width * count).reshape(width, count) * 7 % 23 - 11
             self.register_buffer(f"weights_{k}", weights.float())
 
@@ -253,7 +253,7 @@ AFFINE = {1: Affine1, 2: Affine2, 3: Affine3}
 
 
 def build(seed: int = 0, hidden: int = 48) -> nn.Module:
-    """A factory as a config names it."""
+    """A factory for the `model` of a config."""
     return PointwiseFirst(seed, hidden)
 
 

@@ -28,7 +28,7 @@ from runtime.session.session import Session
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))
-TARGETS = f"targets: [{TARGET}]"  # plain cpu may be two levels
+TARGETS = f"targets: [{TARGET}]"  # `cpu` may stand for two levels
 FACTORY = '''
 
 def talkative(hidden: int = 48) -> nn.Module:
@@ -83,7 +83,7 @@ class Project:
         return self.folder / "config.yaml"
 
     def variant(self, name: str, *changes: tuple[str, str]) -> Path:
-        """Another config beside the first one, with pieces of its text replaced."""
+        """A second config, with pieces of the first one's text replaced."""
         text = self.config.read_text()
         for old, new in changes:
             assert text.count(old) == 1, old
@@ -95,7 +95,7 @@ class Project:
     def run(
         self, config: Path | None = None, registry: str | None = None, page: bool = False
     ) -> dict[str, Any]:
-        """`pipeline run --json`, its answer parsed."""
+        """The parsed answer of `pipeline run --json`."""
         where = ("--work", self.work, "--registry", registry or self.registry)
         answer: dict[str, Any] = json.loads(
             cli("run", config or self.config, *where, "--json", page=page).stdout
@@ -105,10 +105,10 @@ class Project:
 
 @dataclass(frozen=True)
 class Built:
-    """A project that was run once, and what the run said.
+    """A project that was run once, and the answer of that run.
 
-    Where test processes share it: `project` is this process's own copy, which may run again, and
-    `bundle` is everybody's: look, do not touch.
+    If test processes share it, `project` is this process's own copy, which may run again, but
+    `bundle` is shared and must not be changed.
     """
 
     project: Project
@@ -117,11 +117,11 @@ class Built:
 
 
 class _Stopped(Exception):
-    """A step began that `first_step` does not want to be done."""
+    """A step began; `first_step` stops here."""
 
 
 def first_step(config: Path, work: Path, registry: str) -> str | None:
-    """The first step that `pipeline run` would do, and is not done here; None if there is none."""
+    """The first step that `pipeline run` would do, without doing it; None if all are done."""
 
     def stop(name: str, before: float | None) -> NoReturn:
         raise _Stopped(name)
@@ -153,15 +153,17 @@ def build(project: Project, page: bool = False) -> Built:
 
 
 def copied(folder: Path, into: Path) -> Built:
-    """What `build` made in `folder`, perhaps in another process, with a project of one's own."""
+    """A copy of the project that `build` made in `folder`, perhaps in another process."""
     shutil.copytree(folder, into, dirs_exist_ok=True)
     answer = json.loads((folder / "answer.json").read_text())
     return Built(project_in(into), answer, Bundle.open(answer["bundle"]))
 
 
 def cli(*arguments: object, code: int = 0, page: bool = False) -> Result:
-    """Run the command in this process; what would be a traceback is raised here. `page`: `run`
-    makes its page, which takes half a second."""
+    """Runs the command in this process; an unexpected exception is raised again.
+
+    Unless `page` is set, `run` skips the version's page, which takes half a second.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if not page:
             patch.setattr(run_config, "publish", _no_page)
@@ -179,7 +181,7 @@ def _no_page(*_: object) -> NoReturn:
 
 
 def checked(command: str, said: Any) -> None:
-    """An answer has the form that docs/answers.schema.json gives."""
+    """Requires the form that docs/answers.schema.json gives for the command's answer."""
     answers_schema().validate({command: said})
 
 
@@ -194,12 +196,12 @@ def answers_schema() -> Any:
 
 
 def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
-    """What a machine reads: standard output is JSON, whole and nothing else."""
+    """The JSON answer; standard output holds nothing else."""
     return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
 
 
 def refusal(*arguments: object) -> str:
-    """The one line in which the command refuses, without its code; standard output stays empty."""
+    """The line with which the command refuses, without its code; standard output stays empty."""
     result = cli(*arguments, code=1)
     assert result.stdout == ""
     lines = result.stderr.splitlines()
@@ -211,7 +213,7 @@ def refusal(*arguments: object) -> str:
 
 
 def resealed(bundle: Bundle, folder: Path, edit: Callable[[Path, dict[str, Any]], None]) -> Bundle:
-    """A copy of a bundle with other contents, sealed again, as somebody might forge one.
+    """A copy of a bundle with other contents, sealed again, as an attacker might forge one.
 
     `edit` gets the folder and the manifest as JSON data, and may change both.
     """
@@ -224,7 +226,7 @@ def resealed(bundle: Bundle, folder: Path, edit: Callable[[Path, dict[str, Any]]
 
 
 def described(bundle: Bundle, folder: Path, text: str) -> Bundle:
-    """The same artifacts in another bundle."""
+    """A bundle with the same artifacts and another description."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["description"] = text
@@ -236,7 +238,7 @@ PASSED = (Decision("digests", True, "all match", "all match", "every file has it
 
 
 def require_right(session: Session, engine: str | None = None, n: int = 33) -> None:
-    """The answers of the model that `write_project` writes, by an artifact of `engine`."""
+    """Requires the answers of `write_project`'s model, computed by an artifact of `engine`."""
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     features = torch.randn(n, 6)
     for i, name in enumerate("abcdef"):

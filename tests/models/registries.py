@@ -1,4 +1,4 @@
-"""Registries that are made once and copied, which is quicker than making each of them."""
+"""Copies of registries: a copy is quicker than a new registry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-# Where MLflow writes down in which folder files are.
+# The columns in which MLflow keeps paths of files.
 _PLACES = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -17,8 +17,11 @@ _PLACES = (
 
 
 def copy(store: Path, folder: Path) -> None:
-    """Copy a registry, its `registry.db` and its files. `folder` may be there already, unless this
-    process has written to its registry: MLflow keeps connections open."""
+    """Copies a registry: its `registry.db` and its files.
+
+    `folder` may exist, unless this process has written to the registry in it: MLflow keeps
+    connections open.
+    """
     shutil.copytree(store, folder, dirs_exist_ok=True)
     with contextlib.closing(sqlite3.connect(folder / "registry.db")) as database, database:
         for table, column in _PLACES:

@@ -1,7 +1,7 @@
-"""Executables written by hand, as no compiler should: each breaks one rule.
+"""Hand-written executables, each of which breaks one rule for artifacts.
 
-They take the arguments of `building.mlp_signature()`: carrier (n, 0), features (6, S), answers
-(3, S). The right answers are three times the first three features.
+They take the arguments of `building.mlp_signature()`: carrier (n, 0), features (6, S), answers (3,
+S). The right answers are three times the first three features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.models.mlps import CLASSES
 
 
 class Triple(nn.Module):
-    """The eager model that the rogues are held against."""
+    """The eager model with which the executables are compared."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3] * 3
@@ -37,7 +37,7 @@ def reference(signature: Signature | None = None, model: nn.Module | None = None
 
 
 class Split(nn.Module):
-    """The same in two outputs."""
+    """The same model with two outputs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, :1] * 3, x[:, 1:3] * 3
@@ -52,7 +52,7 @@ def split_signature() -> Signature:
 
 
 def split_off_by(amount: float, output: int) -> Executable:
-    """Wrong in the last row of one of the two outputs."""
+    """An executable that is wrong in the last row of one of the two outputs."""
 
     def run(arguments: Sequence[Tensor]) -> None:
         rows, x, *answers = arguments
@@ -66,7 +66,7 @@ def split_off_by(amount: float, output: int) -> Executable:
 
 
 class Calls(Executable):
-    """A function of the arguments as an artifact."""
+    """An artifact that calls a function with its arguments."""
 
     def __init__(self, run: Callable[[Sequence[Tensor]], object]) -> None:
         self.run = run
@@ -76,7 +76,7 @@ class Calls(Executable):
 
 
 def uncompiled(model: nn.Module, signature: Signature) -> Executable:
-    """The model itself in the calling convention: the right answers, with no export."""
+    """The model itself behind the calling convention: right answers, without an export."""
     program = SoaProgram(model.eval(), signature)
 
     def run(arguments: Sequence[Tensor]) -> None:
@@ -87,7 +87,7 @@ def uncompiled(model: nn.Module, signature: Signature) -> Executable:
 
 
 class Rogue(Executable):
-    """Does the right thing, then something else, which gets n, the features and the answers."""
+    """Writes the right answers, then calls `then` with n, the features and the answers."""
 
     def __init__(
         self, then: Callable[[int, Tensor, Tensor], object] = lambda n, x, y: None
@@ -106,7 +106,7 @@ def honest() -> Executable:
 
 
 def off_by(amount: float) -> Executable:
-    """Wrong in the last row only."""
+    """An executable that is wrong in the last row only."""
     return Rogue(lambda n, x, y: y[:, n - 1 : n].add_(amount) if n else None)
 
 
@@ -123,7 +123,7 @@ def changes_input_padding() -> Executable:
 
 
 class LeavesGaps(Executable):
-    """Never writes the second answer of the third row."""
+    """Leaves the second answer of the third row unwritten."""
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:
         rows, x, y = arguments
@@ -134,7 +134,7 @@ class LeavesGaps(Executable):
 
 
 class ReadsPadding(Executable):
-    """Adds what lies behind the last row of the first feature, where there is anything."""
+    """Adds the value behind the last row of the first feature, if there is one."""
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:
         rows, x, y = arguments
@@ -150,7 +150,7 @@ def nondeterministic() -> Executable:
 
 
 def returns(value: float) -> Executable:
-    """NaN or infinite in one place of the last row."""
+    """Writes `value`, NaN or infinity, at one place of the last row."""
     return Rogue(lambda n, x, y: y[2, n - 1 : n].fill_(value) if n else None)
 
 
@@ -160,7 +160,7 @@ class Fails(Executable):
 
 
 class Waits(Executable):
-    """The right answers after some seconds."""
+    """Gives the right answers after some seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -171,7 +171,7 @@ class Waits(Executable):
 
 
 def broken_library(folder: Path, initial: str = "*(volatile int*)0") -> Path:
-    """A shared library that dies as soon as it is opened, for its `initial` value."""
+    """A shared library that crashes when it is opened, as it computes its `initial` value."""
     import subprocess
 
     source, library = folder / "broken.cpp", folder / "broken.so"

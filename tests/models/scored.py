@@ -1,4 +1,4 @@
-"""Files of rows for a small tagger, written by each library itself, and its eager answers."""
+"""Files of rows for a small tagger, written by each format's own library, and the eager answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SUFFIXES = (".parquet", ".arrow", ".feather", ".root", ".rntuple.root", ".h5", "
 
 
 def columns(rows: int, seed: int = 1) -> dict[str, Any]:
-    """Features, and the number of each row."""
+    """Features, the row numbers, and a column of vectors."""
     draw = np.random.default_rng(seed)
     made: dict[str, Any] = {name: draw.normal(size=rows).astype("f4") for name in FEATURES}
     return {**made, "event": np.arange(rows), "hit": draw.normal(size=(rows, 3))}
 
 
 def eager(given: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """(n, 3): the answers of the model on rows."""
+    """The model's answers on rows: (n, 3)."""
     rows = torch.from_numpy(np.stack([np.asarray(given[name]) for name in FEATURES], axis=1))
     with torch.no_grad():
         found: np.ndarray[Any, Any] = PointwiseFirst(1)(rows).numpy()
@@ -36,7 +36,7 @@ def eager(given: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def write_rows(path: Path, given: Mapping[str, Any], group: int = 250) -> Path:
-    """As a user of the format would: in row groups, baskets, clusters or chunks of `group` rows."""
+    """Writes a file with row groups, baskets, clusters or chunks of `group` rows."""
     kind = "".join(path.suffixes[-2:])
     if path.suffix == ".parquet":
         pq.write_table(pa.table(arrow(given)), path, row_group_size=group)
@@ -70,7 +70,7 @@ def arrow(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> dict[str, Any]:
-    """Every column of an output, by its library alone."""
+    """All columns of an output, read with the format's own library."""
     if path.suffix == ".parquet":
         table = pq.read_table(path)
     elif path.suffix in (".arrow", ".feather"):
@@ -89,7 +89,7 @@ def read_rows(path: Path) -> dict[str, Any]:
 
 
 def require_scored(path: Path, given: Mapping[str, Any], kept: tuple[str, ...] = ()) -> None:
-    """The file has exactly the rows of `given`, in their order, with the model's answers."""
+    """Requires exactly the rows of `given`, in their order, with the model's answers."""
     found = read_rows(path)
     assert {name for name in found if not name.startswith("n")} == {*kept, *CLASSES}
     answers = np.stack([np.asarray(found[name]) for name in CLASSES], axis=1)

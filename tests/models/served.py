@@ -1,4 +1,4 @@
-"""Models to serve: rows of every dtype that travels, and models whose rows see each other."""
+"""Models to serve: rows of every dtype that a request can carry, and models that mix rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ COUPLED = Signature.build(
     {"n": RowRange(0, 100, (20,))},
 )
 
-# Events of jets, of which a run takes few; a jet and an event have a column of one name.
+# Events with jets, of which a run takes few; a jet and an event both have a column `pt`.
 JETS = Signature.build(
     {
         "jets": Layout([column("pt", "float32"), column("mass", "float32")], 1, "columns"),
@@ -114,7 +114,7 @@ JETS = Signature.build(
 
 
 class Mixed(nn.Module):
-    """Every row for itself, on every dtype that travels."""
+    """Independent rows, of every dtype that a request can carry."""
 
     def forward(self, plain: Tensor, dir: Tensor, cov: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
         total = plain.sum(1, keepdim=True) + dir.square().sum(1, keepdim=True)
@@ -130,7 +130,7 @@ class Mixed(nn.Module):
 
 
 class Sums(nn.Module):
-    """Of the first four jets of each event."""
+    """Sums over the first four jets of each event."""
 
     def forward(self, jets: Tensor, event: Tensor) -> Tensor:
         pt, mass = jets.unbind(1)
@@ -143,7 +143,7 @@ def of_jets() -> nn.Module:
 
 
 class Event(nn.Module):
-    """Every node sees every edge."""
+    """Every node depends on every edge."""
 
     def forward(self, points: Tensor, scale: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = weights.sum().reshape(1)
@@ -151,14 +151,14 @@ class Event(nn.Module):
 
 
 class Coupled(nn.Module):
-    """The rows share one whole between them."""
+    """The rows are coupled: their shares add up to one."""
 
     def forward(self, points: Tensor) -> Tensor:
         return torch.softmax(points.sum(1, keepdim=True), dim=0)
 
 
 class Running(nn.Module):
-    """Every row sees those before it: a prefix alone keeps its answers, a later part does not."""
+    """Each row depends on those before it, so only a first part of the rows can run alone."""
 
     def forward(self, points: Tensor) -> Tensor:
         return torch.cumsum(points.sum(1, keepdim=True), dim=0)
@@ -172,13 +172,13 @@ _PROVENANCE = Provenance(
 def shared(
     factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature, config: Any = None
 ) -> Bundle:
-    """The bundle that `make_bundle` makes, once for all test processes."""
+    """The bundle of `make_bundle`, made once for all test processes."""
     folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of, config))
     return Bundle.open(folder / "bundle")
 
 
 def session(bundle: Bundle) -> Session:
-    """Of its program, as the engine `exported` runs it."""
+    """A session of the bundle's program, run by the engine `exported`."""
     program = bundle.file(bundle.manifest.program)
     signature = Signature.from_dict(bundle.manifest.signature)
     return Session(signature, engine("exported").open(program, torch.device("cpu")))
@@ -187,9 +187,9 @@ def session(bundle: Bundle) -> Session:
 def make_bundle(
     folder: Path, name: str, model: nn.Module, signature: Signature, config: Any = None
 ) -> Bundle:
-    """Captured, validated, timed for a moment and packaged, in this process, for one engine.
+    """Captures, validates, times and packages a model for one engine, in this process.
 
-    `config`: what its manifest says that it was built from.
+    `config` is the configuration that its manifest records.
     """
     work = folder / "work"
     work.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What is made once in a test run, however many processes share it (pytest-xdist's own recipe)."""
+"""Files that are made once in a test run and shared by its processes, as xdist recommends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from filelock import FileLock
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """An existing folder, filled by `make` in the first process that asks. Look, do not touch.
+    """A folder that `make` fills in the first process that asks. Its users must not change it.
 
-    It is this run's alone, unless TESTS_MADE names a folder in which earlier runs have made it.
+    It is this run's own, unless TESTS_MADE names a folder in which earlier runs have made it.
     """
     base = factory.getbasetemp()
-    # Without xdist the parent belongs to earlier runs too.
+    # Without xdist, earlier runs share the parent folder.
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     run = Path(os.environ.get("TESTS_MADE") or run)
     folder = run / "shared" / name
@@ -25,7 +25,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     done = folder.with_suffix(".done")
     with FileLock(folder.with_suffix(".lock")):
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that failed or was killed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that failed
             folder.mkdir()
             make(folder)
             done.touch()

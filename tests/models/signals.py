@@ -1,4 +1,4 @@
-"""What a signal does while a test asks: `make test` may have been started with it ignored."""
+"""Sets a signal's action for a test: `make test` may have been started with it ignored."""
 
 from __future__ import annotations
 

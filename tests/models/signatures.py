@@ -20,7 +20,7 @@ _STORAGES: tuple[Storage, ...] = ("buffer", "columns")
 
 @dataclass(frozen=True)
 class Problem:
-    """A model, its signature, inputs that every dtype holds exactly, and how much to run."""
+    """A model, its signature, inputs that every dtype holds exactly, and row counts."""
 
     model: Affine
     signature: Signature
@@ -36,9 +36,9 @@ class Problem:
 
 @st.composite
 def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
-    """One to three input blocks of one or two collections, one or two output blocks.
+    """One to three input blocks of one or two collections, and one or two output blocks.
 
-    `one_dtype`: the columns of a collection are all of one dtype, which NumPy has.
+    With `one_dtype`, all columns of a collection have one dtype, which NumPy also has.
     """
     dtypes = [(d,) for d in DTYPES if d != "bfloat16"] if one_dtype else [DTYPES]
     given = {
@@ -92,7 +92,7 @@ def _block(
 
 
 def _shape(draw: st.DrawFn, layout: Layout, columns: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Now and then a shape of two extents that hold the components."""
+    """Sometimes a shape of two extents that hold all components."""
     members: list[Column] = [layout[name] for name in columns]
     count = sum(member.components for member in members)
     if draw(st.booleans()):

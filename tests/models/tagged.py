@@ -1,4 +1,4 @@
-"""A tiny model whose answers say which event they belong to, in a registry and a repository."""
+"""A tiny model whose answers show to which event they belong, in a registry and a repository."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.models.project import PASSED, described
 
 NAME = "tagged"
 MOST = 200
-ROW_BYTES = 16  # of a request: an int64 and two float32
+ROW_BYTES = 16  # of one row in a request: an int64 and two float32
 SIGNATURE = Signature.build(
     {
         "given": Layout([column("event", "int64"), column("x", "float32"), column("y", "float32")]),
@@ -31,7 +31,7 @@ SIGNATURE = Signature.build(
 
 
 class Tagged(nn.Module):
-    """Hands the event's number on, and scores every row for itself."""
+    """Passes the event's number on, and scores every row by itself."""
 
     def forward(self, event: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         score = torch.sigmoid(values[:, 0:1] * 2 - values[:, 1:2]) + (event % 97).to(values.dtype)
@@ -40,7 +40,7 @@ class Tagged(nn.Module):
 
 @dataclass(frozen=True)
 class Tags:
-    """tagged/1 and tagged/2 in production; `repository` serves the first, `newer` the second.
+    """Versions tagged/1 and tagged/2; `repository` serves the first, `newer` the second.
 
     `in_rows` serves the first one, with requests as rows. `forged` serves another bundle under the
     number of the first.
@@ -56,7 +56,7 @@ class Tags:
 
 
 def make(folder: Path, bundle: Bundle) -> Tags:
-    """`bundle`: of `Tagged`, as `served` makes it."""
+    """Registers, promotes and deploys `bundle`, which holds `Tagged`."""
     registry = Registry(f"sqlite:///{folder}/registry.db")
     other = described(bundle, folder / "second", "another")
     done = {}
@@ -80,7 +80,7 @@ def make(folder: Path, bundle: Bundle) -> Tags:
 
 @dataclass(frozen=True)
 class Event:
-    """Collections of one event, its number in every row, and outputs that hold something else."""
+    """Collections of one event, with its number in every row; the outputs hold other values."""
 
     number: int
     given: Any

@@ -1,4 +1,4 @@
-"""Versions of one model whose answers differ, made without compiling: other weights, same code."""
+"""Versions of one model whose answers differ; they share the code and need no compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.models.project import PASSED, resealed
 
 
 def negated(bundle: Bundle, folder: Path) -> Bundle:
-    """The `aoti` artifact runs on the weights with the opposite sign."""
+    """A bundle whose `aoti` artifact has weights with the opposite sign."""
 
     def edit(copy: Path, _: dict[str, Any]) -> None:
         (weights,) = copy.glob("targets/*/*/aoti/weights.bin")
@@ -31,7 +31,7 @@ def negated(bundle: Bundle, folder: Path) -> Bundle:
 def store_of(
     factory: pytest.TempPathFactory, database: Path, fill: Callable[[Registry], object]
 ) -> Path:
-    """A folder with a registry that `fill` has filled, for `copy_of`."""
+    """A folder with a registry that `fill` has filled, to be copied by `copy_of`."""
     folder = factory.mktemp("store")
     shutil.copy(database, folder / "registry.db")
     fill(Registry(f"sqlite:///{folder}/registry.db"))
@@ -39,7 +39,7 @@ def store_of(
 
 
 def copy_of(store: Path, folder: Path) -> Registry:
-    """The registry in `store` in a folder of its own, with its files: to change and to spoil."""
+    """A copy of the registry in `store`, with its files, which a test may change or damage."""
     registries.copy(store, folder)
     return Registry(f"sqlite:///{folder}/registry.db")
 

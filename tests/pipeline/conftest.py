@@ -18,7 +18,7 @@ from tests.models.versions import copy_of, store_of
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds every file which the configs of these tests name."""
+    """A folder with every file that the configs of these tests name."""
     for name in ("model.py", "data.py", "weights.safetensors", "model.pt2", "model.ts"):
         (tmp_path / name).touch()
     return tmp_path
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Each test works in a fresh folder, and none may leave MLflow's own defaults in it."""
+    """Each test works in a new folder, in which it may leave none of MLflow's default folders."""
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -39,7 +39,7 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def empty(tmp_path: Path, empty_database: Path) -> Registry:
-    """A registry of this test's own, with nothing in it."""
+    """An empty registry for this test."""
     (tmp_path / "store").mkdir()
     shutil.copy(empty_database, tmp_path / "store" / "registry.db")
     return Registry(f"sqlite:///{tmp_path}/store/registry.db")
@@ -54,7 +54,7 @@ def store_of_jets(
 
 @pytest.fixture
 def registry(store_of_jets: Path, tmp_path: Path) -> Registry:
-    """A registry of this test's own, with jets/1 in it."""
+    """A registry with jets/1 for this test."""
     return copy_of(store_of_jets, tmp_path / "store")
 
 
@@ -63,8 +63,10 @@ _reports: dict[tuple[str, str, str], ValidationReport] = {}
 
 @pytest.fixture
 def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of other gates than tolerance and speed: an artifact is validated once in this
-    process, however often the gates ask, and no version is timed beside another."""
+    """Makes promotions quick, for tests of other gates than tolerance and speed.
+
+    Each artifact is validated only once in this process, and no version is timed against another.
+    """
     validate = measuring.revalidate
 
     def revalidate(opened: Opened, target: str, engine: str, say: Any = None) -> ValidationReport:

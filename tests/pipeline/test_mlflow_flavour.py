@@ -1,4 +1,4 @@
-"""A version as MLflow's users meet it: `mlflow.pyfunc`, its signature, example and server."""
+"""A version as MLflow's users use it: `mlflow.pyfunc`, its signature, example and server."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ANY = {"mode": "test"}
 
 @pytest.fixture(autouse=True)
 def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What MLflow is told, and torch's threads, as they were."""
+    """Sets MLflow's environment, and restores torch's number of threads."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow 3.17 warns of type hints of its own
+        warnings.simplefilter("ignore")  # MLflow 3.17 warns about its own type hints
         import mlflow.pyfunc  # noqa: F401
     threads = torch.get_num_threads()
     yield
@@ -58,19 +58,19 @@ def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def coupled(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Plain columns of one collection in, and of one out: DataFrames."""
+    """Plain columns of one input and one output collection: DataFrames."""
     return served.shared(tmp_path_factory, "coupled", served.Coupled(), served.COUPLED)
 
 
 @pytest.fixture(scope="session")
 def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Two collections of different lengths, with scalars in and out."""
+    """Two collections of different lengths, with scalar inputs and outputs."""
     return served.shared(tmp_path_factory, "event", served.Event(), served.EVENT)
 
 
 @pytest.fixture(scope="session")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Every kind of column and both kinds of memory, in and out."""
+    """Every kind of column and both storages, as inputs and outputs."""
     return served.shared(tmp_path_factory, "every", detector.Detector(), detector.signature())
 
 
@@ -82,7 +82,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture
 def promoted(empty: Registry, coupled: Bundle, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """coupled/1 is in production, and MLflow's own registry is this one."""
+    """coupled/1 is in production, and MLflow uses this registry too."""
     empty.promote(empty.register(coupled), "production", PASSED)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", empty.uri)
     return empty
@@ -105,7 +105,7 @@ def session_of(path: Path) -> Session:
 
 
 def arrays(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
-    """The reference's inputs as MLflow's users give them."""
+    """The reference's inputs as arrays by MLflow's field names."""
     inputs = Reference.load(bundle.file("reference.safetensors")).inputs
     signature = Signature.from_dict(bundle.manifest.signature)
     found = {}
@@ -117,7 +117,7 @@ def arrays(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def expected(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
-    """The same artifact's answers, by collections."""
+    """The answers of the same artifact, computed with collections."""
     session = session_of(bundle.path)
     inputs = Reference.load(bundle.file("reference.safetensors")).inputs
     given, written = reference_collections(session.signature, inputs, case)
@@ -206,7 +206,7 @@ def test_a_promoted_version_on_a_frame_and_on_arrays(promoted: Registry, coupled
     answer = model.predict(frame[frame.x > -10])
     assert list(answer.index) == list(frame.index)
     equal(dict(answer.items()), wanted)
-    equal(dict(model.predict(given).items()), wanted)  # MLflow makes a frame of it
+    equal(dict(model.predict(given).items()), wanted)  # MLflow makes a DataFrame of it
     assert len(model.predict(frame.iloc[:0])) == 0
     raw = model.get_raw_model()
     assert (raw.origin.name, raw.origin.version) == ("coupled", "1")
@@ -214,7 +214,7 @@ def test_a_promoted_version_on_a_frame_and_on_arrays(promoted: Registry, coupled
 
 
 def test_the_registry_is_as_it_was(promoted: Registry, coupled: Bundle) -> None:
-    """MLflow leaves a note in the folder that it loads from, here the store's own."""
+    """MLflow writes a note into the folder that it loads from, here the store's own."""
     import mlflow
 
     mlflow.pyfunc.load_model("models:/coupled@production")
@@ -267,7 +267,7 @@ def test_a_pulled_folder_is_a_model(promoted: Registry, coupled: Bundle, tmp_pat
 
 
 def test_a_note_of_another_version(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
-    """As in a folder that was fetched from another registry, and registered in this one."""
+    """Happens if a folder was fetched from another registry, and registered in this one."""
     import mlflow
 
     other = described(coupled, tmp_path / "other", "other")
@@ -312,7 +312,7 @@ def test_what_cannot_be_run_is_said(event: Bundle) -> None:
 def test_separate_columns_are_bound_in_place(
     every: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where dtype, stride and address allow; elsewhere there is a copy, and the same answer."""
+    """Where dtype, stride and address allow it; elsewhere a copy gives the same answer."""
     model = open_any(every)
     impl = model._model_impl
     case = {"n": 64, "m": 5}
@@ -355,7 +355,7 @@ def test_many_threads(event: Bundle) -> None:
 
 @pytest.fixture
 def serving(promoted: Registry, tmp_path: Path) -> Iterator[str]:
-    """`mlflow models serve` of what is in production, with two workers; its address."""
+    """The address of `mlflow models serve` for the production version, with two workers."""
     pytest.importorskip("uvicorn", reason="the server comes with the mlflow extra")
     port, root = free_port(), Path(__file__).parents[2]
     command = [
@@ -368,7 +368,7 @@ def serving(promoted: Registry, tmp_path: Path) -> Iterator[str]:
         "models:/coupled@production",
     ]
     command += ["--env-manager", "local", "--port", str(port), "--workers", "2"]
-    folder = Path(sys.executable).parent  # MLflow starts uvicorn by its name
+    folder = Path(sys.executable).parent  # MLflow finds uvicorn on PATH
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -398,7 +398,7 @@ def ask(url: str, body: dict[str, Any]) -> Any:
         return json.load(answer)["predictions"]
 
 
-@pytest.mark.long  # three processes import torch and MLflow
+@pytest.mark.long  # it starts three processes that import torch and MLflow
 def test_mlflow_models_serve(serving: str, coupled: Bundle) -> None:
     wanted = expected(coupled, {"n": 6})
     rows = [dict(zip(wanted, row, strict=True)) for row in zip(*wanted.values(), strict=True)]

@@ -1,4 +1,4 @@
-"""Bundles made by hand (random bytes for artifacts) and registries of their own for each test."""
+"""Bundles with random bytes as artifacts, and separate registries for each test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bundle(make_bundle: Callable[..., Path]) -> Bundle:
 
 @pytest.fixture
 def new_registry(tmp_path: Path, empty_database: Path) -> Callable[[str], Registry]:
-    """An empty one in a folder of that name."""
+    """Makes an empty registry in a folder of this name."""
 
     def make(name: str) -> Registry:
         registries.copy(empty_database.parent, tmp_path / name)
@@ -67,13 +67,13 @@ def registry(new_registry: Callable[[str], Registry]) -> Registry:
 
 @pytest.fixture
 def away(new_registry: Callable[[str], Registry]) -> Registry:
-    """Another registry."""
+    """A second registry."""
     return new_registry("away")
 
 
 @pytest.fixture(scope="session")
 def store_of_three(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
-    """A registry that each test copies: jets/1 to jets/3."""
+    """A registry with jets/1 to jets/3, which each test copies."""
 
     def make(folder: Path) -> None:
         registries.copy(empty_database.parent, folder / "store")
@@ -86,7 +86,7 @@ def store_of_three(tmp_path_factory: pytest.TempPathFactory, empty_database: Pat
 
 @pytest.fixture(scope="session")
 def store_of_promoted(tmp_path_factory: pytest.TempPathFactory, store_of_three: Path) -> Path:
-    """The same after two promotions."""
+    """The registry of `store_of_three` after two promotions."""
 
     def make(folder: Path) -> None:
         registries.copy(store_of_three, folder / "store")
@@ -110,14 +110,14 @@ def three(registry: Registry, store_of_three: Path) -> list[Version]:
 
 @pytest.fixture
 def promoted(registry: Registry, three: list[Version], store_of_promoted: Path) -> list[Version]:
-    """The same with jets/2 in production, jets/1 before it, and jets/3 without an alias."""
+    """The versions: jets/2 is in production, jets/1 was before, jets/3 has no alias."""
     registries.copy(store_of_promoted, Path(str(registry.sqlite)).parent)
     return three
 
 
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Each test works in a fresh folder, and none may leave MLflow's own defaults in it."""
+    """Each test works in a new folder, in which it may leave none of MLflow's default folders."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""Small slices of the campaigns, each in a process of its own that forks its workers."""
+"""Short runs of the campaigns, each in a process of its own that forks its workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_killed_in_the_middle() -> None:
     assert found is not None, said
     operations, kills, pauses = map(int, found.groups())
     assert operations == len(each_write.OPERATIONS)
-    assert min(kills, pauses) >= operations  # at the first write of each, at least
+    assert min(kills, pauses) >= operations  # at least at the first write of each
     (first,) = re.findall(r"^seed 7: \d+ kills, (\d+) inside an operation, 1 checks", said, re.M)
     assert int(first) > 0
 

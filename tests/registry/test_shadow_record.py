@@ -1,4 +1,4 @@
-"""The record of a shadow: sums over sessions, and what is left out."""
+"""The record of a shadow: sums over sessions, and which values are left out."""
 
 from __future__ import annotations
 

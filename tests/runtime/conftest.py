@@ -12,7 +12,7 @@ from registry.store.registry import Registry
 
 @pytest.fixture(autouse=True)
 def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of the test's own; and torch's threads as they were before."""
+    """Gives each test its own cache, and restores torch's number of threads."""
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
     yield
@@ -21,7 +21,7 @@ def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.fixture
 def empty(tmp_path: Path, empty_database: Path) -> Registry:
-    """A registry of this test's own, with nothing in it."""
+    """An empty registry for this test."""
     (tmp_path / "store").mkdir()
     shutil.copy(empty_database, tmp_path / "store" / "registry.db")
     return Registry(f"sqlite:///{tmp_path}/store/registry.db")

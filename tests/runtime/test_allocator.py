@@ -1,4 +1,4 @@
-"""Freed memory comes back to the model that freed it, not from the kernel, page by page."""
+"""Freed memory is used again without page faults, as the process keeps it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAGES = _BLOCKS * (36 << 20) // 4096
 
 
 def faults(keep: bool) -> int:
-    """Page faults of blocks one after the other; in a process of its own."""
+    """Page faults for several blocks, one after the other; runs in a process of its own."""
     import resource
 
     import torch
@@ -25,7 +25,7 @@ def faults(keep: bool) -> int:
     torch.set_num_threads(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(_BLOCKS):
-        torch.ones(9 << 20)  # 36 MiB: beyond what glibc keeps by itself
+        torch.ones(9 << 20)  # 36 MiB: more than glibc keeps by default
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 

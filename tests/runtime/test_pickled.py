@@ -1,4 +1,4 @@
-"""A session is pickled as the version it runs; another process opens that version, once."""
+"""A session is pickled as its version; another process opens that version once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.models.project import TARGET, Built, described
 from tests.models.versions import promoted
 
 ROOT = Path(__file__).parents[2]
-# Another process, in another folder: it opens what it is given, and runs it on columns.
+# Another process in another folder: it opens the pickled sessions and runs one on columns.
 OTHER = """
 import pickle, sys
 blobs, columns = pickle.load(sys.stdin.buffer)
@@ -121,7 +121,7 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
             each.origin and (each.origin.engine, each.origin.digest) for each in (session, again)
         ]
         assert were[0] == were[1]
-        if session.origin is not None:  # also on a host for which another target is the best
+        if session.origin is not None:  # the same target, also on other hosts
             assert reopening(session).opening.target == session.origin.target
     assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
 
@@ -130,7 +130,7 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
 def test_the_keys_that_a_caller_trusts_travel_with_it(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
-    """In a process that works elsewhere, what another key has signed since is refused."""
+    """In another folder, the process still refuses a version that another key has signed since."""
     mine, other = (make_keys(tmp_path, name) for name in ("mine", "other"))
     registry.sign(registry.find("jets/1"), mine.private)
     pull(registry, "jets@production", pulled := tmp_path / "pulled")

@@ -58,6 +58,6 @@ def real_triton() -> None:
 
 @pytest.fixture(scope="session")
 def triton(real_triton: None, shop: Shop) -> Iterator[TritonServer]:
-    """One real Triton for all tests, with the three models of the shop."""
+    """A real Triton for all tests, with the three models of the shop."""
     with TritonServer(shop.repository, ServerOptions(ready_s=120)) as server:
         yield server

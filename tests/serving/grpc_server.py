@@ -1,4 +1,4 @@
-"""A server of Triton's protocol in this process: gRPC is real, and it can be told to misbehave."""
+"""A server of Triton's protocol in this process, with real gRPC, which can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fault = Callable[[Any, Any], Any]
 
 
 class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers as our backend in Triton does. `fault(answer, context)` may change an answer."""
+    """Answers like our backend in Triton. `fault(answer, context)` may change an answer."""
 
     def __init__(self, session: Session, service: Service) -> None:
         self.service = service
@@ -32,7 +32,7 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.ready = True
         self.requests = 0
         self.rows: list[int] = []
-        """Of each request that was answered."""
+        """The rows of each answered request."""
         self._lock = threading.Lock()
 
     def ServerReady(self, request: Any, context: Any) -> Any:
@@ -77,7 +77,7 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
     @contextmanager
     def listening(self, address: str = "127.0.0.1:0") -> Iterator[str]:
-        """While it lasts, `triton://host:port` answers."""
+        """Serves while the block runs; gives `triton://host:port`."""
         server = grpc.server(ThreadPoolExecutor(8))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
         port = server.add_insecure_port(address)

@@ -11,15 +11,18 @@ from types import TracebackType
 from typing import Literal, Self
 
 Mode = Literal["pass", "delay", "hole", "junk"]
-"""`delay`: 0.1 s for each piece. `hole`: nothing gets through, nothing is closed. `junk`: a
-stranger on the port, who greets in no known language and hangs up."""
+"""How the proxy handles connections.
+
+`delay`: 0.1 s for each piece. `hole`: nothing gets through, and nothing is closed. `junk`: the port
+belongs to another program, which answers in another protocol and hangs up.
+"""
 
 _PIECE = 1 << 16
 _POLL_S = 0.02
 
 
 class Proxy:
-    """Listens on a port of 127.0.0.1 and hands on to another, while it is entered."""
+    """Listens on a port of 127.0.0.1 and forwards to another port, while its block runs."""
 
     def __init__(self, target: int, port: int = 0) -> None:
         self.mode: Mode = "pass"
@@ -35,17 +38,17 @@ class Proxy:
         return f"triton://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """End every connection, wherever in a message it is."""
+        """Closes every connection, also in the middle of a message."""
         for link in self._current():
             link.close()
 
     def forget(self) -> None:
-        """Connections there are carry nothing more, and nobody is told; new ones work."""
+        """Silently stops forwarding on existing connections; new ones work."""
         for link in self._current():
             link.forgotten = True
 
     def go(self) -> None:
-        """Nobody listens any more."""
+        """Stops listening."""
         self._gone = True
         self._listener.close()
         self.cut()
@@ -82,7 +85,7 @@ class Proxy:
                 if not select.select([self._listener], [], [], _POLL_S)[0]:
                     continue
                 near, _ = self._listener.accept()
-            except (OSError, ValueError):  # gone meanwhile
+            except (OSError, ValueError):  # closed meanwhile
                 continue
             if self.mode == "junk":
                 with contextlib.suppress(OSError):
@@ -98,7 +101,7 @@ class Proxy:
 
 
 class _Link:
-    """One connection, both ways."""
+    """A connection, forwarded in both directions."""
 
     def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
         self._proxy, self._ends = proxy, (near, far)

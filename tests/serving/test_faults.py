@@ -1,4 +1,4 @@
-"""A few of the campaign's faults on a real Triton and a server that lies."""
+"""A few of the campaign's faults on a real Triton and a server that answers wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels is what the columns hold, from either side, in every layout."""
+"""Requests and answers carry the columns' values, in both directions and every layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 def wire_of(signature: Signature, form: Form) -> Wire:
-    """Of a signature that travels in that form; what is refused has tests of its own."""
+    """The wire of a signature in this form; refusals are tested elsewhere."""
     dtypes = {c.dtype for layout in signature.layouts.values() for c in layout.columns}
     assume(dtypes <= set(TRITON_DTYPES))
     try:
@@ -48,7 +48,7 @@ def problems_in(form: Form) -> st.SearchStrategy[Problem]:
 
 
 def expected(t: WireTensor, problem: Problem, n: int) -> Array:
-    """Entry by entry: the columns themselves, in the wire's order and shape."""
+    """The columns themselves, one by one, in the wire's order and shape."""
     layout = problem.signature.layouts[t.collection]
     entries = []
     for place in t.order:
@@ -70,7 +70,7 @@ def parts_of(
     signature: Signature, tensors: Sequence[WireTensor], role: str,
     collections: Mapping[str, Collection], n: int,
 ) -> dict[str, Parts]:  # fmt: skip
-    """Of each tensor, as a session that is bound to the collections has them."""
+    """The parts of each tensor, as in a session that is bound to the collections."""
     arguments = argument_tensors(signature, collections, {"n": n})
     places = locations(signature, tensors, role)
     return {t.name: places[t.name].parts(Arrays().of(arguments)) for t in tensors}
@@ -88,7 +88,7 @@ def test_what_travels_is_in_the_columns(data: st.DataObject, form: Form) -> None
     for t in wire.inputs:
         found, wanted = t.gather(parts[t.name], 0, n), expected(t, problem, n)
         view = t.window(parts[t.name], 0, n)
-        if view is not None and n:  # what is written there is in the columns
+        if view is not None and n:  # a view of the columns
             assert np.shares_memory(view, found)
             assert view.tobytes() == wanted.tobytes()
         assert (found.dtype, found.shape) == (t.dtype, t.shape(n))
@@ -99,7 +99,7 @@ def test_what_travels_is_in_the_columns(data: st.DataObject, form: Form) -> None
 @settings(max_examples=settings().max_examples * 2 // 5)
 @given(problem=problems(one_dtype=True))
 def test_rows_are_the_models_own_tensors(problem: Problem) -> None:
-    """As an ordinary user of the model would make them, up to a cast that the block asks for."""
+    """They are the tensors with which the model itself is called, before a cast of the block."""
     signature, n = problem.signature, problem.n
     wire = wire_of(signature, "rows")
     both = reference_collections(signature, problem.inputs, {"n": n}, problem.spare)
@@ -108,7 +108,7 @@ def test_rows_are_the_models_own_tensors(problem: Problem) -> None:
     for t, bound, tensor in zip(wire.inputs, signature.inputs, ordinary, strict=True):
         assert t.name == bound.name
         found = torch.from_numpy(np.array(t.gather(parts[t.name], 0, n)))
-        if bound.block.broadcast:  # a scalar travels once
+        if bound.block.broadcast:  # a scalar is sent once
             found = found.expand(tensor.shape)
         assert torch.equal(found.to(tensor.dtype), tensor)
 
@@ -188,7 +188,7 @@ def test_a_dtype_that_does_not_travel() -> None:
         [Block("out", "b", ("y",))],
         {"n": RowRange(0, 10)},
     )
-    with pytest.raises(ServingError, match=r"column a\.x is bfloat16, which does not travel"):
+    with pytest.raises(ServingError, match=r"column a\.x is bfloat16, which cannot be sent"):
         Wire.of(signature)
-    with pytest.raises(ServingError, match=r"column a\.x is bfloat16, which does not travel"):
+    with pytest.raises(ServingError, match=r"column a\.x is bfloat16, which cannot be sent"):
         Wire.of(signature, "rows")

@@ -1,4 +1,4 @@
-"""Objects that speak exactly one protocol for sharing memory."""
+"""Objects that support exactly one protocol for sharing memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 class OnlyDLPack:
-    """DLPack and nothing else, as of a library that torch has never heard of."""
+    """DLPack only, as in a library that torch does not know."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -24,14 +24,14 @@ class OnlyDLPack:
 
 
 class OldDLPack(OnlyDLPack):
-    """DLPack before its version 1.0: `__dlpack__` takes a stream and nothing else."""
+    """DLPack before version 1.0: `__dlpack__` takes only a stream."""
 
     def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
         return self._array.__dlpack__(stream=stream)
 
 
 class OnlyArrayInterface:
-    """`__array_interface__` and nothing else."""
+    """`__array_interface__` only."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -39,7 +39,7 @@ class OnlyArrayInterface:
 
 
 class OnlyCudaArrayInterface:
-    """`__cuda_array_interface__` and nothing else, over a torch tensor's memory."""
+    """`__cuda_array_interface__` only, over the memory of a torch tensor."""
 
     def __init__(self, tensor: torch.Tensor, readonly: bool = False) -> None:
         self._tensor = tensor
@@ -50,14 +50,14 @@ class OnlyCudaArrayInterface:
 
 
 def aligned(nbytes: int, alignment: int = 128, shift: int = 0) -> Array:
-    """Zeroed bytes, `shift` past an address that is a multiple of `alignment`."""
+    """Zeroed bytes that begin `shift` bytes after a multiple of `alignment`."""
     raw = np.zeros(nbytes + shift + alignment, np.uint8)
     start = -raw.ctypes.data % alignment + shift
     return raw[start : start + nbytes]
 
 
 def aligned_array(values: Any, dtype: str, alignment: int = 128, shift: int = 0) -> Array:
-    """A copy of `values`, `shift` past an address that is a multiple of `alignment`."""
+    """A copy of `values` that begins `shift` bytes after a multiple of `alignment`."""
     source = np.asarray(values, dtype)
     array = aligned(source.nbytes, alignment, shift).view(dtype).reshape(source.shape)
     array[...] = source

@@ -1,4 +1,4 @@
-"""Plans: which one a block gets, and that following it gives the model's row-major tensor."""
+"""Which plan a block gets, and that the plan gives the model's row-major tensor."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ def test_the_models_dtype_and_shape() -> None:
         (
             ("hit",),
             {"layout": CARRIES},
-            "block 'features' names 'hit', which is opaque12: .* no model gets",
+            "block 'features' names 'hit', which is opaque12: .* no model reads",
         ),
         (
             ("event",),
             {"layout": CARRIES},
-            "block 'features' names 'event', which is uint64: .* no model gets",
+            "block 'features' names 'event', which is uint64: .* no model reads",
         ),
         (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
         (("pt",), {"broadcast": True}, "block 'features' has broadcast, which is for scalars"),
@@ -165,7 +165,7 @@ def test_blocks_that_cannot_be(names: tuple[str, ...], how: Any, says: str) -> N
 
 
 def decode(data: bytes, dtype: str) -> Array:
-    """Numbers of any dtype as float64; a bfloat16 is the upper half of a float32."""
+    """Numbers of any dtype as float64; a bfloat16 holds the upper half of a float32's bits."""
     if dtype == "bfloat16":
         upper = np.frombuffer(data, "<u2").astype("<u4") << 16
         return upper.view("<f4").astype("f8")
@@ -184,7 +184,7 @@ def read_column(collection: Collection, name: str, k: int, length: int) -> Array
 
 
 def gather(collection: Collection, found: Plan) -> Array:
-    """What the graph does with a block's arguments, `(n, F)` or `(F,)`."""
+    """What the graph computes from a block's arguments: `(n, F)` or `(F,)`."""
     if found.kind == "matrix":
         name, k = found.components[0]
         length = collection.layout.padded_length(name, collection.capacity)
@@ -198,14 +198,14 @@ def gather(collection: Collection, found: Plan) -> Array:
 
 
 def row_major(members: list[Column], values: dict[str, torch.Tensor], n: int) -> Array:
-    """The array that the model gets: one row for each element, with its numbers side by side."""
+    """The array that the model gets: a row for each element, with its numbers side by side."""
     parts = [values[m.name].double().reshape(n, m.components).numpy() for m in members]
     return np.concatenate(parts, axis=1)
 
 
 KINDS = {
     "any": layouts(storages=("buffer", "buffer", "columns")),
-    # One dtype, one storage: nearly every pick of neighbours is a matrix.
+    # With one dtype and one storage, nearly every selection of adjacent columns is a matrix.
     "matrix": st.sampled_from(DTYPES).flatmap(lambda dtype: layouts(dtypes=(dtype,))),
 }
 
@@ -229,7 +229,7 @@ def test_a_plan_gives_the_row_major_tensor(
     else:
         expected = row_major(picked, values, n)
     assert np.array_equal(gather(collection, found), expected)
-    # The kind follows from where the columns lie, and from nothing else.
+    # Only the places of the columns decide the kind.
     index = {c.name: i for i, c in enumerate(layout.columns)}
     places = sorted(index[c.name] for c in picked)
     adjacent = places[-1] - places[0] + 1 == len(places)

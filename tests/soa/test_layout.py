@@ -1,4 +1,4 @@
-"""Byte offsets, against numbers worked out by hand and against the C++ formula."""
+"""Byte offsets, compared with numbers computed by hand and with the C++ formula."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BY_HAND = [
     (128, 1, [0, 128, 256, 384, 512, 896, 1664, 1792], 1920),
     # n = 31: pt 124 -> 128, q 31 -> 128, e 248 -> 256, h 62 -> 128.
     (128, 31, [0, 128, 256, 512, 640, 1024, 1792, 1920], 2048),
-    # n = 32: pt 128 -> 128 and e 256 -> 256, exactly full: no padding at all, as at 31.
+    # n = 32: pt 128 -> 128 and e 256 -> 256, exactly full: no padding. The offsets are those of 31.
     (128, 32, [0, 128, 256, 512, 640, 1024, 1792, 1920], 2048),
     # n = 33: pt 132 -> 256, q 33 -> 128, e 264 -> 384, run 128, dir 3 * 256 = 768,
     #         cov 6 * 256 = 1536, flag 33 -> 128, h 66 -> 128.
@@ -85,9 +85,9 @@ def test_components_are_column_major() -> None:
 
 CARRIED = (opaque("hit", 12), column("id", "uint64"), Column("head", "opaque300", "scalar"))
 
-# The size and pointer arithmetic of SoALayout.h for MEMBERS, CARRIED and one more: alignSize as
-# today, and the form of older releases, whose unsigned wrap-around at n = 0 must come out the same.
-# Eigen::Map with an inner stride puts coefficient (row, col) of a column-major matrix at
+# The size and pointer arithmetic of SoALayout.h for MEMBERS, CARRIED and one more: the current
+# alignSize, and the one of older releases, whose unsigned wrap-around at n = 0 must give the same
+# result. Eigen::Map with an inner stride puts coefficient (row, col) of a column-major matrix at
 # (col * rows + row) * stride.
 PROGRAM = r"""
 #include <array>
@@ -193,7 +193,7 @@ def test_columns_are_aligned_and_never_overlap(layout: Layout, n: int) -> None:
         pitch = layout.pitch(member.name, n)
         for k in range(member.components):
             start = offsets[member.name] + k * pitch
-            assert start == reached  # nothing between columns but the padding at their ends
+            assert start == reached  # only the columns' own padding lies between them
             assert start % layout.alignment == 0
             assert used <= pitch < used + layout.alignment
             reached = start + pitch

@@ -1,4 +1,4 @@
-"""The contract: what it refuses, its arguments in order, and that it reads back as written."""
+"""Signatures: their refusals, the order of arguments, and that they are read back unchanged."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObj
         if outputs:
             floats = data.draw(st.booleans())
             able = [c for c in able if is_float(c.dtype) == floats]
-            if not floats:  # integers of one dtype: a mixture has no type that holds them all
+            if not floats:  # integers of one dtype: no type holds all mixed ones
                 able = [c for c in able if c.dtype == able[0].dtype]
         assume(able)
         picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]

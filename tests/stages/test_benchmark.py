@@ -1,4 +1,4 @@
-"""The benchmark's structure and its choice. No time is asserted beyond orders of magnitude."""
+"""The benchmark's structure and its choice. Times are checked in order of magnitude only."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ class Slow(torch.nn.Module):
 
 
 def test_nobody_is_hopeless_beside_the_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They compute nothing, so every candidate takes more than twice as long."""
-    monkeypatch.setattr("stages.benchmark._LONG_S", 60.0)  # on a busy machine no round is long
+    """The copies compute nothing, so every candidate takes more than twice as long."""
+    monkeypatch.setattr("stages.benchmark._LONG_S", 60.0)  # no round counts as long
     signature = mlp_signature(typical=(3,))
     inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
     sessions = {"candidate": Session(signature, rogues.Waits(0.002))}
     report = benchmark(signature, sessions, inputs, Slow(), seconds=0.05)
     for rows in report.timings.values():
-        assert rows["candidate"].rounds >= 7  # who is hopeless leaves after three
+        assert rows["candidate"].rounds >= 7  # much slower ones are dropped after three
 
 
 @pytest.mark.parametrize(
     ("medians", "fastest"),
     [
         ({"a": (1.0, 100.0), "b": (2.0, 40.0)}, "b"),  # geometric means 10 and 8.9
-        ({"a": (1.0, 100.0), "b": (2.0, 60.0)}, "a"),  # 10 and 11; arithmetic says b
+        ({"a": (1.0, 100.0), "b": (2.0, 60.0)}, "a"),  # 10 and 11; arithmetic: b
         ({"a": (5.0, 5.0)}, "a"),
     ],
 )
@@ -95,10 +95,10 @@ def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastes
 @pytest.mark.parametrize(
     ("sizes", "medians", "chosen", "below"),
     [
-        # Worth it at the smallest size only: the change lies between 1 and 100.
+        # b is worth it at the smallest size only; the switch lies between 1 and 100.
         ((1, 100), {"a": (10, 20), "b": (7, 90)}, "a", ((10, "b"),)),
         ((100, 1), {"a": (20, 10), "b": (90, 7)}, "a", ((10, "b"),)),
-        ((1, 100), {"a": (10, 20), "b": (9.6, 90)}, "a", ()),  # less than a twentieth
+        ((1, 100), {"a": (10, 20), "b": (9.6, 90)}, "a", ()),  # saves less than a twentieth
         ((1, 100), {"a": (10, 20), "b": (90, 10)}, "b", ((10, "a"),)),
         ((0, 1, 2), {"a": (1, 1, 1), "b": (0.1, 9, 9)}, "a", ((1, "b"),)),
         ((1, 2), {"a": (1, 1), "b": (0.1, 9)}, "a", ((2, "b"),)),
@@ -199,7 +199,7 @@ def test_sizes() -> None:
 
 
 def test_the_row_major_baseline_computes_what_the_model_does() -> None:
-    """Its time would mean nothing otherwise; every plan takes part."""
+    """If it did not, its time would mean nothing. The model uses every plan."""
     signature, model = detector.signature(), Detector().eval()
     inputs = {
         name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)

@@ -1,4 +1,4 @@
-"""Capture: what it writes, the TorchScript route it took, and the line of a refused model."""
+"""Capture: its files, its route to TorchScript, and the line that a refusal names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PORTABLE = ("exported", "torchscript", "onnxruntime")
 def captured(
     model: nn.Module, folder: Path, route: Route = "none", signature: Signature = SIGNATURE
 ) -> Capture:
-    if type(model).__module__ == mlps.__name__:  # else build_model has done it
+    if type(model).__module__ == mlps.__name__:  # build_model does this for other models
         model = model.eval().requires_grad_(False)
     return capture(model, signature, random_inputs(signature, 1, {}), folder, route)
 
@@ -104,11 +104,11 @@ def test_the_refusal_names_the_line_of_the_model(
     model: type[nn.Module], line: str, says: tuple[str, ...], tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """And says what to do. Of torch's diagnosis no log is left, neither open nor in a folder."""
+    """The refusal also says what to do. No log of torch is left, open or on the disk."""
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.delenv("TORCH_TRACE", raising=False)
-    highest = 8 if model is mlps.LoopsOverRows else 300  # its graph is as long as the example
+    highest = 8 if model is mlps.LoopsOverRows else 300  # the graph grows with the example
     text = refusal(model(), tmp_path, mlp_signature(highest))
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
     held = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
@@ -129,7 +129,7 @@ def test_the_refusal_names_the_line_of_the_model(
 def test_a_model_that_writes_into_its_inputs_gets_copies(
     kind: type[nn.Module], engines: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Its answers are right, and the memory that it reads stays as it is, in every engine."""
+    """In every engine, its answers are right and its input memory is unchanged."""
     made = build(kind(), SIGNATURE, tmp_path, engines)
     assert reasons(made) == dict.fromkeys(made.files)
 
@@ -178,7 +178,7 @@ def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
 
 
 def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:
-    """What the refusals advise does help."""
+    """The advice of the refusals helps."""
     captured(mlps.FailsWithoutRows(), tmp_path, signature=mlp_signature(lowest=1))
     above = mlp_signature(highest=300, lowest=101)
     captured(mlps.BranchesOnRows(), tmp_path, signature=above)
@@ -253,7 +253,7 @@ def test_examples_of_several_dimensions_differ() -> None:
 
 
 class Sums(nn.Module):
-    """Two row dimensions, each of whose answers needs the other."""
+    """Two row dimensions; each answer needs both."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y.sum(), y * 2 + x.sum()
@@ -261,7 +261,7 @@ class Sums(nn.Module):
 
 @pytest.mark.parametrize("highest", [(2, 2), (100, 2), (2, 100), (3, 3)])
 def test_a_second_dimension_of_few_rows(highest: tuple[int, int], tmp_path: Path) -> None:
-    """An example of one row is a constant to torch.export, whatever the range."""
+    """torch.export takes the size of a one-row example as a constant, whatever the range."""
     layout = Layout([column("a", "float32")])
     signature = Signature.build(
         {name: layout for name in "abcd"},

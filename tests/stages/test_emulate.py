@@ -1,4 +1,4 @@
-"""Artifacts for what this host lacks: run on an emulator against the reference."""
+"""Artifacts for processors that this host lacks: emulated, and compared with the reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ needs_arm = pytest.mark.skipif(
 
 
 class Functions(nn.Module):
-    """A product, sums, functions in single and double precision, an order."""
+    """A product, sums, functions in single and double precision, and sorting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Functions(nn.Module):
 
 
 class Attention(nn.Module):
-    """So much in between that a thread cannot hold it: every kind of step, on 32 x 24 numbers."""
+    """Every kind of step on 32 x 24 numbers: too many intermediate values for one GPU thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def built(made: Capture, folder: Path, targets: Sequence[str]) -> dict[str, Targ
 
 @pytest.fixture(scope="module", autouse=True)
 def cache_of_the_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`prove` takes ten seconds to compile: once a run."""
+    """`prove` takes ten seconds to compile, so it is compiled once in a run."""
     where = made_once(tmp_path_factory, "emulators", lambda folder: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: where)
@@ -111,7 +111,7 @@ def cache_of_the_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
-    """Built for whatever there is a compiler for."""
+    """Artifacts for every target for which this host has a compiler."""
     folder = tmp_path_factory.mktemp("arm")
     made = captured(folder / "captured")
     have = {ARM: bool(HAVE_ARM), CUDA: there(devices.nvrtc), ROCM: there(devices.clang)}
@@ -149,7 +149,7 @@ def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
     assert compiled.facts["spilled_bytes"] == 0
     assert 0.2 < compiled.facts["occupancy"] <= 1
     machine = (compiled.folder / "network.image").read_bytes()[18:20]
-    assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # ELF's number of each
+    assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # machine numbers in ELF
 
 
 @pytest.mark.parametrize("target", [CUDA, ROCM])
@@ -182,7 +182,7 @@ def test_a_row_that_needs_too_much_memory_is_refused(target: str, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def driver(arm: Arm, tmp_path_factory: pytest.TempPathFactory) -> emulate.Emulator:
-    """The driver on the CPU, for the kernel of CUDA."""
+    """The CUDA driver that is emulated on the CPU, with the CUDA kernel."""
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
     compiled = arm[1][CUDA].compiled["lanes"]
@@ -193,7 +193,7 @@ def driver(arm: Arm, tmp_path_factory: pytest.TempPathFactory) -> emulate.Emulat
 def on_driver(
     arm: Arm, driver: emulate.Emulator, case: str, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """A case of tests/engines/native/on_driver.py."""
+    """Runs a case of tests/engines/native/on_driver.py."""
     kernel = arm[1][CUDA].compiled["lanes"].folder / "network.kernel"
     return subprocess.run(
         [sys.executable, ON_DRIVER, kernel, case],
@@ -243,7 +243,7 @@ def test_work_on_streams(arm: Arm, driver: emulate.Emulator) -> None:
     assert (torch.tensor(found("no rows")) == -7).all()
     assert found("several streams") == [True] * 4
     assert found("on the other device") is True
-    # What is wrong shows: rows of another pitch, a copy on a stream that nobody has waited for.
+    # Errors of the caller show: a wrong pitch, or a copy on a stream without synchronisation.
     assert not torch.equal(torch.tensor(found("another pitch")), whole)
     assert not torch.equal(torch.tensor(found("no order")), whole)
 
@@ -285,7 +285,7 @@ def test_without_a_driver(arm: Arm) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "code"),
     [
-        ("row < given.rows", "row + 1 < given.rows", "candidate-deviates"),  # the last row
+        ("row < given.rows", "row + 1 < given.rows", "candidate-deviates"),  # misses the last row
         (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u", "candidate-deviates"),
         (r"row < given.rows", "row < given.rows + 1", "candidate-elsewhere"),
     ],
@@ -293,7 +293,7 @@ def test_without_a_driver(arm: Arm) -> None:
 def test_a_wrong_kernel_is_refused(
     arm: Arm, tmp_path: Path, right: str, wrong: str, code: str
 ) -> None:
-    """A fault that is planted in what the emitter writes."""
+    """The fault is put into the generated source."""
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
     folder = tmp_path / "artifact"
@@ -341,7 +341,7 @@ def again(
     arm: Arm, scratch: Path, reference: Path | None = None, target: str = ARM,
     folder: Path | None = None, emulator: emulate.Emulator | None = None,
 ) -> ValidationReport:  # fmt: skip
-    """An artifact once more, on its own reference or another one."""
+    """Emulates an artifact again, on its own reference or another one."""
     made, results = arm
     compiled = results[target].compiled["lanes"]
     tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}

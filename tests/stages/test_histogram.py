@@ -1,4 +1,4 @@
-"""Values counted in pieces, beside NumPy's count of the whole."""
+"""Histograms that are filled in pieces, compared with NumPy's on all values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ values = st.lists(st.floats(width=32), min_size=1, max_size=50)
 
 @given(st.lists(values, min_size=1, max_size=4))
 def test_pieces_are_the_whole(parts: list[list[float]]) -> None:
-    """Each value is in one place, whatever it is; the first piece sets the edges."""
+    """Any value is counted in one place; the first piece sets the edges."""
     arrays = [np.array(part, "float32") for part in parts]
     found = Histogram.over(arrays[0])
     for array in arrays:

@@ -1,4 +1,4 @@
-"""What labels and outputs come to, and what is refused as no number."""
+"""Metrics of labels and outputs, and refusals of results that are not numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def value(function: str, labels: Values, output: Values, **more: Any) -> float:
         ("average_precision", SCORES, {}, metrics.average_precision_score(LABELS, SCORES)),
         ("log_loss", SCORES, {}, metrics.log_loss(LABELS, SCORES)),
         ("log_loss", TWO, {}, metrics.log_loss(LABELS, TWO)),
-        ("accuracy", TWO, {}, 0.75),  # the larger column
+        ("accuracy", TWO, {}, 0.75),  # the larger column wins
         ("accuracy", SCORES, {"threshold": 0.3}, 0.75),
         ("f1", SCORES, {"threshold": 0.3}, 0.8),
         ("mean_squared_error", SCORES, {}, metrics.mean_squared_error(LABELS, SCORES)),
@@ -141,7 +141,7 @@ def test_resolution() -> None:
 def test_refused_before_anything_is_built(function: str, labels: Values, says: str) -> None:
     with pytest.raises(MetricError, match=says):
         Metric("m", function, "y", "truth").check(labels)
-    Metric("m", "resolution", "y", "truth").check(np.ones(4))  # one value will do
+    Metric("m", "resolution", "y", "truth").check(np.ones(4))  # equal labels are enough
 
 
 OWN = """
@@ -190,7 +190,7 @@ def curve(function: str, labels: Values, output: Values, **more: Any) -> Any:
 
 @pytest.mark.parametrize("function", ["roc_auc", "efficiency", "f1"])
 def test_the_curve_of_a_score(function: str) -> None:
-    """Every point is one that a threshold gives; few enough to keep; its area is scikit-learn's."""
+    """Each point belongs to a threshold; there are few points; the area is scikit-learn's."""
     draw = np.random.default_rng(1)
     labels = draw.integers(0, 2, 20_000)
     scores = (draw.normal(labels, 1.0)).round(2).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Packaging: the whole of a version in one sealed folder, or nothing."""
+"""Packaging writes a complete version in one sealed folder, or nothing."""
 
 from __future__ import annotations
 

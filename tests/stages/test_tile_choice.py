@@ -1,4 +1,4 @@
-"""Runs on a part of the rows at a time: the answers of the whole, or no tiles."""
+"""Runs in tiles of rows give the same answers as whole runs; otherwise no tiles are used."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_tiles(mlp: Built, rows: int, threads: int = 1) -> Session:
 
 
 def answers(mlp: Built, session: Session, n: int) -> torch.Tensor:
-    """Those of a binding that ran on another n before."""
+    """The answers of a binding that ran on another n before."""
     given, written = mlp.collections({"n": n})
     binding = session.bind(given, written)
     binding(n // 2)
@@ -90,7 +90,7 @@ def test_every_engine_runs_in_tiles(mlp: Built, engine: str) -> None:
 
 
 def test_tiles_are_validated_as_a_whole_run_is(mlp: Built) -> None:
-    """Poison around every column, and no byte outside the rows of a tile."""
+    """With poison around every column, and no byte written outside the rows of a tile."""
     reference = Reference.load(mlp.capture.reference, mlp.signature)
     assert any(case["n"] % 256 == 1 and case["n"] > 256 for case in reference.cases)
     tolerances = {b.name: default_tolerance("float32") for b in mlp.signature.outputs}

@@ -1,4 +1,4 @@
-"""What validation lets through and what it refuses, with the reason it gives."""
+"""What validation accepts and refuses, and the reason that it gives."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
 
 
 def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
-    """as_strided sees the storage, which is row-major only in the reference."""
+    """as_strided reads the storage, which is row-major only in the reference."""
     built = build(mlps.ReadsPadding(), mlp_signature(), tmp_path, ("torchscript", "exported"))
     reference = Reference.load(built.capture.reference)
     for name in built.files:
@@ -169,7 +169,7 @@ def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
 
 
 def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
-    """Exporting drops the branch without a word; a trace keeps the side it saw."""
+    """Export drops the branch silently; a trace keeps the branch that it took."""
     built = build(
         mlps.SpecialAtOneRow(),
         mlp_signature(),
@@ -195,14 +195,14 @@ def test_a_trace_that_forgot_a_branch_loses_to_the_export(tmp_path: Path) -> Non
     assert traced.reason.startswith("output 'probabilities' at n=")
 
 
-# -- NaN and infinities of the model's own -------------------------------------------------------
+# -- NaN and infinities that the model gives -----------------------------------------------------
 
 
 def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> None:
     signature = mlp_signature()
     inputs = random_inputs(signature, 1, {})
     for name in ("a", "b"):
-        inputs["jets"][name][0] = 1.0  # where no value is finite, nothing would be proven
+        inputs["jets"][name][0] = 1.0  # a reference needs some finite values
     built = build(
         mlps.NanAndInf(),
         signature,
@@ -264,7 +264,7 @@ def test_paths_of_the_building_host_stay_there() -> None:
 def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
     mlp: Built, tmp_path: Path
 ) -> None:
-    killed = rogues.broken_library(tmp_path, "raise(SIGKILL)")  # as the kernel does
+    killed = rogues.broken_library(tmp_path, "raise(SIGKILL)")  # like the kernel
     report = in_a_child(mlp, killed, tmp_path / "child")
     assert report.reason is not None
     assert report.reason.startswith("killed by SIGKILL, as the kernel does where memory runs out")
@@ -291,7 +291,7 @@ def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
 
 
 def one_collection() -> Signature:
-    """A layout whose last columns are the answers, as when a framework adds scores to its jets."""
+    """Inputs and answers in one layout, as when a framework adds scores to its jets."""
     layout = Layout([column(c, "float32") for c in (*mlps.FEATURES, *mlps.CLASSES, "spectator")])
     return Signature.build(
         {"jets": layout},
@@ -346,7 +346,7 @@ def test_faults_in_one_collection(executable: Executable, reason: str | None) ->
 
 
 class ReadsBefore(Executable):
-    """Right answers, after a look at the bytes before its input."""
+    """Gives right answers, but reads bytes before its input."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         rogues.honest()(arguments)
@@ -354,7 +354,7 @@ class ReadsBefore(Executable):
 
 
 class ReadsBeyond(Executable):
-    """Right answers, after a look at the bytes beyond the end of its input."""
+    """Gives right answers, but reads bytes beyond the end of its input."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         rogues.honest()(arguments)
@@ -365,7 +365,7 @@ class ReadsBeyond(Executable):
 def test_a_read_past_an_end_kills_the_process_that_validates(
     reads: Callable[[], Executable], reference: Reference, tmp_path: Path
 ) -> None:
-    """No answer shows it; a user's buffer may end where their process has no more memory."""
+    """Answers do not show it, but a user's buffer may end where the process has no more memory."""
     session = Session(mlp_signature(), reads())
     with (tmp_path / "said").open("w", buffering=1) as said:
 
@@ -381,7 +381,7 @@ def test_a_read_past_an_end_kills_the_process_that_validates(
 
 
 class WhereAligned(Executable):
-    """Right where the last argument begins at 128 bytes; elsewhere it does something more."""
+    """Gives right answers; if the last argument is not at 128 bytes, it also calls `then`."""
 
     def __init__(self, then: Callable[[int, torch.Tensor], object]) -> None:
         self.then = then
@@ -423,7 +423,7 @@ def test_an_artifact_that_wants_aligned_rows_gets_no_other(
 
 @pytest.mark.parametrize("fault", ELSEWHERE)
 def test_columns_of_an_elements_alignment_are_validated_so(fault: str) -> None:
-    """What such a layout takes begins at any element: an artifact that wants more is refused."""
+    """Columns of such a layout begin at any element; an artifact that needs more is refused."""
     layout = {c: Layout([column(c, "float32")], storage="columns") for c in "ab"}
     signature = Signature.build(
         layout,

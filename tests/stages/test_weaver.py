@@ -1,4 +1,4 @@
-"""The networks of weaver-core as they are published: captured, or refused with what to write."""
+"""The published networks of weaver-core are captured, or refused with advice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORES = tuple(f"p{i}" for i in range(10))
 
 
 def signature(**blocks: int) -> Signature:
-    """Blocks of so many features for each particle, and the mask."""
+    """Blocks with this many features per particle, and the mask."""
     members = [eigen(name, "float32", rows, PARTICLES) for name, rows in blocks.items()]
     layouts = {
         "jets": Layout([*members, eigen("mask", "float32", PARTICLES)]),

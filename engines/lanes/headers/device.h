@@ -29,8 +29,8 @@ typedef unsigned long uint64_t;
 #define GIVEN const
 #define BLOCK_NUMBER block_number
 #define THREAD_NUMBER thread_number
-// The first thread does the work of all threads, the last element first. So an element that needs another one gets a
-// wrong result, which tests find.
+// The first thread does the work of all threads, the last element first. So an element that needs the result of another
+// element gets a wrong result, which tests find.
 #define BLOCK_MEMORY
 #define EACH_OF_BLOCK(at, count) for (int at = thread_number == 0 ? count : 0; at-- > 0;)
 #define BLOCK_WAITS

@@ -11,8 +11,8 @@
 
 typedef void Block(void *const *columns, const int64_t *items, int64_t row, char *arena);
 
-// Runs a block on fewer rows than it has: on copies of these rows, filled up with copies of the first one,
-// so that nothing is read or written behind the end of a column.
+// Runs a block on fewer rows than it has. It works on copies of these rows, filled up with copies of the first
+// one, so that nothing is read or written beyond the end of a column.
 static __attribute__((noinline)) void few(Block *block, int64_t rows, void *const *columns,
                                           const int64_t *items, int64_t row, int64_t end,
                                           char *scratch) {

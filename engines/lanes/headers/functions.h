@@ -416,7 +416,7 @@ FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
   }
 SIGNED_AS_DIVISOR(F, all(0.0f)) SIGNED_AS_DIVISOR(D, all(0.0))
 #undef SIGNED_AS_DIVISOR
-// As in torch: computed from the exact remainder.
+// Computed from the exact remainder, as in torch.
 #define FLOORED(V, N)                                                                                        \
   INLINE V div_floor(V a, V b) {                                                                             \
     const V left = fmod(a, b), zero = all((N)0), quotient = (a - left) / b;                                  \

@@ -21,7 +21,7 @@ INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Bod
   }
 }
 
-// Calls `out(m, j, r, sum)` for each sum of a block. kLoop: in a loop that is not unrolled, if `out` is long.
+// Calls `out(m, j, r, sum)` for each sum of a block. kLoop: `out` is long, so the loop is not unrolled.
 template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
 INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
   if constexpr (kLoop) {
@@ -37,7 +37,7 @@ INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out
   }
 }
 
-// kM times kJ sums in registers. The right operand are weights; the kJ weights of a step are adjacent.
+// kM times kJ sums in registers. The right operand is weights; the kJ weights of a step are adjacent.
 template <bool kLoop, int kM, int kJ, int kLeft, class S, class V, class N, class Out>
 INLINE void weighted_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
   V sums[kM][kJ][RV];
@@ -83,7 +83,7 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   }
 }
 
-// The same if both operands differ between rows: one vector at a time.
+// As `weighted`, for two operands that differ between rows: one vector at a time.
 template <bool kLoop, int kM, int kJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, const Out &out) {
   LOOP for (int r = 0; r < RV; ++r) {
@@ -191,7 +191,7 @@ INLINE void unordered(Q key, D &x) {
 INLINE void unordered(I key, I &x) { x = key; }
 INLINE void unordered(Q key, Q &x) { x = key; }
 
-// The index of the largest or the smallest value, the first of equal ones.
+// The index of the largest or the smallest value; of equal values, the first one.
 template <class V, bool kLargest>
 struct Place {
   decltype(order(V{})) best;
@@ -222,7 +222,7 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
     I place = all(p);
     const int filled = p < kCount ? p : kCount;
     LOOP for (int t = 0; t < filled; ++t) {
-      const auto ahead = less(keys[t], own);  // if true, then for all later t, too: equal ones keep their order
+      const auto ahead = less(keys[t], own);  // if true, it is true for all later t, too: equal elements keep their order
       const auto lost = select(ahead, keys[t], key);
       const I lost_place = select(mask(ahead), at[t], place);
       keys[t] = select(ahead, key, keys[t]);

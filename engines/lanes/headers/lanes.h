@@ -101,7 +101,7 @@ INLINE Q select(Q m, Q a, Q b) { return {m.low < 0 ? a.low : b.low, m.high < 0 ?
 INLINE D select(I m, D a, D b) { return select(wide(m), a, b); }
 INLINE Q select(I m, Q a, Q b) { return select(wide(m), a, b); }
 
-// Operations with a different name in each instruction set. `greater` and `lesser` give b if one of both is NaN, or if
+// Operations with a different name in each instruction set. `greater` and `lesser` give b if one of them is NaN, or if
 // both are 0.
 #if defined(__SSE4_1__)
 #define PAIR(name, a, b) {(DHalf)HALVED(name)(a.low, b.low), (DHalf)HALVED(name)(a.high, b.high)}

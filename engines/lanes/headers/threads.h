@@ -5,7 +5,7 @@
 #define RV 1
 constexpr int kRows = 1;
 
-// Also a truth value: -1 is true, 0 is false.
+// An I is also a truth value: -1 is true, 0 is false.
 struct I {
   int32_t v;
   I() = default;
@@ -104,7 +104,7 @@ INLINE V select(Q m, V a, V b) {
   return m.v < 0 ? a : b;
 }
 
-// `greater` and `lesser` give b if one of both is NaN, or if both are 0.
+// `greater` and `lesser` give b if one of them is NaN, or if both are 0.
 #define OF_HARDWARE(V, single)                                \
   INLINE V round(V x) { return {HARDWARE(rint##single)(x.v)}; }   \
   INLINE V floor(V x) { return {HARDWARE(floor##single)(x.v)}; }  \

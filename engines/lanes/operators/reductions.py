@@ -66,7 +66,7 @@ def place_of_extremum(
 def extremum_with_place(
     build: Builder, step: Step, x: Tensor, *given: Any
 ) -> Tensor | list[Tensor]:
-    """The extremum of all elements, of two tensors, or along a dimension, then with its index."""
+    """The extremum of all elements or of two tensors; or along a dimension, with its index."""
     if not given:
         return reduced(build, step.name, x, None, step.dtype)
     if isinstance(given[0], Tensor | torch.Tensor):

@@ -226,7 +226,7 @@ def _put(
 @lowers("index_fill")
 def index_fill(build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any) -> Tensor:
     if not isinstance(index, torch.Tensor):
-        raise NotKnown("filling where each row says")
+        raise NotKnown("filling at indices that differ between rows")
     chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)
     shape = [1] * len(x.shape)
     shape[dim % len(shape)] = x.shape[dim]

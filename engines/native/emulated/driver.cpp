@@ -1,5 +1,5 @@
 // A driver that emulates a GPU on the CPU: the functions of libcuda.so.1 and libamdhip64.so that device_driver.h calls. It
-// tests the whole path of a kernel except the chip. It checks the order, handles and arguments of calls. Device memory can be
+// tests the whole path of a kernel except the GPU itself. It checks the order, handles and arguments of calls. Device memory can be
 // accessed only while the device works, and ends at a page without access. Work on a stream waits until a call synchronises
 // it, so that code which relies on earlier execution fails.
 //

@@ -2,8 +2,8 @@
  *
  * Every file of the folder is read once and must have the digest that SHA256SUMS lists. A missing, altered or
  * extra file, a link or a special file is an error. In production the folder must contain the record of its promotion
- * (PROMOTED.json) and, if keys are given, the signature of a trusted key. Then the artifact for this host is opened,
- * whose files must not have changed after they were hashed.
+ * (PROMOTED.json) and, if keys are given, the signature of a trusted key. Then the artifact for this host is opened.
+ * Its files must not have changed after they were hashed.
  */
 #ifndef SOA_LOAD_H
 #define SOA_LOAD_H

@@ -4,13 +4,13 @@
 //   soa::Collection jets = model.collection("jets", n), tags = model.collection("tags", n);
 //   soa::Binding run = model.bind({jets, tags});  // or your own memory, see below
 //   run();                 // writes the columns of tags in place; no copy
-//   run(n - 5);            // a single run on fewer rows of the same memory; run.resize(n - 5): from now on
+//   run(n - 5);            // one run on fewer rows of the same memory; after run.resize(n - 5), all runs are on these rows
 //
 // Your own memory: {"jets", buffer, n}; model.layout("jets") gives the offset of each column. If the layout's storage
 // is "columns", as for Arrow, each column has its own memory:
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
-// Rows first ... first + n - 1 of larger memory are a window: {"jets", jets_buffer, n, capacity, first}. Without `first`
-// it is memory for up to `capacity` rows. An output must not overlap with any other bound memory.
+// A window is the rows `first` to `first + n - 1` of larger memory: {"jets", jets_buffer, n, capacity, first}. Without
+// `first` it is memory for up to `capacity` rows. An output must not overlap with any other bound memory.
 // The caller keeps owning the memory. Errors are thrown as soa::Error with one line and a code each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
@@ -216,7 +216,7 @@ class Binding {
 
   std::shared_ptr<detail::State> state_;
   std::vector<Memory> memory_;
-  Counts rows_, bound_;  // rows_: those of the tied arguments; bound_: those of a run without a number of rows
+  Counts rows_, bound_;  // rows_: of the tied arguments; bound_: of a run that gives no number of rows
   bool writes_ = true;
   std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
 };

@@ -19,10 +19,10 @@ constexpr std::size_t kLargestRecord = 64 << 20;
 // SHA-256, in hexadecimal digits.
 std::string sha256(const void *data, std::size_t size);
 
-// As Python's str.isprintable; and as str.isidentifier, except that every printable character beyond ASCII counts as a
-// letter.
+// As Python's str.isprintable.
 bool is_printable(const std::string &text);
 std::string plain(const std::string &text);  // with ? for each character that is not printable
+// As Python's str.isidentifier, except that every printable character beyond ASCII counts as a letter.
 bool is_identifier(const std::string &text);
 
 // True for a relative path that stays inside its folder and has printable characters only.
@@ -34,7 +34,7 @@ class Sealed {
  public:
   explicit Sealed(const std::string &folder, const std::string &main = "manifest.json");
 
-  // The content of a listed file, by its digest.
+  // The content of a listed file. Fails if it does not have the listed digest.
   std::string content(const std::string &name) const;
 
   // Reads a file that is not sealed; false if it does not exist.
@@ -55,7 +55,7 @@ class Sealed {
   std::map<std::string, std::array<long, 7>> hashed_;
 };
 
-// Read a record as JSON. They throw if Python's reader would refuse it.
+// These functions read a record as JSON. They throw if Python's reader would refuse it.
 Json read_manifest(const std::string &content);
 Json read_annex(const std::string &content);
 Json read_note(const std::string &content);
@@ -84,9 +84,7 @@ struct Contract {
   std::int64_t limit = 0;  // the largest n
 };
 
-// Test mode: runs `model` on every case of the reference (stored: safetensors), in memory that was filled with 0xff before.
-// Fails with `deviation` if more values of an output are outside its tolerance than the version allows, with
-// `deviation-memory` if a byte outside the outputs has changed, with std::exception if the reference does not fit the manifest.
+// The deviation of an output from the reference: the numbers of values, and the largest differences.
 struct Worst {
   std::size_t elements = 0, outside = 0;
   double gap = 0, relative = 0;
@@ -99,6 +97,9 @@ struct Place {
   std::function<void(std::size_t number, const Collections &)> answered;
   void *stream = nullptr;
 };
+// Test mode: runs `model` on every case of the reference (stored: safetensors), in memory that was filled with 0xff before.
+// Fails with `deviation` if more values of an output are outside its tolerance than the version allows, with
+// `deviation-memory` if a byte outside the outputs has changed, with std::exception if the reference does not fit the manifest.
 std::map<std::string, Worst> check_reference(const Json &manifest, const std::string &stored, const soa::Model &model,
                                              const Place &place = {});
 

@@ -122,7 +122,7 @@ WhyNot why_not(const Sealed &bundle, const Json &candidate, bool test) {
   if (library.find("aoti_torch_proxy_executor_call_function") != std::string::npos) {
     return {"needs an operation that torch has in Python's process alone", refusals::load_target};
   }
-  // Loaded by the name that the artifact uses. It stays loaded, as it would for the artifact.
+  // torch's library is loaded by the name that the artifact uses. It stays loaded, as it does if the artifact loads it.
   const bool torch = library.find("libtorch_cpu.so") == std::string::npos || dlopen("libtorch_cpu.so", RTLD_LAZY) != nullptr;
   return {torch ? "" : "needs libtorch_cpu.so: link it, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch};
 }
@@ -139,7 +139,7 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
     order.emplace(chosen.kind == Json::string && engine == chosen.text() ? -INFINITY : taken, engine);
   }
   std::string reasons;
-  soa::Refusal refusal = refusals::load_target;  // becomes that of the first engine, which is the chosen one
+  soa::Refusal refusal = refusals::load_target;  // becomes the refusal of the first engine, which is the chosen one
   for (const auto &[taken, engine] : order) {
     if (!wanted.empty() && engine != wanted) continue;
     const WhyNot why = why_not(bundle, candidates[engine], loading.test != 0);

@@ -168,7 +168,7 @@ std::string text_or(const Json &found, const std::string &otherwise) { return fo
 void check_annex(const Sealed &bundle, const Json &manifest, const std::string &target, const std::string *digest) {
   const std::string prefix = "annexes/" + target + "/", place = bundle.root + "/annexes/" + target;
   const Sealed annex(place, "annex.json");
-  if (digest != nullptr && annex.digest != *digest) fail(refusals::bundle_altered, "%s: another annex than the one that is meant", place.c_str());
+  if (digest != nullptr && annex.digest != *digest) fail(refusals::bundle_altered, "%s: another annex than the promoted one", place.c_str());
   const Json read = read_annex(annex.content("annex.json")), &record = read["record"];
   for (const std::string &name : files_of(record)) {
     const bool own = name.compare(0, prefix.size(), prefix) == 0 && annex.files.count(name.substr(prefix.size())) > 0;

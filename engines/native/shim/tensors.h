@@ -65,7 +65,7 @@ struct Tensor {
   int64_t count() const;
   // The number of elements from the first to the last, gaps included; 0 if there is none.
   int64_t span() const;
-  // The stride of a dimension, counted from the last (0: the last) and broadcast to `size` there.
+  // The stride of a dimension that is broadcast to `size`. Dimensions are counted from the last, which is 0.
   int64_t step(int64_t from_last, int64_t size) const;
 };
 

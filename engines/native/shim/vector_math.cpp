@@ -1,7 +1,7 @@
-// The elementary functions of float32 that AOTInductor's code calls. For vectors of eight they have Sleef's names,
-// for one value the names that `ld --wrap` gives to functions of the C library, whose bits depend on the processor.
-// Both use the same implementation, which needs only AVX2 and FMA. All except exp compute in double precision and
-// round once; tests/engines/native/ulps.py measures every function on all floats.
+// The elementary functions of float32 that AOTInductor's code calls. Those for vectors of eight have Sleef's names. Those
+// for one value replace, through `ld --wrap`, functions of the C library whose bits depend on the processor. Both use the
+// same implementation, which needs only AVX2 and FMA. All except exp compute in double precision and round once;
+// tests/engines/native/ulps.py measures every function on all floats.
 #include <immintrin.h>
 
 #include <cmath>

@@ -7,8 +7,8 @@
     tags = session.collection("tags", jets.n)
     session.run(jets, tags)
 
-The modules are those of soa-pipeline. Where that is installed too, its own are used; else those in
-`lib`, at the end of `sys.path`.
+The modules are those of soa-pipeline. If soa-pipeline is installed too, its modules are used;
+otherwise those in `lib`, a folder at the end of `sys.path`.
 """
 
 import importlib.util

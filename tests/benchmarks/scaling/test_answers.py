@@ -1,4 +1,4 @@
-"""Servers for a load, and the page that says so."""
+"""How many servers a load needs, and the page with these numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_servers_for_clients() -> None:
 
 
 def test_one_server_with_its_share_stands_for_all() -> None:
-    """Waiting is less behind a balancer, never more: it sends where fewer wait."""
+    """Behind a balancer requests wait less: it sends each to a server with a short queue."""
     one, four = (opened(replace(SHAPE, servers=n), 1, 400.0) for n in (1, 4))
     assert four.rate / 4 == pytest.approx(one.rate, rel=0.1)
     assert four.quantile(0.99) < one.quantile(0.99)

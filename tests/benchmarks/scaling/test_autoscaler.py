@@ -1,4 +1,4 @@
-"""The autoscaler sees what was scraped, when it polls, and acts by its rules."""
+"""The autoscaler sees the scraped metric when it polls, and follows its rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.scaling.costs import Costs
 from benchmarks.scaling.metric import settles_at
 from benchmarks.scaling.model import Load, Shape, System
 
-# A run takes 50 ms: 8 clients wait 0.35 s for one server.
+# A run takes 50 ms: with 8 clients and one server, a request waits 0.35 s.
 COSTS = Costs(run=50e-3)
 FAST = Scaling(scrape_s=1, window_s=4, poll_s=3, up_window_s=6, up_period_s=6, down_window_s=12,
                down_period_s=6, start_s=5)  # fmt: skip
@@ -61,6 +61,6 @@ def test_it_shrinks_when_the_load_is_gone() -> None:
 
 
 def test_closed_clients_hide_the_need_for_servers() -> None:
-    """`ceil(clients * service / (servers * threshold))` meets `servers` at its square root."""
+    """It settles where `ceil(clients * service / (servers * threshold))` equals `servers`."""
     decisions = scaled(32, FAST, 150).decisions
     assert abs(decisions[-1].servers - settles_at(32, COSTS.run, FAST.threshold_s)) <= 1

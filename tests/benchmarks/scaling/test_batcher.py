@@ -15,14 +15,14 @@ SIZES = st.lists(st.integers(1, 40), max_size=30)
         (Batching(), [1, 1, 1], 0.0, 1),
         (Batching(8), [1, 1, 1], 0.0, 3),
         (Batching(8), [4, 4, 4], 0.0, 2),
-        (Batching(8), [9], 0.0, 1),  # a server refuses it before it comes here
+        (Batching(8), [9], 0.0, 1),  # a server refuses such a request before it is batched
         (Batching(8, (2,)), [1, 1, 1], 0.0, 2),
         (Batching(8, (2, 4)), [1] * 7, 0.0, 4),
         (Batching(8, (6,)), [1, 1, 1], 0.0, 3),
-        (Batching(8, (6,), 0.1), [1, 1, 1], 0.05, 0),  # others may still come
+        (Batching(8, (6,), 0.1), [1, 1, 1], 0.05, 0),  # other requests may still come
         (Batching(8, (6,), 0.1), [1, 1, 1], 0.1, 3),
         (Batching(8, (2,), 0.1), [1, 1, 1], 0.05, 2),
-        (Batching(8, (), 0.1), [4, 4, 4], 0.0, 2),  # no more would fit
+        (Batching(8, (), 0.1), [4, 4, 4], 0.0, 2),  # a third request would not fit
         (Batching(8, (), 0.1), [4, 2], 0.0, 0),
     ],
 )

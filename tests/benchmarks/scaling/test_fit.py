@@ -1,4 +1,4 @@
-"""Costs come back out of probes that were made with them, and the file keeps what was measured."""
+"""The fit finds the costs from which probes were made, and the file keeps the measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUE = Costs(
 
 
 def probe(rows: int, burst: int, requests_a_run: int) -> Probe:
-    """Of a thousand runs, as the costs say."""
+    """A probe of a thousand runs that take the times of TRUE."""
     runs, requests = 1000, 1000 * requests_a_run
     stub = runs * TRUE.of_run(requests_a_run, rows * requests_a_run) - runs * TRUE.inside
     beside = runs * (TRUE.inside + TRUE.reply + TRUE.behind)
@@ -28,7 +28,7 @@ def probe(rows: int, burst: int, requests_a_run: int) -> Probe:
         + TRUE.of_request(rows)
         + TRUE.of_run(1, rows)
         + TRUE.reply
-    )  # of a request alone
+    )  # the latency of a request alone
     return Probe(
         rows=rows, burst=burst, requests=requests, runs=runs,
         client_s=requests * TRUE.of_client(rows) + runs * TRUE.client_wake,

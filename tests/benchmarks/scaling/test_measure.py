@@ -1,4 +1,4 @@
-"""The measurement runs on a real Triton, and what it reads from /proc is CPU time."""
+"""The measurement runs on a real Triton, and the CPU times that it reads from /proc are right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_cpu_time_of_a_process_and_of_the_machine() -> None:
         assert spinning.pid in children(os.getpid())
         found = cpu_s(spinning.pid)
         time.sleep(0.1)
-        assert cpu_s(spinning.pid) == pytest.approx(found, abs=0.02)  # it waits, and uses none
+        assert cpu_s(spinning.pid) == pytest.approx(found, abs=0.02)  # a waiting process uses none
         spinning.communicate(b"\n")
     assert 0.2 <= found < 2.0
     assert machine_cpu_s() - before >= 0.15
@@ -55,7 +55,7 @@ def test_one_client_of_a_real_triton(jets: Built, tmp_path: Path) -> None:
     assert [(each.rows, each.burst) for each in measured.probes] == 2 * list(probes)
     assert [each.batching for each in measured.runs] == [True, False, True, False]
     for probe in measured.probes:
-        assert 0 < probe.runs <= probe.requests + probe.burst  # it counts after it answers
+        assert 0 < probe.runs <= probe.requests + probe.burst  # Triton counts after it answers
         assert min(probe.client_s, probe.triton_s, probe.stub_s, probe.inside_s) > 0
         assert list(probe.latencies) == sorted(probe.latencies)
     measured.save(tmp_path / "measured.json")

@@ -1,4 +1,4 @@
-"""Every request is answered once, in order where nothing is merged, and least requests balance."""
+"""Each request is answered once, unmerged ones in order; choosing the shorter queue balances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation against queues whose waiting times are known. Seeds are fixed."""
+"""The simulation compared with queues whose waiting times are known. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARRIVALS = 10_000
 
 
 def arrive(env: Environment, rate: float, visit: Callable[[], Iterator[Any]]) -> list[float]:
-    """Poisson arrivals, each of which runs `visit`; the seconds that each stayed."""
+    """Poisson arrivals, each of which runs `visit`; returns how many seconds each took."""
     rng, stayed = random.Random(7), []
 
     def one() -> Iterator[Any]:
@@ -124,11 +124,11 @@ def test_closed_clients_saturate_what_is_slowest() -> None:
     assert alone.rate == pytest.approx(1000, rel=0.01)
     assert alone.quantile(0.5) == pytest.approx(1e-3)
     one_core = simulate(Shape(fed), Load(32), 2.0, 0.2)
-    assert one_core.rate == pytest.approx(1 / 0.7e-3, rel=0.02)  # request and run share it
+    assert one_core.rate == pytest.approx(1 / 0.7e-3, rel=0.02)  # request and run share the core
     many = simulate(Shape(fed, cores=8), Load(32), 2.0, 0.2)
     assert many.rate == pytest.approx(2000, rel=0.02)  # one instance, 0.5 ms a run
     slow = simulate(Shape(replace(fed, client=1e-3), client_cores=1), Load(32), 2.0, 0.2)
-    assert slow.rate == pytest.approx(1000, rel=0.02)  # the clients' own core
+    assert slow.rate == pytest.approx(1000, rel=0.02)  # limited by the clients' one core
 
 
 def test_clients_wake_up_once_for_answers_that_come_together() -> None:

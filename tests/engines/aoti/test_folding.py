@@ -1,4 +1,4 @@
-"""A linear layer on rows of rows is one matrix product, also where its rows lie in columns."""
+"""A linear layer on the items of each row becomes one matrix product, also on separate columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = tuple(f"x{i}" for i in range(80))
 
 
 class Particles(nn.Module):
-    """16 particles of 5 features."""
+    """Two linear layers on the 5 features of 16 particles per row."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def program(file: Path) -> ExportedProgram:
 
 
 def batched_with_weights(program: ExportedProgram) -> int:
-    """Products in batches, in the program as Inductor takes it, one side of which is a weight."""
+    """The number of batched products with a weight, in the program as Inductor gets it."""
     with quiet_torch(), torch.no_grad():
         lowered = program.run_decompositions(select_decomp_table())
     return sum(
@@ -68,7 +68,7 @@ def batched_with_weights(program: ExportedProgram) -> int:
 
 
 def _is_weight(node: torch.fx.Node) -> bool:
-    """A parameter behind views of it."""
+    """Whether a node is a parameter, or a view of one."""
     while node.op != "placeholder":
         if not node.args or not isinstance(node.args[0], torch.fx.Node):
             return False
@@ -77,7 +77,7 @@ def _is_weight(node: torch.fx.Node) -> bool:
 
 
 def test_no_product_repeats_a_weight_for_every_row(program: ExportedProgram) -> None:
-    assert batched_with_weights(program) > 0  # what torch makes of it by itself
+    assert batched_with_weights(program) > 0  # torch alone makes some
     fold_linear(program)
     assert batched_with_weights(program) == 0
 

@@ -1,4 +1,4 @@
-"""Layers in front of gathers: less to compute, the same answers."""
+"""Linear layers move in front of gathers: fewer rows to compute, the same answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = (LINEAR, aten.conv1d.default, aten.conv2d.default, aten.mm.default)
 
 
 class Neighbours(nn.Module):
-    """EdgeConv as ParticleNet writes it: x_i beside x_j - x_i for four neighbours of each point."""
+    """EdgeConv as in ParticleNet: x_i and x_j - x_i for four neighbours j of each point i."""
 
     def __init__(self, width: int = 6, neighbours: int = 4) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Neighbours(nn.Module):
 
 
 class Edges(nn.Module):
-    """A layer on both ends of an edge and on the edge itself, and one that stays where it is."""
+    """A layer on the nodes and features of an edge, which moves, and one that stays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def exported(
 
 
 def layers(program: ExportedProgram) -> list[Tensor]:
-    """The inputs of the program's linear layers, as they are at export."""
+    """The inputs of the program's linear layers, as recorded at export."""
     nodes = [n for n in program.graph.nodes if n.target in KINDS]
     return [n.args[1 if n.target is aten.mm.default else 0].meta["val"] for n in nodes]
 
@@ -73,7 +73,7 @@ def test_a_layer_on_edges_becomes_one_on_points() -> None:
     assert hoist_linear(program) == 1
     assert sorted(value.dim() for value in layers(program)) == [2, 4, 4, 4]
     on_edges = [value for value in layers(program) if value.dim() == 4 and value.shape[3] == 4]
-    assert len(on_edges) == 1  # the second layer: there is a ReLU in front of it
+    assert len(on_edges) == 1  # the second layer, behind a ReLU
     for n in (1, 2, 50):
         x = torch.randn(n, 6, 9)
         torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
@@ -105,7 +105,7 @@ def test_a_layer_on_edges_becomes_one_on_nodes() -> None:
 
 
 class Kept(nn.Module):
-    """Layers that no move makes smaller, or that do not commute with what is before them."""
+    """Layers that stay: moving them saves nothing, or they do not commute with what is before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class Kept(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         squared = self.layer(x[:, :4] ** 2)
-        mixed = self.layer(x[:, torch.tensor([3, 0, 1, 1])])  # it picks features, not rows
-        twice = self.layer(x[:, :2].repeat(1, 2))  # features again
+        mixed = self.layer(x[:, torch.tensor([3, 0, 1, 1])])  # picks features, not rows
+        twice = self.layer(x[:, :2].repeat(1, 2))  # repeats features
         picture = self.wide(x.view(-1, 1, 2, 4).repeat(1, 2, 1, 1)).mean(dim=(2, 3))
         summed: Tensor = squared + mixed + twice + picture
         return summed

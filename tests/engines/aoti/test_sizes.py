@@ -1,4 +1,4 @@
-"""An artifact runs every row count of its range, also where torch asks how many there are."""
+"""An artifact runs every row count of its range, also where torch's kernels depend on the count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.models.building import build, mlp_signature, reasons
 
 
 class Convolved(nn.Module):
-    """Whether torch calls oneDNN here depends on whether there are 16 rows."""
+    """Torch uses oneDNN for this convolution depending on whether there are 16 rows."""
 
     def __init__(self) -> None:
         super().__init__()

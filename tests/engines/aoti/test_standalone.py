@@ -1,4 +1,4 @@
-"""Artifacts that need no torch: the same answers, from a process that has none."""
+"""Artifacts that need no torch give the same answers in a process without torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def alone(library: Path, n: int, *words: str, **more: str) -> dict[str, Any]:
-    """What the artifact answers in a process of its own, with NumPy and without torch."""
+    """The artifact's answer in a process of its own, with NumPy and without torch."""
     done = subprocess.run(
         [sys.executable, HERE / "without_torch.py", library, str(n), *words],
         env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), **more},
@@ -79,13 +79,14 @@ def test_a_process_without_torch_gives_the_same_bits(standalone: Built) -> None:
     bare = alone(library, 4099)
     assert not bare["torch"]
     assert bare["total"] == pytest.approx(4099, rel=1e-5)  # probabilities
-    # Also with torch's functions in the way, and where the C library sees an older processor.
+    # The same bits if torch's functions are loaded too, and if the C library sees an older
+    # processor.
     older = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA"}
     assert alone(library, 4099, "global") == {**bare, "torch": True}
     assert alone(library, 4099, **older) == bare
 
 
-@pytest.mark.long  # it compiles the other level
+@pytest.mark.long  # it compiles for another level
 def test_levels_give_the_same_bits(standalone: Built, tmp_path: Path) -> None:
     source = Portable(standalone.capture.program, None)
     made = engine(NAME).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)
@@ -101,7 +102,7 @@ class Foreign(nn.Module):
         return needs_torch
 
 
-@pytest.mark.long  # it compiles another model, to be refused
+@pytest.mark.long  # it compiles another model, which is refused
 def test_what_needs_torch_is_named(tmp_path: Path) -> None:
     signature = building.mlp_signature()
     inputs = random_inputs(signature, 1, {})
@@ -148,7 +149,7 @@ def test_threads_and_bad_input(standalone: Built, tmp_path: Path) -> None:
     shim = tmp_path / "libsoa_shim.so"
     shim.write_bytes(shim.read_bytes()[:50_000])
     done = sanitize.run(program, standalone.files[NAME], 1)
-    assert done.returncode == 1  # and not by a signal
+    assert done.returncode == 1  # not a signal
     assert "libsoa_shim.so: not a whole 64-bit ELF library" in done.stdout + done.stderr
 
 

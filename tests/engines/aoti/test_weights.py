@@ -1,4 +1,4 @@
-"""Weights beside the code: in their own strides, mapped read-only, refused if they differ."""
+"""Weights in their own file: kept in their strides, mapped read-only, refused if they differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def artifact(mlp: Built, tmp_path: Path) -> Path:
-    """A copy of the artifact's folder; returns its library."""
+    """The library in a copy of the artifact's folder."""
     source = mlp.files["aoti"]
     shutil.copytree(source.parent, tmp_path / "artifact")
     return tmp_path / "artifact" / source.name
@@ -60,7 +60,7 @@ def test_weights_are_mapped_read_only_and_shared(artifact: Path) -> None:
     opened = NativeExecutable(artifact, CPU, instances=8)
     maps = Path("/proc/self/maps").read_text().splitlines()
     mine = [line for line in maps if line.endswith(str(artifact.parent / "weights.bin"))]
-    assert len(mine) == 1  # once, for eight instances
+    assert len(mine) == 1  # one mapping for eight instances
     assert mine[0].split()[1] == "r--s"
     opened.close()
 

@@ -1,7 +1,7 @@
 """`python without_torch.py LIBRARY N [global]`: runs PointwiseFirst's artifact with NumPy alone.
 
-Prints the outputs' digest, and whether torch or libtorch is in this process. With `global`, all of
-libtorch's functions are there for the whole process first, as a program linked with it has them.
+Prints the outputs' digest, and whether torch or libtorch is in this process. With `global`, it
+first loads libtorch's symbols for the whole process, as in a program that is linked with libtorch.
 """
 
 from __future__ import annotations

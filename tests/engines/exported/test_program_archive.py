@@ -1,4 +1,4 @@
-"""Archives that would run code when torch loads them, and that are refused before it is asked."""
+"""Archives that would run code when torch loads them: they are refused before torch opens them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Touches:
-    """Unpickled without restriction, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -100,7 +100,7 @@ def in_a_shape(program: Path, marker: Path) -> dict[str, bytes | None]:
 
 
 def in_a_name(program: Path, marker: Path) -> dict[str, bytes | None]:
-    """It becomes a parameter of the generated function; what follows is its default."""
+    """The name becomes a parameter of the generated function, and the code its default value."""
     text = torch._C.PyTorchFileReader(str(program)).get_record(MODEL).decode()
     evil = f"x=__import__('pathlib').Path('{marker}').touch()"
     return {MODEL: text.replace('"name": "x"', f'"name": "{evil}"').encode()}
@@ -119,7 +119,7 @@ RUNS: list[Callable[[Path, Path], dict[str, bytes | None]]] = [
 def test_torch_would_have_run_it(
     program: Path, tmp_path: Path, changes: Callable[[Path, Path], dict[str, bytes | None]]
 ) -> None:
-    """So that the refusals below are of what is a danger with the torch that is installed."""
+    """Without our checks, the installed torch runs the code of each of these archives."""
     marker = tmp_path / "ran"
     path = doctored(program, tmp_path / "evil.pt2", changes(program, marker))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
@@ -141,7 +141,7 @@ def test_code_in_the_archive(
 
 
 def test_older_form_of_a_program(program: Path, tmp_path: Path) -> None:
-    """A plain zip, of pickles: torch tries it where the newer form cannot be read."""
+    """A plain zip of pickles: torch tries this form if it cannot read the newer one."""
     marker = tmp_path / "ran"
     with zipfile.ZipFile(tmp_path / "old.pt2", "w") as archive:
         archive.writestr("version", "8.17")
@@ -243,7 +243,7 @@ SUMS = [
     ],
 )
 def test_shapes_that_take_for_ever(program: Path, tmp_path: Path, text: str) -> None:
-    """sympy would reckon for minutes, or without end: refused before it is asked."""
+    """sympy would compute for minutes, or without end: they are refused before it starts."""
     assert "shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
 
 
@@ -253,7 +253,7 @@ def test_guards_are_not_executed(program: Path, tmp_path: Path) -> None:
     model["guards_code"] = [f"__import__('pathlib').Path({str(marker)!r}).touch() or True"]
     path = doctored(program, tmp_path / "guards.pt2", {MODEL: json.dumps(model).encode()})
     torch.export.load(path).module()(torch.ones(5, 3))
-    assert marker.exists()  # so torch would have run it
+    assert marker.exists()  # torch itself runs it
     marker.unlink()
     load_program(path).module()(torch.ones(5, 3))
     assert not marker.exists()
@@ -268,7 +268,7 @@ def test_cut_short(program: Path, tmp_path: Path) -> None:
 
 
 def test_torchscript_runs_no_pickle(tmp_path: Path) -> None:
-    """torch.jit.load has an unpickler of its own, which knows no Python."""
+    """torch.jit.load has its own unpickler, which cannot call Python."""
     marker = tmp_path / "ran"
     module = torch.jit.script(torch.nn.Linear(2, 2))
     torch.jit.save(module, tmp_path / "model.ts")

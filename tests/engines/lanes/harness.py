@@ -1,4 +1,4 @@
-"""A function of rows, exported and compiled by `lanes`, beside eager."""
+"""Exports and compiles functions of rows with `lanes`, to compare with eager torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST = 64
 
 
 class Function(nn.Module):
-    """`outputs` by name, each a function of all inputs."""
+    """A model with an output for each entry of `outputs`, a function of all inputs."""
 
     def __init__(self, outputs: Mapping[str, Callable[..., Tensor]]) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Function(nn.Module):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A session of the artifact, and the model that it was made of."""
+    """A model, and a session of its artifact."""
 
     model: nn.Module
     signature: Signature
     session: Session
 
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """The artifact's answers to rows, from columns."""
+        """The artifact's answers as tensors of rows; it runs on columns."""
         n = len(inputs[0])
         given: dict[str, Collection] = {}
         for bound, values in zip(self.signature.inputs, inputs, strict=True):
@@ -65,7 +65,7 @@ class Compiled:
 
 
 def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Signature:
-    """A collection for each tensor of rows, its elements as columns."""
+    """A collection for each tensor of rows, with a column for each element of a row."""
     layouts: dict[str, Layout] = {}
 
     def block(name: str, values: Tensor) -> Block:
@@ -81,7 +81,7 @@ def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Sig
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model, and the program that was exported of it."""
+    """A model, and its exported program."""
 
     model: nn.Module
     signature: Signature
@@ -96,7 +96,7 @@ class Prepared:
 
 
 def prepared(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Prepared:
-    """Exported with these rows as its example."""
+    """Exports the model with these rows as its example."""
     model = model.eval().requires_grad_(False)
     with torch.no_grad():
         outputs = dict(zip(names, model(*inputs), strict=True))

@@ -1,11 +1,11 @@
-"""Random programs of the operators, compiled by `lanes`, beside eager torch.
+"""Random programs of the operators, compiled by `lanes` and compared with eager torch.
 
     python -m tests.engines.lanes.programs --programs 3000
 
-A program starts from numbers that float32 holds exactly (quarters), NaN and infinities among them.
-What jumps (comparisons, floor, orders) is applied only to numbers that are still exact, so that
-rounding alone never makes two right answers differ. `--seed` repeats a run; a program that fails
-is printed with its seed and its steps.
+A program starts from numbers that float32 holds exactly (quarters), with some NaN and infinities.
+Discontinuous operators (comparisons, floor, sorting) are applied only to numbers that are still
+exact, so rounding alone never makes two right answers differ. `--seed` repeats a run; a program
+that fails is printed with its seed and its steps.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch import Tensor
 from tests.engines.lanes.harness import MOST, Function, compiled
 
 F = torch.nn.functional
-_LARGEST = 240  # elements of a row that a step may make
-_RELATIVE = 1e-4  # of the largest number of an output
+_LARGEST = 240  # elements of a row, at most, after a step
+_RELATIVE = 1e-4  # allowed error, relative to the largest number of an output
 
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor of the program, by its place; whether its numbers are exact."""
+    """The example value of one tensor of the program, and whether its numbers are exact."""
 
     value: Tensor
     exact: bool
@@ -41,7 +41,7 @@ Apply = Callable[..., Tensor]
 
 @dataclass
 class Program:
-    """Steps, each a function of earlier tensors; called as the model."""
+    """A model of steps, each a function of earlier tensors."""
 
     seed: int
     steps: list[tuple[Apply, tuple[int, ...]]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Writer:
         return self.program
 
     def add(self, title: str, step: Apply, places: tuple[int, ...], exact: bool) -> None:
-        """Unless it fails, or makes too much."""
+        """Adds a step, unless its result has too many elements or no row dimension."""
         with torch.no_grad():
             value = step(*(self.made[p].value for p in places))
         if value[0].numel() > _LARGEST or value.dim() < 2:
@@ -118,7 +118,7 @@ class _Writer:
         self.made.append(Made(value, exact and all(self.made[p].exact for p in places)))
 
     def place(self, exact: bool = False, dims: int = 1) -> int | None:
-        """One of the last tensors of rows of floating-point numbers."""
+        """The place of one of the last tensors with floating-point numbers."""
         fit = [
             p
             for p, made in enumerate(self.made)
@@ -242,7 +242,7 @@ class _Writer:
 
 
 def examples(seed: int) -> list[Tensor]:
-    """Quarters with NaN and infinities in the last rows, and small integers."""
+    """Two inputs: quarters, with NaN and infinities in the last rows, and small integers."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(-12, 13, (MOST, 5, 4), generator=generator) / 4
     for row, value in zip(range(-6, 0), (math.nan, math.inf, -math.inf) * 2, strict=True):
@@ -258,10 +258,10 @@ def agrees(found: Tensor, wanted: Tensor) -> bool:
 
 
 def wrong(seeds: range, steps: int = 10) -> Iterator[Program]:
-    """Of a program for each seed, all in one library: those whose answers are not eager's."""
+    """Compiles a program for each seed, all in one library; those that differ from eager torch."""
     inputs = examples(seeds.start)
     programs = [_Writer(seed, inputs).write(steps) for seed in seeds]
-    # One output for all of them: an output costs torch.export more than a program does.
+    # One output for all: torch.export takes longer for an output than for a program.
     together = {"y": lambda *given: torch.cat([_columns(p(*given)) for p in programs], 1)}
     library = compiled(Function(together), inputs, list(together))
     for n in (MOST, 3):

@@ -1,5 +1,4 @@
-"""What building and calling meet: compilers that fail, indices that lead nowhere, rows that act
-otherwise when they are alone."""
+"""Errors in building and calling: compilers that fail, wrong indices, dependent rows."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def small() -> Prepared:
 
 @pytest.fixture(scope="module")
 def usual(small: Prepared) -> Tensor:
-    """The answers of the library that the first compiler of this host makes."""
+    """The answers of a library made by the first compiler that this host has."""
     return small.compiled()(X)["y"]
 
 
@@ -100,7 +99,7 @@ def test_an_index_that_leads_nowhere_stays_within_the_memory(
     found = looked_up(torch.ones(9, 6), places)
     for name, wanted in looked_up.eager(torch.ones(8, 6), places[[0, 1, 2, 3, 5, 6, 7, 8]]).items():
         others = torch.cat([found[name][:4], found[name][5:]])
-        assert torch.equal(others, wanted.reshape(others.shape))  # no other row has changed
+        assert torch.equal(others, wanted.reshape(others.shape))  # the other rows are unchanged
     assert found["embedded"][4, 1].isnan() and found["gathered"][4, 1].isnan()
     assert found["scattered"][4].sum() == 1
 

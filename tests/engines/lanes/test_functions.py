@@ -1,4 +1,4 @@
-"""A slice of the campaigns of functions and of random programs, and the bits of rows alone."""
+"""Parts of the campaigns on functions and random programs; a row alone gives the same bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_random_programs() -> None:
 
 
 class Block(nn.Module):
-    """Products, sums, functions, an order: what may depend on how many rows there are."""
+    """Products, sums, functions and sorting: their last bits could depend on the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()

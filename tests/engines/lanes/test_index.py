@@ -1,4 +1,4 @@
-"""Indices beside Python's own integers."""
+"""Index arithmetic, compared with Python's own integers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_table(table: list[int]) -> None:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes of as many elements."""
+    """Two shapes with the same number of elements."""
     primes = draw(st.lists(st.sampled_from([2, 2, 3, 5]), min_size=1, max_size=5))
 
     def grouped() -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""A network that acts otherwise at one row than at many.
+"""Networks that compute something else for one row than for many.
 
-The graph says so, and `lanes` is not applicable. These tests look away from the graph: validation
-at many n refuses each of them by itself, so it is never skipped.
+The graph shows this, and `lanes` is not applicable. These tests ignore the graph: validation at
+many n also refuses each of them, so it is never skipped.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from tests.models.building import mlp_signature
 
 
 class FromTheMean(nn.Module):
-    """Of one row it gives zeros."""
+    """For one row alone, the answer is zero."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3] - x[:, :3].mean(0, keepdim=True)
 
 
 class PerRow(nn.Module):
-    """It divides by the number of rows."""
+    """Divides by the number of rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3] / x.shape[0]
 
 
 class WithTheRowBefore(nn.Module):
-    """Of one row it gives the row itself."""
+    """Adds up all rows before; for one row alone, the answer is the row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3].cumsum(0)
 
 
 class OfItsRow(nn.Module):
-    """It acts as at one row."""
+    """Each row depends on itself only."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3].cumsum(1)
@@ -54,7 +54,7 @@ class OfItsRow(nn.Module):
 def validated(
     model: nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Capture, ValidationReport]:
-    """The verdict on the program of one row, whatever the graph says of the rows."""
+    """Validates the program of one row, whatever the graph shows."""
     monkeypatch.setattr(program, "why_dependent", lambda captured: None)
     signature = mlp_signature(highest=100)
     captured = capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")

@@ -1,4 +1,4 @@
-"""Operators beside eager torch, many to a library: at numbers that are special, at every dtype."""
+"""Operators compared with eager torch, many in one library: special numbers, every dtype."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ INTEGERS: Table = {
 
 
 def _long(x: Tensor) -> Tensor:
-    """Of so many operations that its parts get names."""
+    """An expression so long that its parts become variables."""
     return torch.tanh(x * x.abs() + 0.5) * torch.exp(-x.abs()) + torch.sigmoid(x * 0.25) * x.abs()
 
 
@@ -169,7 +169,7 @@ SELECTIONS: Table = {
 
 
 def _applied(made: nn.Module, which: str) -> Callable[..., Tensor]:
-    """To the vectors of rows, or to their images; with weights that are no start of a training."""
+    """Applies a module to the vectors or the images; its weights are random, not initial values."""
     for values in (*made.parameters(), *made.buffers()):
         if values.is_floating_point():
             values.data.uniform_(0.1, 0.9)
@@ -180,7 +180,7 @@ def _applied(made: nn.Module, which: str) -> Callable[..., Tensor]:
 
 
 def _first(made: nn.Module) -> Callable[..., Tensor]:
-    """Of three steps: a first one, one in the middle and a last one."""
+    """Applies a recurrent module to three steps: a first, a middle and a last one."""
     call = _applied(made, "vectors")
     return lambda v, images: call(v[:, :3], images)[0]
 
@@ -231,8 +231,10 @@ def layers() -> Table:
 
 
 def distance(found: Tensor, wanted: Tensor, cancelling: bool) -> float:
-    """The largest difference, in units of the last place of what was wanted; where sums may
-    cancel, of the largest that was wanted."""
+    """The largest difference, in units in the last place of the wanted value.
+
+    If sums may cancel, the unit is that of the largest wanted value.
+    """
     assert found.dtype == wanted.dtype
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     if not wanted.is_floating_point() or bool(same.all()):
@@ -245,7 +247,7 @@ def distance(found: Tensor, wanted: Tensor, cancelling: bool) -> float:
 
 
 def _together(calls: list[Callable[..., Tensor]]) -> Callable[..., Tensor]:
-    """The answers of all functions beside each other: (n, elements of a row)."""
+    """One function with the answers of all functions side by side: (n, elements of a row)."""
     return lambda *inputs: torch.cat([_flat(call(*inputs)) for call in calls], 1)
 
 
@@ -254,7 +256,7 @@ def _flat(answer: Tensor) -> Tensor:
 
 
 def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = False) -> None:
-    """One output a dtype: an output costs torch.export more than a function does."""
+    """Compares all functions; one output per dtype, as an output takes torch.export long."""
     titles: dict[torch.dtype, list[str]] = {}
     for title, call in table.items():
         titles.setdefault(call(*inputs).dtype, []).append(title)
@@ -280,7 +282,7 @@ def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = Fa
 def special(dtype: torch.dtype) -> Tensor:
     torch.manual_seed(0)
     first = torch.cat([torch.tensor(SPECIAL), torch.randn(MOST - len(SPECIAL)) * 3])
-    other = torch.cat([first[1:], first[:1]])  # a finite answer of each function in the first row
+    other = torch.cat([first[1:], first[:1]])  # the first row is finite
     return torch.stack([first, other], 1).to(dtype)
 
 
@@ -288,13 +290,13 @@ def special(dtype: torch.dtype) -> Tensor:
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)]
 )
 def test_of_one_number(dtype: torch.dtype) -> None:
-    agree(UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128)  # pow of double precision
+    agree(UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128)  # 128: pow in double
 
 
 def test_of_two_numbers() -> None:
     values = special(torch.float32)
     other = values.roll(7, 0)
-    other[other.abs() < 1e-30] = 0  # eager's remainder by a denormal number is NaN
+    other[other.abs() < 1e-30] = 0  # eager's remainder by a subnormal number is NaN
     agree(BINARY, [values, other], 4)
 
 
@@ -333,7 +335,7 @@ def test_views() -> None:
 def test_selections() -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 6, 4)
-    values[:5] = values[:5].round()  # equal ones
+    values[:5] = values[:5].round()  # with ties
     values[7, 2, 1], values[8, 3] = NAN, INF
     agree(SELECTIONS, [values, torch.randint(0, 6, (MOST, 5))], 1)
 

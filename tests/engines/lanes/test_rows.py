@@ -1,4 +1,4 @@
-"""Rows that see each other have no program for one row."""
+"""A model whose rows depend on each other gets no program for one row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ManyOrFew(nn.Module):
 
 @pytest.mark.parametrize("model", [Centred(), ManyOrFew()])
 def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path: Path) -> None:
-    """At one row a mean of all rows is the row itself, and n is a constant."""
+    """In a program for one row, the mean of all rows would be the row itself, and n a constant."""
     inputs = random_inputs(SIGNATURE, 1, {})
     program = exported(model, SIGNATURE, inputs, tmp_path / "program.pt2")
     why = why_dependent(load_program(program))

@@ -1,8 +1,8 @@
 """The errors of `lanes`' functions on all 2^32 floats: `python -m tests.engines.lanes.ulps`.
 
-Against the C library's double precision, whose own error is a billionth of what is measured. A
-number as argument is the step: `ulps 97` looks at every 97th float. It ends with an error where a
-function is further off than docs/concepts/lanes.md says.
+They are measured against the C library's double precision, whose own error is a billionth of the
+measured ones. A number as argument is the step: `ulps 97` checks every 97th float. The program
+fails if an error is larger than docs/concepts/lanes.md says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engines.lanes.source_file import HEADERS
 
-# In units in the last place; all others are rounded from double precision.
+# In units in the last place. Functions that are not listed are rounded from double precision.
 LIMITS = {
     "exp": 1.1,
     "expm1": 1.5,
@@ -30,7 +30,7 @@ ROUNDED = 0.51
 
 @dataclass(frozen=True)
 class Error:
-    """The worst error in units in the last place, where; how many values are wrong in kind."""
+    """The worst error in ulps, its argument, and how often NaN, infinity or the sign is wrong."""
 
     ulps: float
     at: float

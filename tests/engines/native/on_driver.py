@@ -1,6 +1,6 @@
-"""`python on_driver.py KERNEL CASE`: a kernel on the driver that runs on the CPU.
+"""`python on_driver.py KERNEL CASE`: runs a kernel on the CUDA driver that is emulated on the CPU.
 
-Prints what a case came to, as JSON. SOA_EMULATED and LD_LIBRARY_PATH say where the driver is.
+Prints the result of a case as JSON. SOA_EMULATED and LD_LIBRARY_PATH lead to the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def outputs() -> np.ndarray[Any, Any]:
 
 
 def spans(x: int, y: int, n: int = ROWS, pitch: int = PITCH) -> list[Any]:
-    """In the order of the signature: rows, inputs, outputs."""
+    """The arguments in the order of the signature: rows, inputs, outputs."""
     return [
         (0, "float32", (n, 0)),
         (x, "float32", (FEATURES, pitch)),
@@ -52,14 +52,14 @@ def answers(n: int = ROWS, pitch: int = PITCH, stream_of_copy: str = "same") -> 
     copy_in(y, outputs(), stream)
     model.prepare(spans(x, y, n, pitch)).run(stream)
     copy_out(found, y, stream)
-    assert (found == -7.0).all()  # nothing is done before it is waited for
+    assert (found == -7.0).all()  # nothing runs before `synchronise`
     synchronise(stream)
     result: list[list[float]] = found.tolist()
     return result
 
 
 def several_streams() -> list[bool]:
-    """Four streams, waited for in another order, give what one gives."""
+    """Four streams, synchronised in another order, give the answers of one stream."""
     turn_to(0)
     model, x = opened(), room(inputs())
     first = new_stream()

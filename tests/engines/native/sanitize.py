@@ -1,10 +1,10 @@
 """The native code under sanitizers: `python -m tests.engines.native.sanitize`.
 
-Under AddressSanitizer with UndefinedBehaviorSanitizer and LeakSanitizer, then under
-ThreadSanitizer: the runner (stress.cpp), on a small artifact with torch and on two without, which
-are compiled first; what stands in for torch, its operators (operators.cpp) and functions
-(functions.cpp). libtorch is not instrumented: what happens inside it is not seen, what it calls
-(malloc, mutexes) and the code of this repository are.
+Under AddressSanitizer with UndefinedBehaviorSanitizer and LeakSanitizer, and then under
+ThreadSanitizer, it runs: the runner (stress.cpp), on a small artifact with torch and on two without
+torch, which are compiled first; and the shim that replaces torch, its operators (operators.cpp) and
+functions (functions.cpp). libtorch is not instrumented: errors inside it are not seen, but its
+calls (malloc, mutexes) and the code of this repository are checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NATIVE = HERE.parents[2] / "engines" / "native"
 SHIM = NATIVE / "shim"
 SHIM_FLAGS = ("-mavx2", "-mfma", "-ffp-contract=off", f"-I{SHIM}")
 SANITIZERS = {"address": ("address", "undefined"), "thread": ("thread",)}
-# In the tests: it compiles three times as fast, and the sanitizers see the same memory.
+# Used in the tests: this compiles three times as fast, and the sanitizers see the same memory.
 QUICK = ("-O0", "-g1")
 _REPORT = 66
 
@@ -34,7 +34,7 @@ def compiler() -> str | None:
 
 
 def has_sanitizer(name: str, scratch: Path) -> bool:
-    """Whether this machine's compiler links programs with it, and the kernel lets them start."""
+    """Whether this machine compiles and starts programs with this sanitizer."""
     found = compiler()
     if found is None:
         return False
@@ -47,7 +47,7 @@ def has_sanitizer(name: str, scratch: Path) -> bool:
 
 
 def compiled(sanitizer: str | None, *words: str | Path) -> None:
-    """Run the compiler; raises CalledProcessError."""
+    """Runs the compiler; raises CalledProcessError."""
     flags = ["-std=c++17", "-Wall", "-Wextra", "-O1", "-g", "-fno-omit-frame-pointer"]
     flags += ["-fno-sanitize-recover=all"]
     flags += [f"-fsanitize={part}" for part in SANITIZERS[sanitizer]] if sanitizer else []
@@ -61,16 +61,16 @@ def build(
     name: str = "stress",
     flags: tuple[str, ...] = (),
 ) -> Path:
-    """The stress program, or another of this folder, and the runner, as one.
+    """Compiles the stress program, or another one of this folder, together with the runner.
 
-    With `torch_free`, beside the shim, which is compiled alike, and without libtorch. `flags` come
-    after the usual ones.
+    With `torch_free` it is linked with the shim, compiled with the same sanitizer, and not with
+    libtorch. `flags` come after the usual ones.
     """
     program = out / f"{name}-{sanitizer or 'plain'}"
     links: tuple[str, ...] = ()
     if torch_free:
         library = ("-fPIC", "-shared", "-Wl,-soname,libsoa_shim.so", "-o", out / "libsoa_shim.so")
-        small = "-DSOA_SHIM_CACHED_BYTES=4096"  # larger blocks end where they are given back
+        small = "-DSOA_SHIM_CACHED_BYTES=4096"  # larger blocks are freed at once
         compiled(sanitizer, *SHIM_FLAGS, small, *library, *SHIM.glob("*.cpp"))
     else:
         import torch
@@ -85,7 +85,7 @@ def build(
 
 
 def build_operators(out: Path, sanitizer: str | None = None) -> Path:
-    """The program that tries the shim's operators; every block ends where it is given back."""
+    """Compiles the test of the shim's operators; without a cache, each block is freed at once."""
     program = out / f"operators-{sanitizer or 'plain'}"
     sources = (HERE / "operators.cpp", *SHIM.glob("*.cpp"))
     compiled(sanitizer, *SHIM_FLAGS, "-DSOA_SHIM_CACHED_BYTES=0", *sources, "-o", program)
@@ -93,7 +93,7 @@ def build_operators(out: Path, sanitizer: str | None = None) -> Path:
 
 
 def build_functions(out: Path, sanitizer: str | None = None) -> Path:
-    """The program that measures the shim's functions."""
+    """Compiles the program that measures the shim's functions."""
     program = out / f"functions-{sanitizer or 'plain'}"
     fast = ("-O2", "-fno-builtin")
     compiled(sanitizer, *SHIM_FLAGS, *fast, HERE / "functions.cpp", "-o", program)
@@ -101,9 +101,9 @@ def build_functions(out: Path, sanitizer: str | None = None) -> Path:
 
 
 def run(program: Path, *words: object) -> Done:
-    """Exit code 0 only if every promise was kept and no sanitizer has reported anything."""
-    # Without intercept_tls_get_addr=0, gcc 12's LeakSanitizer itself crashes now and then, while
-    # it walks the thread-local memory of libraries that were loaded by dlopen.
+    """Runs a program. Exit code 0: no check failed, and no sanitizer reported anything."""
+    # Without intercept_tls_get_addr=0, LeakSanitizer of gcc 12 itself sometimes crashes when it
+    # reads the thread-local memory of libraries that were loaded by dlopen.
     options = {
         "ASAN_OPTIONS": f"exitcode={_REPORT}:detect_leaks=1:fast_unwind_on_malloc=0"
         ":intercept_tls_get_addr=0",
@@ -122,7 +122,7 @@ def run(program: Path, *words: object) -> Done:
 
 
 def runs(folder: Path, sanitizer: str, files: Mapping[str, Path]) -> Iterator[tuple[str, Done]]:
-    """All programs, each by what it tries."""
+    """Runs all programs; yields the name of the tested part, and the finished process."""
     yield "operators", run(build_operators(folder, sanitizer), 300, 4)
     yield "functions", run(build_functions(folder, sanitizer), "ulps", 100003)
     for engine, file in files.items():

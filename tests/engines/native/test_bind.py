@@ -1,7 +1,6 @@
-"""One table of what bind refuses, run against Python and C++ alike; and the same bytes from both
-where it is taken.
+"""Python and C++ take and refuse the same bindings, by one table, and then write the same bytes.
 
-Both bind memory of one arena, filled alike. C++ runs under AddressSanitizer and UBSan.
+Both bind memory of one arena with the same content. C++ runs under AddressSanitizer and UBSan.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Memory:
-    """A collection's memory by its place in the arena: of a buffer, or of each column."""
+    """A collection's memory, as offsets in the arena: of a buffer, or of each column."""
 
     name: str
     at: int | Mapping[str, list[int]] | None
@@ -97,7 +96,7 @@ class Case:
 
 
 class Cpp:
-    """The program of binds.cpp, which does one case after another."""
+    """The program of binds.cpp, to which one case after another is sent."""
 
     def __init__(self, program: Path, artifact: Path) -> None:
         options = {
@@ -124,7 +123,7 @@ class Cpp:
 
 @cache
 def filled() -> bytes:
-    """As binds.cpp fills its arena."""
+    """The content of the arena, the same as in binds.cpp."""
     state, values = 1, np.empty(SIZE // 4, np.float32)
     for i in range(len(values)):
         state = (state * 1664525 + 1013904223) % 2**32
@@ -164,11 +163,11 @@ def _rows(words: list[str], bound: Mapping[str, int]) -> Any:
     return int(words[0]) if len(words) == 1 else {**bound, words[1]: int(words[0])}
 
 
-# -- one table -------------------------------------------------------------------------------------
+# -- a table of cases ------------------------------------------------------------------------------
 
 TAKEN, REFUSED = True, False
 JETS = Memory("jets", 0)  # six columns of 64 float32: 256 bytes each
-TAGS = Memory("tags", 8192)  # three
+TAGS = Memory("tags", 8192)  # three columns
 
 
 def jets(at: int | None = 0, n: int = 64, *more: Any, **fields: Any) -> Memory:
@@ -184,7 +183,7 @@ BUFFERS: dict[str, tuple[bool, Case]] = {
     "in the other order": (TAKEN, Case((TAGS, JETS))),
     "const inputs": (TAKEN, Case((jets(const=True), TAGS))),
     "const outputs": (REFUSED, Case((JETS, tags(const=True)))),
-    # Memory that is shared
+    # Shared memory
     "the outputs are the inputs": (REFUSED, Case((JETS, tags(0)))),
     "the outputs begin one column into the inputs": (REFUSED, Case((JETS, tags(256)))),
     "the outputs begin 32 rows into the inputs": (REFUSED, Case((JETS, tags(128)))),
@@ -348,11 +347,11 @@ COLUMNS: dict[str, tuple[bool, Case]] = {
 }  # fmt: skip
 
 ITEMS = {name: [4096 * i] for i, name in enumerate("abcdef")}
-ENDS = {"begin": [OFFSETS], "end": [OFFSETS + 8]}  # those of the next row begin where they end
+ENDS = {"begin": [OFFSETS], "end": [OFFSETS + 8]}  # each row begins where the one before ends
 
 
 def lists(*calls: str, **others: Memory) -> Case:
-    """Twenty rows of three items each, but for what is given by its name."""
+    """Twenty rows of three items each; `others` replaces collections by name."""
     usual = {
         "jets": Memory("jets", ITEMS, 60),
         "offsets": Memory("jets_offsets", ENDS, 20),
@@ -415,7 +414,7 @@ class Both:
     python: Python
 
     def __call__(self, case: Case) -> bool:
-        """Whether both take it; then they leave the same bytes."""
+        """Whether both take the case; they must agree, also in the bytes or the code."""
         theirs, ours = self.cpp(case.line()), self.python(case)
         refused = [said.startswith("refused: ") for said in (theirs, ours)]
         assert refused[0] == refused[1], (case, theirs, ours)
@@ -447,7 +446,7 @@ def opened(program: Path) -> Iterator[Opened]:
 
     def open_both(bundle: Path, before: Path | None = None) -> Both:
         folder = bundle / "targets" / TARGET / "aoti"
-        if before is not None:  # as of a version that was not validated on windows
+        if before is not None:  # as in versions that were not validated on windows
             lines = (folder / "arguments.txt").read_text()
             folder = shutil.copytree(folder, before)
             (folder / "arguments.txt").write_text(lines.replace("windows any\n", ""))
@@ -520,7 +519,7 @@ def test_a_version_that_was_not_validated_on_windows(older: Both, name: str) -> 
 
 @pytest.mark.parametrize("twice", [jets(), jets(16384), tags(), tags(16384)])
 def test_a_collection_given_twice(buffers: Both, twice: Memory) -> None:
-    """Python's are keys of a mapping."""
+    """Only in C++: Python passes collections as a mapping, whose keys are unique."""
     said = buffers.cpp(Case((JETS, TAGS, twice)).line())
     assert said.startswith("refused: ") and f"'{twice.name}'" in said
 
@@ -543,7 +542,7 @@ def test_memory_of_ones_own(buffers: Both, columns: Both, name: str, n: int) -> 
 
 @st.composite
 def counted(draw: st.DrawFn, memory: Memory, n: int) -> Memory:
-    """With room and a first row, most of them sound."""
+    """Memory with a capacity and a first row, both mostly valid."""
     first = draw(st.one_of(st.none(), st.integers(0, 70)))
     end = n + (first or 0)
     room = draw(st.one_of(st.none(), st.integers(max(0, end - 1), end + 70)))
@@ -563,7 +562,8 @@ def test_any_buffers(buffers: Both, data: st.DataObject, n: int) -> None:
 
 @given(st.data(), SIZES)
 def test_any_separate_columns(columns: Both, data: st.DataObject, n: int) -> None:
-    step = data.draw(st.sampled_from([1 if n else 16, *[16] * 6]))  # NumPy: none is nowhere
+    # In NumPy an array of no rows loses its address, so it gets only aligned ones.
+    step = data.draw(st.sampled_from([1 if n else 16, *[16] * 6]))
     place = st.integers(0, 256).map(lambda k: step * k)
     memory = [
         replace(each, at={name: [data.draw(place) for _ in every] for name, every in usual.items()})

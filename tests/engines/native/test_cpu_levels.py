@@ -18,7 +18,8 @@ from tests.engines.disassembly import BEYOND, above, level_of
 from tests.models.building import TAGS, Built
 
 LEVELS = {"x86-64-v2": 2, "x86-64-v3": 3, "x86-64-v4": 4}
-# Precompiled headers take as long as two compiles, for every set of flags, and change no code.
+# A precompiled header takes as long as two compilations, for each set of flags; the code is the
+# same.
 ONCE = {"aot_inductor.precompile_headers": False}
 
 
@@ -38,12 +39,12 @@ def arch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def library(mlp: Built, arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model for a level; of this host's own default it is already there."""
+    """The small model for a level; for this host's default level the fixture `mlp` has it."""
     if Target("cpu", arch) == Target.parse("cpu"):
         return mlp.files["aoti"]
     out = tmp_path_factory.mktemp(arch)
     source = Portable(mlp.capture.program, None)
-    options = ONCE if arch == "x86-64-v4" else {}  # v2 is compiled for elsewhere too
+    options = ONCE if arch == "x86-64-v4" else {}  # other tests compile for v2 too
     return out / engine("aoti").compile(source, Target("cpu", arch), options, out)[0]
 
 

@@ -1,4 +1,4 @@
-"""Generated C++ headers compile, whatever the columns are called, and point where they should."""
+"""Generated C++ headers compile with any column names, and their pointers are right."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
     ]
     (tmp_path / "use.cpp").write_text(PROGRAM.replace("@SHOWS@", "\n".join(shows)))
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", f"-I{tmp_path}")
-    # Nothing of the library is called, but it is referred to.
+    # The program refers to the library, but calls nothing of it.
     unused = ("-Wl,--unresolved-symbols=ignore-all",)
     execute("g++", *flags, tmp_path / "use.cpp", "-o", tmp_path / "use", *unused)
     *offsets, last = execute(tmp_path / "use").splitlines()

@@ -1,4 +1,4 @@
-"""An artifact for another CPU is refused natively, and in C++ and Python for the same reasons."""
+"""An artifact for another CPU is refused natively; C++ and Python give the same reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILY = "another processor family"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """`lacks x86-64-v3` and so on, to the features that C++ names."""
+    """The output of levels.cpp: the features that C++ names, by `lacks x86-64-v3` and so on."""
     compiler = sanitize.compiler()
     if compiler is None or platform.machine() != "x86_64":
         pytest.skip("needs a C++ compiler and an x86-64 host")

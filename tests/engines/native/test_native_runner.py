@@ -1,4 +1,4 @@
-"""The native runner against torch's own, from many threads, and what it refuses."""
+"""The native runner compared with torch's own, from many threads; and its refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["torch-1-thread", "torch-2-threads"])
 def torch_threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """MKL's last bits depend on how many threads it uses: the runner's must not."""
+    """MKL's last bits depend on the number of threads; the runner's must not."""
     threads = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
@@ -50,7 +50,8 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     runner = _aoti.AOTIModelContainerRunnerCpu(str(mlp.files["aoti"]), 1)
-    weights = mlp.model.state_dict()  # the library holds none: torch's runner wants them given
+    # The library holds no weights; torch's runner needs them.
+    weights = mlp.model.state_dict()
     names = runner.get_constant_names_to_original_fqns()
     given = {name: weights[own.removeprefix("model.")] for name, own in names.items()}
     runner.update_constant_buffer(given, False, True)
@@ -96,7 +97,7 @@ def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
 
 
 def test_arguments_change_together_or_not_at_all(library: Path) -> None:
-    """What else makes no tensor, stress.cpp tries."""
+    """stress.cpp tries other invalid arguments."""
     model = _native.Model(str(library), "cpu", str(library.parent), 1)
     features, answers = torch.rand(6, 32), torch.zeros(3, 32)
     good = [
@@ -117,7 +118,7 @@ def test_arguments_change_together_or_not_at_all(library: Path) -> None:
     with pytest.raises(ValueError, match="1 or 2 sizes"):
         call.update([(0, (0, "float32", ()))])
     call.run()
-    assert (answers[:, 9] != 0).all()  # ten rows, not four
+    assert (answers[:, 9] != 0).all()  # still ten rows, not four
     answers.zero_()
     call.update([(0, (0, "float32", (4, 0)))])
     call.run()
@@ -126,7 +127,7 @@ def test_arguments_change_together_or_not_at_all(library: Path) -> None:
 
 
 def test_the_run_for_cuda_graphs_gives_the_same_bits(mlp: Built, library: Path) -> None:
-    """No graph here: the single-threaded entry that recording one needs, from several threads."""
+    """Several threads use the single-threaded entry point of graphs, but record no graph."""
     given, expected = mlp.collections({"n": 100})
     mlp.session("aoti").run(given, expected)
     session = Session(mlp.signature, NativeExecutable(library, CPU, instances=0), CPU)

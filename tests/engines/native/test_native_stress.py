@@ -1,6 +1,6 @@
 """The native runner without Python: many threads and bad input.
 
-`make sanitize` runs the same program under sanitizers, and more rounds of it.
+`make sanitize` runs the same program under sanitizers, with more rounds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""One table of records, against both readers; and any record by hypothesis: what Python refuses,
-C++ refuses too, and nothing else."""
+"""The readers of records in Python and C++ take and refuse the same ones.
+
+They are compared by one table, and on any record that hypothesis makes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ AOTI = ("targets", V3, "candidates", "aoti")
 
 
 def full_manifest() -> dict[str, Any]:
-    """Every field that a manifest can have."""
+    """A manifest with every possible field."""
     data = bundles.manifest_data()
     data |= {
         "signature": detector.signature().to_dict(),
@@ -92,7 +94,7 @@ def in_python(kind: str, content: bytes) -> None:
 
 
 class Readers:
-    """Both: in C++ the program of records.cpp, which reads one thing after another."""
+    """Both readers; C++ is the program of records.cpp, which reads one thing after another."""
 
     def __init__(self, program: Path, file: Path) -> None:
         pipe = subprocess.PIPE
@@ -101,7 +103,7 @@ class Readers:
         self._file = file
 
     def __call__(self, kind: str, content: bytes) -> bool:
-        """Whether both take it: a record, or the file of one."""
+        """Whether both take a record."""
         self._file.write_bytes(content)
         if currently_in_test_context():
             note(repr(content[:5000]))
@@ -111,7 +113,7 @@ class Readers:
         return self._both("folder", folder, lambda: open_folder(folder))
 
     def load(self, folder: Path) -> bool:
-        """Whether production runs it."""
+        """Whether both run it in production."""
         return self._both("load", folder, lambda: pipeline.load(folder, engine_name="aoti"))
 
     def _both(self, kind: str, path: Path, ours: Callable[[], object]) -> bool:
@@ -157,16 +159,16 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that examples write over and over."""
+    """A folder that every example overwrites."""
     return tmp_path_factory.mktemp("place")
 
 
 def test_the_schemas_are_those_of_the_records() -> None:
-    """If not: python -m tests.registry.bundle.schemas_file"""
+    """To write them again: python -m tests.registry.bundle.schemas_file."""
     assert schemas_file.FILE.read_text() == schemas_file.text()
 
 
-# -- one table -------------------------------------------------------------------------------------
+# -- a table of cases ------------------------------------------------------------------------------
 
 GONE = object()
 SIGNATURE = ("signature",)
@@ -364,7 +366,7 @@ def folder(tmp_path: Path) -> Path:
 
 def sums(change: Callable[[str], str]) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
-        shutil.rmtree(folder / "annexes")  # which are of the bundle as it was
+        shutil.rmtree(folder / "annexes")  # they belong to the unchanged bundle
         file = folder / "SHA256SUMS"
         file.write_text(change(file.read_text()))
 
@@ -380,7 +382,7 @@ def written(name: str) -> Callable[[Path], object]:
 
 
 def with_record(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
-    """Another record, in a folder that is sealed again."""
+    """Changes a record, and seals its folder again."""
 
     def edit(folder: Path) -> None:
         if name == "manifest.json":
@@ -472,7 +474,7 @@ def test_test_mode_of_lists(readers: Readers, lists: Built, tmp_path: Path) -> N
         stored = load_file(folder / "reference.safetensors")
         with safe_open(folder / "reference.safetensors", "pt") as file:
             about = file.metadata()
-        stored["input/jets_offsets/end"][1] = 2  # of a row that is empty
+        stored["input/jets_offsets/end"][1] = 2  # the end of an empty row
         save_file(stored, folder / "reference.safetensors", about)
 
     other = resealed(lists.bundle, tmp_path / "other", edit)
@@ -570,7 +572,7 @@ RECORDS = ("manifest.json", "SHA256SUMS", "PROMOTED.json")
 
 
 def known(content: bytes) -> bytes:
-    """What no version of Unicode has a character for is unknown to Python, and not to C++."""
+    """Skips text with unassigned code points: Python refuses all of them, C++ only some."""
     try:
         said = json.dumps(json.loads(content), ensure_ascii=False)
     except ValueError:
@@ -593,13 +595,13 @@ JSON = st.builds(
 
 
 def shown(value: Any) -> str:
-    """As records.cpp shows it."""
+    """A value in the format of records.cpp."""
     if value is None:
         return "-,"
     if isinstance(value, bool):
         return f"{str(value).lower()},"
     if isinstance(value, int | float):
-        # -nan or nan: Python does not say which one it is
+        # Python does not distinguish -nan from nan
         return f"{int(isinstance(value, int))}{value:.17g},".replace("-nan", "nan")
     if isinstance(value, str):
         return f"{value.encode().hex()},"
@@ -639,7 +641,7 @@ def test_any_stored_signature(readers: Readers, made: Signature, data: st.DataOb
 
 @given(st.data(), layouts(storages=("buffer", "columns")), layouts(("float32", "float64")))
 def test_any_signature(readers: Readers, data: st.DataObject, given: Any, found: Any) -> None:
-    """Those that Python makes are taken."""
+    """C++ takes every signature that Python makes."""
     columns = data.draw(st.permutations([c.name for c in given.columns]))
     part = columns[: data.draw(st.integers(1, len(columns)))]
     ranges = {"n": RowRange(data.draw(st.integers(0, 3)), data.draw(st.integers(3, 50)))}

@@ -1,4 +1,4 @@
-"""The shim's operators and functions against torch's, on random shapes and strides."""
+"""The shim's operators and functions, compared with torch's on random shapes and strides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def longs(values: Sequence[int]) -> Any:
 
 @contextmanager
 def handles(shim: ctypes.CDLL, *tensors: Tensor) -> Iterator[list[ctypes.c_void_p]]:
-    """The shim's tensors over torch's memory."""
+    """Tensors of the shim that use torch's memory."""
     made: list[ctypes.c_void_p] = []
     for t in tensors:
         handle = ctypes.c_void_p()
@@ -56,7 +56,7 @@ def handles(shim: ctypes.CDLL, *tensors: Tensor) -> Iterator[list[ctypes.c_void_
 
 
 def taken(shim: ctypes.CDLL, handle: ctypes.c_void_p) -> Tensor:
-    """A copy of a tensor that the shim made, in its strides; the shim's own is freed."""
+    """A copy of the shim's tensor, with its strides; the original is freed."""
     dims, dtype, data = ctypes.c_int64(), ctypes.c_int32(), ctypes.c_void_p()
     shape, strides = ctypes.POINTER(ctypes.c_int64)(), ctypes.POINTER(ctypes.c_int64)()
     for name, out in (
@@ -75,7 +75,7 @@ def taken(shim: ctypes.CDLL, handle: ctypes.c_void_p) -> Tensor:
 
 
 def strided(draw: torch.Generator, *size: int) -> Tensor:
-    """Normal numbers in memory with gaps, its dimensions in any order."""
+    """Normal numbers in memory with gaps; the dimensions lie in random order."""
     order = torch.randperm(len(size), generator=draw).tolist()
     wide = [size[d] + int(torch.randint(0, 3, (), generator=draw)) for d in order]
     whole = torch.randn(wide, generator=draw)
@@ -85,7 +85,7 @@ def strided(draw: torch.Generator, *size: int) -> Tensor:
 
 
 def close(got: Tensor, exact: Tensor, weight: Tensor, terms: int) -> None:
-    """Within the error that any order of `terms` roundings of that weight may have."""
+    """Within the rounding error of a sum of `terms` products, summed in any order."""
     bound = (terms + 2) * EPSILON * weight + 1e-30
     assert ((got.double() - exact).abs() <= bound).all()
 
@@ -151,8 +151,8 @@ def test_convolutions(
         shaped = bias.double().view(-1, *[1] * nd)
         exact, weight_of = exact + shaped, weight_of + shaped.abs()
     close(got, exact, weight_of, inner * math.prod(kernel))
-    # Strides are all that is asked of torch's own: run, torch 2.13 crashes with some groups, a
-    # dilation, a bias and channels last (oneDNN's brg_conv_fwd:avx2).
+    # torch's convolution is only asked for its strides, not run: torch 2.13 crashes with some
+    # groups, a dilation, a bias and channels last (oneDNN's brg_conv_fwd:avx2).
     with FakeTensorMode() as mode:
         added = None if bias is None else mode.from_tensor(bias)
         theirs = torch.convolution(mode.from_tensor(x), mode.from_tensor(w), added, *arguments)

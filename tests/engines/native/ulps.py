@@ -1,8 +1,8 @@
 """The errors of the shim's functions on all 2^32 floats: `python -m tests.engines.native.ulps`.
 
-Against the C library's double precision, whose own error is a billionth of what is measured. It
-takes an hour on one core; `ulps 97 exp log` looks at every 97th float, and at these two functions.
-docs/howto/standalone.md has figures.
+They are measured against the C library's double precision, whose own error is a billionth of the
+measured ones. It takes an hour on one core; `ulps 97 exp log` checks every 97th float, and only
+these two functions. docs/howto/standalone.md has the results.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.engines.native import sanitize
 
 @dataclass(frozen=True)
 class Error:
-    """The worst error in units in the last place, and how many values are wrong in kind."""
+    """The worst error in units in the last place, and how many values are wrong in kind or bits."""
 
     ulps: float
     wrong: int
 
 
 def measured(program: Path, *words: str) -> dict[str, Error]:
-    """What the program says of each function: `ulps STEP`, or `doubles`."""
+    """The program's results for each function: `ulps STEP`, or `doubles`."""
     done = subprocess.run([program, *words], check=True, stdout=subprocess.PIPE, text=True)
     lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
     return {name: Error(float(ulps), int(wrong)) for name, ulps, _, _, wrong, *_ in lines}

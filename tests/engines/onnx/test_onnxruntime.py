@@ -1,4 +1,4 @@
-"""The onnxruntime engine: bound at the caller's memory, its copies counted, its refusals."""
+"""The onnxruntime engine: it binds the caller's memory, counts copies, and refuses models."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_binding_reads_and_writes_the_callers_memory(mlp: Built) -> None:
     binding()
     before = values(written["tags"])[:, :10].clone()
     given["jets"].fill("a", torch.full((10,), 7.0))
-    binding()  # nothing was bound anew
+    binding()  # without binding again
     jets = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
     after = values(written["tags"])[:, :10]
     assert not torch.equal(before, after)
@@ -105,11 +105,11 @@ def test_the_bytes_counted_are_those_that_the_last_step_writes(mlp: Built, tmp_p
 
 
 class Endings(nn.Module):
-    """Every way an output can end: computed in place, twice the same, passed on, constant."""
+    """Every kind of output: computed in place, used twice, an input itself, constant."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = torch.exp(-x.abs())
-        whole = x.unflatten(1, (2, 3)).mean(-1)  # over an axis from the back, also at n = 0
+        whole = x.unflatten(1, (2, 3)).mean(-1)  # over a negative axis, also at n = 0
         return (
             torch.sigmoid(x.sum(dim=1, keepdim=True)),
             y[:, -1],
@@ -149,7 +149,7 @@ def test_every_ending_is_right_and_only_moved_values_are_counted(endings: Built)
     assert report.reason is None
     assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 50}
     facts = facts_of(endings)
-    # first, second, passed, both and other end in a move, double in a conversion.
+    # first, second, passed, both and other are copied at the end, double is converted.
     assert facts["copied_bytes_out_per_row"] == [5 * 4 + 8]
     assert facts["copied_bytes_out_once"] == 0
 
@@ -166,7 +166,7 @@ def test_rows_of_one_value_only(tmp_path: Path) -> None:
 
 
 def test_more_columns_than_the_graph_has_room_for_beside_its_weights(tmp_path: Path) -> None:
-    """The sizes of a Split are 8 bytes a column, and the checker must be able to read them."""
+    """The sizes of a Split take 8 bytes per column, and the ONNX checker must read them."""
     names = tuple(f"value_{k}" for k in range(140))
     signature = Signature.build(
         {
@@ -273,7 +273,7 @@ def test_a_build_without_the_devices_provider(mlp: Built) -> None:
         engine("onnxruntime").open(mlp.files["onnxruntime"], torch.device("cuda"))
 
 
-# -- on a GPU; none has run them -------------------------------------------------------------------
+# -- on a GPU; these tests have not run yet --------------------------------------------------------
 
 
 @pytest.mark.cuda

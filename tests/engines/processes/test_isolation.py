@@ -1,4 +1,4 @@
-"""A crash, a hang or an error in a child is an outcome, with a log and a script to repeat it."""
+"""A crash, hang or error in a child becomes an outcome, with a log and a script to repeat it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = "tests.engines.steps"
 
 @pytest.fixture(scope="module", autouse=True)
 def light() -> Iterator[None]:
-    """Processes of this module alone, which do not import torch beforehand: some are ended."""
+    """Child processes for this module alone, without torch, as some tests end them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm, "_IMPORTED", ())
         patch.setattr(warm, "_idle", [])
@@ -43,7 +43,7 @@ def run(folder: Path, name: str, timeout_s: float = 60, **payload: Any) -> Outco
 
 
 def repeat(outcome: Outcome) -> subprocess.CompletedProcess[str]:
-    """Run reproduce.sh alone: from another folder, with nothing of our environment."""
+    """Runs reproduce.sh alone, from another folder, and without our environment variables."""
     return subprocess.run(
         [str(outcome.script)],
         env={"PATH": "/usr/bin:/bin"},
@@ -58,7 +58,7 @@ def is_running(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z"  # a zombie has ended; whoever inherited it has not looked yet
+    return state != "Z"  # a zombie has ended, but its parent has not waited for it
 
 
 def ends(pid: int) -> bool:
@@ -97,8 +97,11 @@ def test_it_is_another_process_with_our_environment(
 def test_nothing_comes_from_the_working_folder_but_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, beside: str
 ) -> None:
-    """As in a second checkout, or in a folder with a file of any name: Python looks there first for
-    what `-m` names, and where the parent is interactive for everything."""
+    """The process starts in a folder that holds modules with our names.
+
+    Python looks there first for modules that `-m` names, and in an interactive parent for all
+    modules.
+    """
     work = tmp_path / "work"
     for name in (*soa_pipeline.PACKAGES, "torch"):
         (work / name).mkdir(parents=True)
@@ -124,7 +127,7 @@ def test_nothing_comes_from_the_working_folder_but_a_model(
 def test_our_code_is_found_where_the_parent_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by one that found it in "", the working folder of then."""
+    """Also if the parent found it by "", and has changed its working folder since."""
     ours = str(Path(errors.__file__).parents[1])
     assert search_path().split(os.pathsep).count(ours) >= 1
     monkeypatch.chdir(tmp_path)
@@ -144,10 +147,10 @@ def test_torch_is_imported_again_only_for_what_it_may_read(
 
     first = parent("A_SETTING", "one")
     assert parent("PIPELINE_SOMETHING", "else") == first
-    monkeypatch.syspath_prepend(tmp_path)  # as a model's folder is added
+    monkeypatch.syspath_prepend(tmp_path)  # as for a model's folder
     assert parent("PIPELINE_SOMETHING", "more") == first
     assert parent("A_SETTING", "two") != first
-    assert parent("A_SETTING", "one") == first  # it was kept
+    assert parent("A_SETTING", "one") == first  # that process was kept
 
 
 def test_a_parent_with_many_open_files(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_a_parent_with_many_open_files(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        warm._end_all()  # so that one is started
+        warm._end_all()  # so that a new one is started
         assert run(tmp_path / "made", "add", a=2, b=3).value == 5
     finally:
         for each in opened:
@@ -187,7 +190,7 @@ def test_what_a_child_changes_stays_its_own(tmp_path: Path) -> None:
 
 
 def test_a_child_runs_with_several_threads(tmp_path: Path) -> None:
-    """The process that forks it has computed nothing, whatever it imported for an earlier job."""
+    """The process that forks it has only imported modules and computed nothing."""
     imports = ("torch", "engines.processes.forks")
     for folder in (tmp_path / "first", tmp_path / "second"):
         ran = run_isolated(f"{STEPS}:run_with_threads", {"threads": 2}, folder, 60, imports)
@@ -197,7 +200,7 @@ def test_a_child_runs_with_several_threads(tmp_path: Path) -> None:
 def test_a_job_that_meets_the_end_of_an_idle_process_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first process takes the line and ends, as one whose idle time is over at that moment."""
+    """The first process reads the job and ends, like one whose idle time is over at that moment."""
     ended, python = tmp_path / "ended", tmp_path / "python"
     python.write_text(
         f"#!/bin/sh\nif [ ! -e {ended} ]; then touch {ended}; read line; exit 0; fi\n"
@@ -265,7 +268,7 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
-    """Also what waits for a free thread: it never begins."""
+    """Jobs that wait for a free thread never begin."""
     files = [tmp_path / f"pids{i}" for i in range(6)]
 
     def interrupt() -> None:
@@ -364,7 +367,7 @@ def test_a_step_that_runs_out_of_memory(tmp_path: Path) -> None:
     assert outcome.error == (
         "out of memory: give it more memory, or build for fewer rows (rows: max)"
     )
-    assert outcome.killed  # it may end otherwise where there is more
+    assert outcome.killed  # from this limit on, it may end in other ways
     assert "MemoryError" in outcome.log.read_text()
 
 

@@ -14,7 +14,7 @@ from tests.models.versions import copy_of, promoted, store_of
 
 @pytest.fixture(scope="session")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """For at most 64 rows a call: every batch takes several."""
+    """A version for at most 64 rows per call, so every batch takes several calls."""
     return served.shared(tmp_path_factory, "tagger", PointwiseFirst(1), mlp_signature(64))
 
 

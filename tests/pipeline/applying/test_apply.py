@@ -1,4 +1,4 @@
-"""Files scored by a version: rows out are rows in, equal to eager, in every format."""
+"""Files scored by a version: the same rows, with eager's answers, in every format."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_rows_are_no_rows(tmp_path: Path, production: Registry, suffix: str) 
 
 @pytest.mark.parametrize("rows", [0, 50])
 def test_empty_row_groups(tmp_path: Path, production: Registry, rows: int) -> None:
-    """As a skim leaves them, which writes whatever passed of each batch."""
+    """A skim leaves such groups if it writes the selected rows of each batch."""
     given = columns(rows)
     table = pa.table(arrow(given))
     source = tmp_path / "skim.parquet"
@@ -113,7 +113,7 @@ def test_many_files_become_one(tmp_path: Path, production: Registry, suffix: str
 
 
 def test_a_version_that_was_looked_up_before(tmp_path: Path, production: Registry) -> None:
-    """With `prefer-cache` the registry need not be there again, nor MLflow be imported."""
+    """With `prefer-cache` the second job needs neither the registry nor MLflow."""
     source = write_rows(tmp_path / "rows.npz", columns(20))
     database = Path(production.uri.removeprefix("sqlite:///"))
     cached = ("apply", REF, source, "--lookup", "prefer-cache", "--out")
@@ -142,7 +142,7 @@ def test_columns_have_other_names_in_the_file(tmp_path: Path, production: Regist
 def test_items_of_jagged_columns_are_rows(
     tmp_path: Path, production: Registry, suffix: str
 ) -> None:
-    """As jets of NanoAOD for a tagger of jets: the answers are cut into the same events."""
+    """As with NanoAOD and a tagger of jets: the answers are divided into the same events."""
     counts = np.random.default_rng(4).integers(0, 5, 400)
     given = columns(int(counts.sum()))
     events = {name: ak.unflatten(given[name], counts) for name in FEATURES}
@@ -160,7 +160,7 @@ NANO = {**{f"Jet_{name}": name for name in FEATURES[1:]}, "Jet_btag": "f", "Jet_
 
 
 def nano(kind: str, path: Path, rows: int = 300) -> Path:
-    """Events with the tagger's columns as `Jet_*`, and others; by `kind` of file."""
+    """Writes events with the tagger's columns as `Jet_*`, and others, in this kind of file."""
     draw = np.random.default_rng(4)
     counts, muons = draw.integers(0, 5, rows), draw.integers(0, 3, rows)
     given = columns(int(counts.sum()))
@@ -198,7 +198,7 @@ def nano(kind: str, path: Path, rows: int = 300) -> Path:
 def test_a_tree_has_one_counter_for_columns_of_the_same_items(
     tmp_path: Path, production: Registry, kind: str, keep: list[str], counters: dict[str, str]
 ) -> None:
-    """As NanoAOD has it; in "" are the answers, which have the items of what the model reads."""
+    """As in NanoAOD. "" stands for the answers, which have the items of the model's inputs."""
     source = nano(kind, tmp_path / ("rows.root" if kind == "tree" else "rows.parquet"))
     dot = "." if kind == "structs" else "_"
     pairs = {f"jets/{own}": f"Jet{dot}{name[4:]}" for name, own in NANO.items() if own != "f"}
@@ -223,7 +223,7 @@ def test_a_tree_has_one_counter_for_columns_of_the_same_items(
 
 
 def test_names_that_do_not_say_what_the_rows_have(tmp_path: Path, production: Registry) -> None:
-    """By its name `trk_hits` is counted by ntrk, and it is not: at once, or in later rows only."""
+    """By its name `trk_hits` has `ntrk` items; in some rows, here early or late, it has not."""
     rows = columns(900)
     tracks = np.array([2, 0, 1] * 300, "i4")
     early, late = tracks[::-1], np.append(tracks[:600], tracks[600:][::-1])
@@ -249,14 +249,14 @@ def test_names_that_do_not_say_what_the_rows_have(tmp_path: Path, production: Re
 
 
 def test_items_that_are_not_the_same(tmp_path: Path, production: Registry) -> None:
-    """As many in all, and not in each row."""
+    """The total is the same, but not the number in each row."""
     given: dict[str, Any] = {
         name: ak.unflatten(columns(90)[name], [2, 1] * 30) for name in FEATURES
     }
     given["d"] = ak.unflatten(columns(90)["d"], [1, 2] * 30)
     source = write_rows(tmp_path / "rows.parquet", given)
     said = refused(production, source, "--out", tmp_path / "out")
-    assert "'a' and 'd' have not the same items" in said
+    assert "'a' and 'd' differ in their items per row" in said
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def events(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registr
 
 @pytest.mark.parametrize("kind", ["lists.parquet", "structs.parquet", "rows.root", "rows.arrow"])
 def test_whole_events(tmp_path: Path, events: Registry, kind: str) -> None:
-    """More of them, and more items, than one run takes; some are longer than the model looks."""
+    """More events and items than a run takes; some events have more items than the model reads."""
     draw = np.random.default_rng(5)
     counts = draw.integers(0, 9, 400)
     pt, mass = (ak.unflatten(draw.random(counts.sum(), np.float32), counts) for _ in range(2))
@@ -287,7 +287,7 @@ def test_whole_events(tmp_path: Path, events: Registry, kind: str) -> None:
 
 
 def test_one_column_is_not_two(tmp_path: Path, events: Registry) -> None:
-    """`pt` of a file might be the jets' and the event's: the user has to say."""
+    """`pt` of a file could be the jets' or the event's: the user has to choose."""
     jets = ak.unflatten(columns(40)["a"], [2] * 20)
     given = {"pt": jets, "jets_mass": jets, "met": columns(20)["b"]}
     source = write_rows(tmp_path / "rows.parquet", given)
@@ -325,7 +325,7 @@ def test_files_of_other_types_do_not_become_one(tmp_path: Path, production: Regi
 def test_parts_of_a_file_that_was_changed_have_other_names(
     tmp_path: Path, production: Registry, parts: list[Path]
 ) -> None:
-    """What a worker that was given up writes late is then none of the new job's."""
+    """The new job ignores files that a worker of the old job still writes."""
 
     def names() -> list[str]:
         seen: list[str] = []
@@ -352,7 +352,7 @@ class Enough(ApplyError):
 
 
 def stopping(after: int) -> Any:
-    """Scores so many pieces, and then dies."""
+    """Scores this many pieces, and then fails."""
 
     def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         for i, done in enumerate(locally(1)(plan, pieces)):
@@ -385,7 +385,7 @@ def test_a_job_goes_on_where_it_was(
     assert not out.exists()
     cut, short, *_ = sorted(folder.glob("*.arrow"))
     assert "a part of a job" in refusal("explain", cut)
-    cut.write_bytes(cut.read_bytes()[:100])  # as a machine leaves it that went down
+    cut.write_bytes(cut.read_bytes()[:100])  # as after a power failure
     whole = pa.ipc.open_file(short).read_all()
     with pa.ipc.new_file(short, whole.schema) as file:
         file.write_table(whole[:7])
@@ -431,7 +431,7 @@ def test_what_a_command_says_that_did_nothing(tmp_path: Path, production: Regist
 def test_progress_without_a_terminal(
     tmp_path: Path, production: Registry, parts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line now and then on standard error, as a batch system keeps it; none for a short job."""
+    """Standard error gets a line from time to time, for batch systems; none in a short job."""
     command = ("apply", REF, *parts, "--registry", production.uri, "--threads", 1, "--out")
     assert cli(*command, tmp_path / "short").stderr == ""
     monkeypatch.setattr("pipeline.cli.applying.EVERY_S", 0)
@@ -443,7 +443,7 @@ def test_progress_without_a_terminal(
 def test_a_job_of_another_mode_is_another_job(
     tmp_path: Path, production: Registry, parts: list[Path]
 ) -> None:
-    """Its answers were compared with the reference, or were not."""
+    """Test mode compares answers with the reference, so parts of the two must not be mixed."""
     out = tmp_path / "all.parquet"
     with pytest.raises(Enough):
         pipeline.apply(REF, parts, out, registry=production, mode="test", execute=stopping(3))
@@ -502,7 +502,7 @@ def test_one_job_at_a_time(tmp_path: Path, production: Registry, parts: list[Pat
 def test_one_job_at_a_time_on_each_output(
     tmp_path: Path, production: Registry, parts: list[Path], first: str, force: bool
 ) -> None:
-    """Into a folder, and into one of the files that this makes; others of the folder are free."""
+    """One job writes to the folder, another to a file in it; the folder's other files are free."""
     (second,) = {"out", "out/3.parquet"} - {first}
     sources = {"out": parts, "out/3.parquet": parts[3:4]}
 
@@ -544,7 +544,7 @@ def test_a_file_that_appears_meanwhile_stays(
     tmp_path: Path, production: Registry, parts: list[Path], links: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Also where files have no second names, as on FAT and some file systems of networks."""
+    """Also without hard links, as on FAT and some network file systems."""
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no")))
     out = tmp_path / "all.parquet"
@@ -561,7 +561,7 @@ def test_a_file_that_appears_meanwhile_stays(
         pipeline.apply(REF, parts, out, registry=production)
     out.unlink()
     done = pipeline.apply(REF, parts, out, registry=production)
-    assert done.found == done.rows == 800  # nothing is scored again
+    assert done.found == done.rows == 800  # no row is scored again
     require_scored(out, columns(800))
     assert files_in(tmp_path) == sorted([*parts, out, tmp_path / "cwd"])
 
@@ -589,11 +589,11 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path, production: Registry) -
     assert [*(tmp_path / "out").iterdir()] == [tmp_path / "out" / "rows.npz"]
 
 
-# -- what others wrote ----------------------------------------------------------------------------
+# -- files of other programs ----------------------------------------------------------------------
 
 
 def tell(path: Path, said: Any) -> Path:
-    """A file that says so of what made it, in the place where outputs do."""
+    """Writes a file whose record of how it was made is `said`, in the place used by outputs."""
     if path.suffix == ".parquet":
         pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({ABOUT: said}), path)
     elif path.suffix == ".arrow":
@@ -638,7 +638,7 @@ def test_records_that_we_did_not_write(tmp_path: Path, suffix: str, said: Any) -
 
 
 def test_damaged_records(tmp_path: Path, production: Registry) -> None:
-    """Each field is missing once, and once something else; the whole one is read."""
+    """Each field is once missing and once of a wrong kind; the complete record is read."""
     source, made = write_rows(tmp_path / "rows.npz", columns(20)), tmp_path / "made.npz"
     pipeline.apply(REF, source, made, registry=production)
     with np.load(made) as arrays:
@@ -678,7 +678,7 @@ def refused(production: Registry, *given: object) -> str:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """But for the registry, and what a load keeps on this host."""
+    """All files except those of the registry and the cache."""
     return sorted(p for p in folder.rglob("*") if not {"cache", "store"} & {*p.parts})
 
 
@@ -771,7 +771,7 @@ def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Regi
 
 
 def test_text_is_kept(tmp_path: Path, production: Registry) -> None:
-    """From every format that has it, into every other one."""
+    """From and to the formats that have text."""
     given = {name: columns(300)[name] for name in FEATURES}
     words = [f"é{i}" * (i % 3) for i in range(300)]
     with h5py.File(tmp_path / "text.h5", "w") as file:
@@ -817,7 +817,7 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
 def test_a_null_is_nan_for_trees(
     tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """pandas writes NaN as null, and boosted trees take NaN for a missing value."""
+    """pandas writes NaN as null, and boosted trees read NaN as a missing value."""
     xgboost = pytest.importorskip("xgboost")
     given = {name: columns(300)[name] for name in FEATURES}
     given["b"][::5] = np.nan
@@ -849,7 +849,7 @@ class Lengths(nn.Module):
 def test_lists_of_one_length_are_a_models_vectors(
     tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As pandas writes them; a row of another length is named, and no part of an output is left."""
+    """pandas writes vectors as lists. If one row's list is longer, the error names it."""
     signature = Signature.build(
         {
             "jets": Layout([eigen("hits", "float32", 3), column("pt", "float32")]),

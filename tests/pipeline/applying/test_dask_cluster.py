@@ -1,4 +1,4 @@
-"""Files scored on a Dask cluster: workers die, the scheduler goes, and every row is there once."""
+"""Files scored on a Dask cluster: workers and the scheduler die, and every row is there once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ distributed = pytest.importorskip("distributed", reason="takes the extra `dask`"
 
 REF = "tagger@production"
 ROWS = 100
-# A cluster in a process of its own, which ends at once when it is killed.
+# A cluster in a process of its own, which ends at once if it is killed.
 ELSEWHERE = """
 import sys, time
 from distributed import LocalCluster
@@ -37,14 +37,14 @@ if __name__ == "__main__":
 
 
 def written(folder: Path, files: int) -> tuple[list[Path], dict[str, Any]]:
-    """So many files, a piece each; and all of their rows."""
+    """Writes this many files, one piece each; returns them and all of their rows."""
     given = columns(ROWS * files)
     parts = [{n: v[i * ROWS : (i + 1) * ROWS] for n, v in given.items()} for i in range(files)]
     return [write_rows(folder / f"{i}.parquet", part) for i, part in enumerate(parts)], given
 
 
 def kill_one(client: Any, draw: random.Random) -> None:
-    """One of the workers that answer, at a moment that nobody chose."""
+    """Kills one of the workers that answer, at a random moment."""
     time.sleep(draw.uniform(0, 0.05))
     pids = list(client.run(os.getpid, on_error="ignore").values())
     if pids:
@@ -112,7 +112,7 @@ def test_a_job_goes_on_when_the_scheduler_went_away(tmp_path: Path, production: 
 
 @pytest.mark.long
 def test_what_fails_on_a_worker_is_one_line(tmp_path: Path, production: Registry) -> None:
-    """And a worker that dies on a piece as often as Dask allows names the piece."""
+    """If workers die on a piece as often as Dask allows, the error names the piece."""
     import dask
 
     sources, given = written(tmp_path, 10)
@@ -174,7 +174,7 @@ def test_without_distributed_it_is_said_what_to_install(
 
 @pytest.mark.long
 def test_the_slurm_script_with_a_stand_in_for_slurm(tmp_path: Path, production: Registry) -> None:
-    """`sbatch` starts the job's script here, a copy as Slurm does; `scancel` ends it."""
+    """`sbatch` runs a copy of the job's script here, as Slurm does; `scancel` ends it."""
     pytest.importorskip("dask_jobqueue")
     sources, given = written(tmp_path, 6)
     place = tmp_path / "bin"

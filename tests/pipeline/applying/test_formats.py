@@ -1,4 +1,4 @@
-"""Every type of Arrow in every format: each value comes back, or one line says that it cannot."""
+"""Every Arrow type in every format: each value is kept, or one line says that it cannot be."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ NO_PARQUET = {
         [pa.array(range(3)), pa.array([*"ab"])],
     ),
 }
-# A dictionary is kept as its values.
+# The values of a dictionary are kept, not the dictionary.
 DICTIONARIES = {
     "dictionary of text": pa.array([*"babca"]).dictionary_encode(),
     "dictionary of numbers": pa.array([2.5, 1.5, 2.5, 2.5, 1.5]).dictionary_encode(),
@@ -171,7 +171,7 @@ HELD = {
 
 
 def written(folder: Path, form: str, array: Any, *cuts: int) -> Path:
-    """A file with the column `k`, in tables that are cut there."""
+    """Writes a file with the column `k`, in several tables, divided at `cuts`."""
     path = folder / f"k{form}"
     column = as_arrow(array)
     ends = (0, *cuts, len(column))
@@ -183,7 +183,7 @@ def written(folder: Path, form: str, array: Any, *cuts: int) -> Path:
 
 
 def found_in(path: Path, name: str = "k") -> list[Any]:
-    """The values of a column by the format's own library, as Python's objects."""
+    """The values of a column as Python objects, read by the format's own library."""
     if path.suffix == ".parquet":
         return list(pq.read_table(path)[name].to_pylist())
     if path.suffix == ".arrow":
@@ -199,7 +199,7 @@ def found_in(path: Path, name: str = "k") -> list[Any]:
         values = arrays[name]
     if values.dtype.kind not in "mM":
         return list(values.tolist())
-    flat = pa.array(values.reshape(-1)).to_pylist()  # NumPy's nanoseconds are integers in Python
+    flat = pa.array(values.reshape(-1)).to_pylist()  # NumPy returns nanoseconds as integers
     return flat if values.ndim == 1 else [[each] for each in flat]
 
 
@@ -243,7 +243,7 @@ def test_dtypes_and_shapes_are_kept(tmp_path: Path, form: str) -> None:
 
 
 def nulled(value: Any, depth: int) -> Any:
-    """With a null so deep inside; `Exception` where it is not so deep."""
+    """A value with a null at this depth; raises an exception if it has no such depth."""
     if depth == 0:
         return None
     if isinstance(value, dict):
@@ -255,7 +255,7 @@ def nulled(value: Any, depth: int) -> Any:
 
 
 def with_nulls() -> dict[str, Any]:
-    """By type and depth: in the third row of five."""
+    """Columns by type and depth; of five rows, the third has the null."""
     found = {}
     wanted = {**NUMBERS, **HALF, **MOMENTS, **TEXT, **VECTORS, **VECTORS_OF_MOMENTS,
               **VECTORS_OF_TEXT, **JAGGED, **NESTED}  # fmt: skip
@@ -283,13 +283,14 @@ NULLS = with_nulls()
 
 @pytest.mark.parametrize("name", NULLS)
 def test_nulls_are_kept_or_refused(tmp_path: Path, name: str) -> None:
-    """At any depth; not those of rows that are not written."""
+    """A null at any depth, but not in rows that are not written."""
     array = NULLS[name]
     assert found_in(written(tmp_path, ".arrow", array, 1)) == array.to_pylist()
     vector = pa.types.is_fixed_size_list(array.type) and name.endswith(", 0")
     inner = name in ("lists of vectors, 1", "matrix, 1")
-    if vector or inner:  # Arrow writes them to Parquet, and cannot read them
-        with pytest.raises(DataError, match=r"'k' has 1 nulls, which Parquet has not: write Arrow"):
+    if vector or inner:  # Arrow writes, but cannot read them
+        said = r"'k' has 1 nulls, which Parquet cannot store: write Arrow"
+        with pytest.raises(DataError, match=said):
             written(tmp_path, ".parquet", array, 1)
     else:
         assert found_in(written(tmp_path, ".parquet", array, 1)) == array.to_pylist()
@@ -309,7 +310,7 @@ def test_text_with_a_nul_is_no_text_of_hdf5(tmp_path: Path) -> None:
         written(tmp_path, ".h5", pa.array(["a\0b"]))
 
 
-# -- by whole jobs -------------------------------------------------------------------------------
+# -- in whole jobs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != ".rntuple.root"])
@@ -317,7 +318,7 @@ def test_text_with_a_nul_is_no_text_of_hdf5(tmp_path: Path) -> None:
 def test_kept_columns_of_every_type(
     tmp_path: Path, production: Registry, form: str, source: str
 ) -> None:
-    """In several batches and row groups; each row group has a dictionary of its own."""
+    """In several batches and row groups; each row group has its own dictionary."""
     kept = {name: pa.concat_arrays([TYPES[name]] * 40) for name in HELD[form] & HELD[source]}
     if "dictionary of text" in kept:
         kept["dictionary of text"] = pa.array([f"word {i}" for i in range(200)]).dictionary_encode()
@@ -336,7 +337,7 @@ def test_kept_columns_of_every_type(
 
 
 def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> None:
-    """Where a struct is null, so is each of its fields."""
+    """If a struct is null, each of its fields is."""
     rows: list[Any] = [{"x": 1, "day": _DAYS[0]}, None, {"x": None, "day": None}] * 70
     lists: list[Any] = [[{"pt": 1.5}, {"pt": None}], None, [], [None], [{"pt": 2.5}]] * 42
     struct = pa.array(rows, pa.struct([("x", pa.int32()), ("day", pa.timestamp("us"))]))
@@ -356,7 +357,7 @@ def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> Non
     assert found_in(out, "jets.pt") == [
         row if row is None else [each and each["pt"] for each in row] for row in lists
     ]
-    with pytest.raises(DataError, match="nulls, which HDF5 has not"):
+    with pytest.raises(DataError, match="nulls, which HDF5 cannot store"):
         pipeline.apply(
             REF, tmp_path / "rows.parquet", tmp_path / "o.h5", keep=["s.x"], registry=production
         )
@@ -366,7 +367,7 @@ def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> Non
 def test_what_a_format_cannot_hold_leaves_nothing(
     tmp_path: Path, production: Registry, late: bool
 ) -> None:
-    """And what the line advises works at the same place: no folder is in the way."""
+    """The advice in the error works with the same output path: no folder is left there."""
     given = columns(1000)
     vectors = [[5, 6]] * 1000
     vectors[900 if late else 3] = [5, None]  # type: ignore[list-item]

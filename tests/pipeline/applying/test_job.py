@@ -1,4 +1,4 @@
-"""How files are cut, and which models can score them."""
+"""How files are divided into batches, and which models can score them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_eigen_entries_have_the_names_that_to_arrow_gives(shape: list[int]) -> N
 
 
 def test_rows_of_eigen_structs(tmp_path: Path) -> None:
-    """With nulls, in batches that begin anywhere; other structs stay what they are."""
+    """With nulls, in batches that begin at any row; other structs are not changed."""
     vectors = [None if i == 7 else {"e0": i, "e1": None if i == 3 else 0.5} for i in range(10)]
     others = [{"e0": 1.0, "e1": 1}] * 10
     kind = pa.struct([("e0", pa.float32()), ("e1", pa.float32())])
@@ -81,7 +81,7 @@ def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
     for start, stop, rows in ((0, 700, 100), (0, 700, 1000), (150, 450, 70), (0, 0, 5)):
         with open_source(path) as source:
             if not source.seeks and suffix == ".npz" and start:
-                continue  # unpacked from front to back, in one piece
+                continue  # a compressed file is read from its start
             assert source.edges(names)[-1] == 700
             batches = list(source.batches(names, start, stop, rows))
         assert all(len(batch["a"]) <= rows for batch in batches)
@@ -119,7 +119,7 @@ def test_rows_that_see_each_other(
 def test_every_dtype_and_shape(
     tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Eigen columns, in a buffer and apart; a collection that is read and written."""
+    """Eigen columns in a buffer and as separate ones; a collection that is read and written."""
     promoted(empty, served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED))
     draw = np.random.default_rng(3)
     rows: dict[str, Any] = {
@@ -154,7 +154,7 @@ def test_every_dtype_and_shape(
     )
     assert found["count"].dtype == np.int32 and found["ok"].dtype == np.bool_
 
-    # The same rows, as `to_arrow` writes them: an Eigen column is a struct of its entries.
+    # The same rows in the form of `to_arrow`: an Eigen column is a struct of its entries.
     parts = as_collection(rows, Layout([served.MIXED.layouts["parts"][name] for name in rows]))
     table = pa.Table.from_batches([to_arrow(parts)])
     pq.write_table(table, tmp_path / "rows.parquet")

@@ -21,7 +21,7 @@ from runtime.session.session import Session
 from soa.memory.span import Array
 from tests.models import building, mlps
 
-ROWS = 250  # more than a version of up to 100 rows takes at a time
+ROWS = 250  # the version takes at most 100 rows at a time
 ASKED = {
     "data": "",
     "label": "truth",
@@ -97,7 +97,7 @@ def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, su
 def test_each_metric_may_have_a_label_of_its_own(
     session: Session, columns: dict[str, Array], tmp_path: Path
 ) -> None:
-    """And there need be none for all."""
+    """Then no common label is needed."""
     own = {"accuracy": {"function": "accuracy", "output": "probabilities", "label": "other"}}
     asked = MetricsConfig.model_validate({"data": "", "functions": own})
     write(tmp_path / "test.npz", {**columns, "other": columns["truth"] * 0})
@@ -129,7 +129,7 @@ def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_pa
 def test_a_metric_without_a_value_says_why(
     session: Session, columns: dict[str, Array], tmp_path: Path
 ) -> None:
-    """And the others have theirs."""
+    """The other metrics have their values."""
     write(tmp_path / "test.npz", columns)
     functions = {**ASKED["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
     asked = MetricsConfig.model_validate({**ASKED, "functions": functions})

@@ -1,4 +1,4 @@
-"""The page of a run of `apply`: what it did, and how the answers are spread."""
+"""The page of a run of `apply`: what it did, and the distribution of the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REF = "tagger@production"
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz", ".root"])
 def test_each_answer_is_counted_once(tmp_path: Path, production: Registry, suffix: str) -> None:
-    """Some formats are written in several passes over the parts."""
+    """This holds although some formats are written in several passes over the parts."""
     sources = [write_rows(tmp_path / f"{i}{suffix}", columns(300)) for i in range(2)]
     out = tmp_path / f"all{suffix}"
     done = pipeline.apply(REF, sources, out, registry=production, histograms=True)

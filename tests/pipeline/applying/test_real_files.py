@@ -1,4 +1,4 @@
-"""The real files: every jet of NanoAOD, and every event of HZZ with its jets and muons."""
+"""Real files: every jet of NanoAOD, and every event of HZZ with its jets and muons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from registry.store.registry import Registry
 from tests.examples import test_hzz as hzz
 from tests.models.project import PASSED
 
-pytestmark = pytest.mark.long  # each config is built, by one engine
+pytestmark = pytest.mark.long  # they build each config with one engine
 ROOT = Path(__file__).parents[3]
 
 

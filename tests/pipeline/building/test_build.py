@@ -1,4 +1,4 @@
-"""`pipeline build`: a second target for a registered version, from its bundle alone."""
+"""`pipeline build`: another target for a registered version, from its bundle alone."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ Added = tuple[Registry, dict[str, Any], dict[str, str], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Added:
-    """jets/1 in production, then native code for a lower level: the registry, what the command
-    said, and the files of the bundle before and after."""
+    """jets/1 in production, to which native code for a lower level was added.
+
+    Returns the registry, the command's answer, and the files of the bundle before and after.
+    """
     folder = tmp_path_factory.mktemp("build")
     shutil.copy(empty_database, folder / "registry.db")
     registry = Registry(f"sqlite:///{folder}/registry.db")
@@ -79,7 +81,7 @@ def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built)
     assert record.tools["torch"] == torch.__version__
     assert record.record.candidates["lanes"].worst["probabilities"].outside == 0
     for timed in (bundle.benchmark() or {})[LOWER]["timings"].values():
-        assert set(timed) == {"lanes"}  # no baseline is made up
+        assert set(timed) == {"lanes"}  # no baseline is invented
     assert (bundle.validation() or {})[LOWER]["lanes"]["valid"]
     files = bundle.manifest.targets[LOWER].candidates["lanes"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
@@ -91,7 +93,7 @@ def test_the_commands_see_it(added: Added) -> None:
     where = ("--registry", registry.uri)
     (listed,) = answer("ls", "jets", registry=registry)["jets"]
     assert (listed["targets"][LOWER], listed["chosen"][LOWER]) == ("verified", "lanes")
-    shown = " ".join(cli("show", "jets/1", *where).stdout.split())  # lines are as long as names
+    shown = " ".join(cli("show", "jets/1", *where).stdout.split())  # lines are broken
     assert f"{LOWER} (verified)" in shown
     assert f"annex {registry.find('jets/1').annexes[LOWER]}" in shown
     assert NO_BASELINE in shown
@@ -111,7 +113,7 @@ def test_the_commands_see_it(added: Added) -> None:
 def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
     registry = added[0]
     pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
-    refused = f"it has: {TARGET}; {LOWER} was built since it was promoted"
+    refused = f"it has: {TARGET}; {LOWER} was built after the promotion"
     with pytest.raises(LoadError, match=refused):
         pipeline.load("jets/1", registry=registry, target=LOWER)
     with pytest.raises(ServingError, match=refused):
@@ -138,7 +140,7 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
     require_right(pipeline.load(moved, target=LOWER))
     (library,) = (moved / "annexes" / LOWER).rglob("*.so")
     content = library.read_bytes()
-    library.unlink()  # a session still runs from the old file
+    library.unlink()  # a session still uses the old file
     library.write_bytes(content + b"\0")
     with pytest.raises(BundleError, match="truncated or altered"):
         pipeline.load(moved)
@@ -168,7 +170,7 @@ def test_mistakes(registry: Registry) -> None:
 def test_what_does_not_validate_is_not_added(
     empty: Registry, jets: Built, heavy: Built, tmp_path: Path
 ) -> None:
-    """The program of another model, sealed as this one's: only running it shows."""
+    """The bundle holds another model's program, sealed: only running it shows the error."""
 
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")

@@ -1,4 +1,4 @@
-"""Which engines build, where nobody names any."""
+"""Which engines build a model if the config names none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def of_all_rows(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 def verdicts(
     model: Capture, by_default: bool, engines: tuple[str, ...] = QUICK_ENGINES
 ) -> dict[str, str]:
-    """The verdict on each candidate. What an earlier test has built of the model is used again."""
+    """The verdict on each candidate. Artifacts that earlier tests have built are used again."""
     tolerances = {b.name: default_tolerance("float32") for b in model.signature.outputs}
     recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default)
     work = Work(StageCache(model.folder / "cache"), lambda text: None)
@@ -72,7 +72,7 @@ def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(
 def test_where_a_row_is_much_work_another_engine_joins_the_race(
     of_rows: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the engines that stand in for lanes, only those that are for heavy rows."""
+    """Of the engines that can replace lanes, only those for heavy rows are built."""
     engines = ("lanes", "exported", "torchscript")
     monkeypatch.setattr(steps, "HEAVY_S", 0.0)
     monkeypatch.setattr(type(engine("exported")), "for_heavy_rows", True)

@@ -1,4 +1,4 @@
-"""Build at first use: on a host that no artifact was packaged for."""
+"""Build at first use: on a host for which no artifact was packaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = "cuda/sm_20"
 
 
 def for_another_host(_: Path, manifest: dict[str, Any]) -> None:
-    """A version that was packaged for a GPU which nobody has."""
+    """Edits a version so that it was packaged for a GPU that no host has."""
     manifest["targets"] = {ELSEWHERE: manifest["targets"][TARGET]}
     manifest["provenance"]["config"]["engines"] = ["exported"]
 
@@ -40,7 +40,7 @@ def bundle(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def filled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with what the first use has built."""
+    """The cache after a build at first use."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(cache))
@@ -52,7 +52,7 @@ def filled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy, to use and to spoil."""
+    """A copy of the cache, which a test may use and damage."""
     copy = Path(shutil.copytree(filled, tmp_path / "cache"))
     monkeypatch.setenv("PIPELINE_CACHE", str(copy))
     return copy
@@ -84,7 +84,7 @@ def test_what_was_built_is_a_proven_artifact(bundle: Bundle, filled: Path) -> No
     validated = json.loads((place / "reports/validation.json").read_text())[TARGET]["exported"]
     assert len(validated["cases"]) > 5
     assert not list(filled.rglob("*.work"))
-    assert Bundle.open(bundle.path).digest == bundle.digest  # and the bundle is as it was
+    assert Bundle.open(bundle.path).digest == bundle.digest  # the bundle is unchanged
 
 
 def test_the_next_time_it_is_there(bundle: Bundle, cache: Path) -> None:

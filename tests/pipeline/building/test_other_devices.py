@@ -1,4 +1,4 @@
-"""A target whose device is not here: what is portable is packaged, and nothing vouches for it."""
+"""A target whose device is not here: portable artifacts are packaged, as unverified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(host_runs(Target.parse(ROCM)), reason="this host
 
 @pytest.fixture(scope="module")
 def built(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """In a registry of its own; what jets has compiled and validated for the CPU is there."""
+    """A project with its own registry; artifacts for the CPU are taken from `jets`."""
     project = write_project(tmp_path_factory.mktemp("rocm"))
     shutil.copytree(jets.project.work, project.work)
     config = project.variant(

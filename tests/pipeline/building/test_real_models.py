@@ -1,7 +1,7 @@
 """The configs of this repository from end to end: build, promote, load in production, run.
 
-Those that need real files skip where these are missing; examples/README.md says where they come
-from. The answers are compared with the eager model, called by the test on row-major tensors.
+Tests that need real files are skipped if these are missing; examples/README.md says where the files
+come from. The answers are compared with the eager model, called by the test on row-major tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Life:
 
 @pytest.fixture(autouse=True)
 def _torch_threads() -> Iterator[None]:
-    """Loading for production sets torch's threads for the whole process."""
+    """Loading for production sets torch's number of threads for the whole process."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -60,7 +60,7 @@ Live = Callable[..., Life]
 @pytest.fixture
 def live(tmp_path: Path, quick_commits: None) -> Live:
     def lived(name: str, **changes: Any) -> Life:
-        """One level of the CPU; `changes` replace keys of the config, but add to `model`."""
+        """One CPU level; `changes` replace keys of the config, or are added to `model`."""
         document = yaml.safe_load((CONFIGS / name).read_text())
         document |= {"targets": [TARGET], "compile": {"benchmark_s": 1}, **changes} | {
             "model": document["model"] | changes.get("model", {})
@@ -71,7 +71,7 @@ def live(tmp_path: Path, quick_commits: None) -> Live:
         config = tmp_path / name
         config.write_text(yaml.safe_dump(document, sort_keys=False))
         work, registry = tmp_path / "work", Registry(f"sqlite:///{tmp_path}/store/registry.db")
-        result = run(config, registry, work, say=print)  # shown where a test fails
+        result = run(config, registry, work, say=print)  # shown if a test fails
         promoted = promote(registry, result.version.ref, "production", say=print)
         return Life(config, work, registry, result, promoted)
 
@@ -86,7 +86,7 @@ def located(name: str) -> Path:
 
 
 def production(life: Life, engines: set[str]) -> Session:
-    """Every candidate is valid and close, the fastest serves, and every gate passed."""
+    """Requires valid, accurate candidates and passed gates; returns a session in production."""
     [target] = life.result.bundle.manifest.targets.values()
     assert set(target.candidates) == engines
     for name, candidate in target.candidates.items():
@@ -141,7 +141,7 @@ def test_the_demo_model(live: Live) -> None:
 
 @pytest.mark.long
 def test_the_real_particlenet(live: Live) -> None:
-    """With one engine and half the rows: a minute of work instead of several."""
+    """With one engine and half the rows, this takes a minute instead of several."""
     pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
     weights = located("ParticleNet_kin.pt")
     life = live(

@@ -1,4 +1,4 @@
-"""`pipeline run`: the first time, again, after a change, and after it was broken off."""
+"""`pipeline run`: for the first time, again, after a change, and after an interruption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.models.project import (
     write_project,
 )
 
-# Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
+# Ctrl-C must reach the command, also if the tests themselves run with SIGINT ignored.
 COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,7 +47,7 @@ _STEPS = (("compile", "for"), ("validate", "on"))
 
 
 def snapshot(folder: Path) -> dict[str, int]:
-    """Every file and folder with its time of change."""
+    """The modification time of every file and folder."""
     return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
@@ -55,7 +55,7 @@ def test_first_run(jets: Built) -> None:
     engines = ("aoti", "torchscript", "exported")
     each = {f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS}
     first, *between, benchmark, package, register = jets.answer["worked"]
-    assert first == "capture" and each <= set(between)  # side by side, in any order
+    assert first == "capture" and each <= set(between)  # in parallel, so in any order
     assert (benchmark, package, register) == ("benchmark on cpu", "package", "register")
     assert jets.answer["version"] == "jets/1"
     found = Registry(jets.project.registry).find("jets")
@@ -71,7 +71,7 @@ def test_first_run(jets: Built) -> None:
 
 
 def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
-    """With the default inputs half of it is NaN: refused, and allowed by name alone."""
+    """With the default inputs half of the answers are NaN: refused, unless the config allows it."""
     columns = "columns: [a, b, c, d, e, f]"
     logs = f"{columns}, preprocess: {{features: [[a, log], b, c, d, e, f]}}"
     config = CONFIG.replace(columns, logs).replace("aoti, torchscript, ", "")
@@ -83,7 +83,7 @@ def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
     assert "reference: ranges" in line
     with pytest.raises(NotFoundError):
         empty.versions("jets")
-    # A seed with which the first row is finite: where none is, no limit helps.
+    # With this seed the first row is finite; without finite values no limit helps.
     allowed = "reference: {seed: 5, nonfinite: 0.6}\ntargets:"
     said = cli("run", project.variant("allowed.yaml", ("targets:", allowed)), *at).stdout
     show = ("show", "jets", "--registry", empty.uri)
@@ -120,7 +120,7 @@ FORGETS_CONFIG = (
 
 
 def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> None:
-    """The export differs where one row says so, far behind those that one run takes."""
+    """The export differs from the model only for a large value, here in a late row."""
     (tmp_path / "model.py").write_text(FORGETS)
     (tmp_path / "config.yaml").write_text(FORGETS_CONFIG)
     rows = np.random.default_rng(1).normal(size=100).astype("f4")
@@ -221,7 +221,7 @@ def test_changed_tolerance_is_judged_again_but_not_compiled(
         ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
     )
     answer = heavy.project.run(config, registry.uri)
-    # Where tiles were faster, they are judged again too.
+    # If tiles are faster, they are validated again too.
     worked = [step for step in answer["worked"] if " in tiles of " not in step]
     assert worked == [f"validate exported on {TARGET}", "package", "register"]
     assert answer["version"] == "jets/2"
@@ -276,7 +276,7 @@ def test_ctrl_c_and_the_next_run_resumes(
     with pytest.raises(NotFoundError):
         registry.find("jets")
     finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
-    assert finished - {"compile"} == {"capture"}  # the quickest may have been compiled already
+    assert finished - {"compile"} == {"capture"}  # one may be compiled already
     assert not list(project.work.rglob("bundle"))
 
     (capture,) = project.work.glob("capture/*/program.pt2")
@@ -291,7 +291,7 @@ def test_ctrl_c_and_the_next_run_resumes(
 def test_compiler_that_fails_is_one_failed_candidate(
     heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends with the other engine, and says how to repeat the failure."""
+    """The run continues with the other engine, and prints how to repeat the failure."""
     monkeypatch.setenv("CXX", "/bin/false")
     project = heavy.project
     config = project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
@@ -317,7 +317,7 @@ def test_compiler_that_fails_is_one_failed_candidate(
 def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
     heavy: Built, empty: Registry
 ) -> None:
-    """Nothing broke and no answer is off: tensorrt builds for GPUs."""
+    """tensorrt builds only for GPUs: nothing failed, and no answer was refused."""
     project = heavy.project
     config = project.variant("tensorrt.yaml", ("[exported]", "[tensorrt, exported]"))
     at = ("--registry", empty.uri)
@@ -344,7 +344,7 @@ def test_no_version_where_every_engine_fails(
 
 
 def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registry) -> None:
-    """Right on row-major memory, and so in eager mode: only SoA memory shows what it does."""
+    """On row-major memory, as in eager mode, it is right: only SoA memory shows the fault."""
     project = write_project(tmp_path / "project")
     config = project.variant(
         "config.yaml",

@@ -1,4 +1,4 @@
-"""The cache of stages: what is kept, what is done again, and two runs at once."""
+"""The cache of stages: what is kept, what is computed again, and two runs at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_key_depends_on_what_is_said_not_on_its_order() -> None:
 
 
 class Stage:
-    """A stage that counts its work; its result is a file."""
+    """A stage that counts its builds; its result is a file."""
 
     def __init__(self, root: Path, source: Path | None = None, good: bool = True) -> None:
         self.cache, self.source, self.good, self.built = StageCache(root), source, good, 0
@@ -41,7 +41,7 @@ class Stage:
         return "42"
 
     def run(self, stage: str = "stage", key: str = "key") -> int:
-        """How often it was built so far."""
+        """Runs the stage; returns how often it was built so far."""
         found = self.cache.result(
             stage, key, self.build, lambda at: (at / "result").read_text(),
             lambda made: self.good, self.digests,

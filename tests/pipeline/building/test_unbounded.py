@@ -1,4 +1,4 @@
-"""A config whose rows are unbounded: any n, on so many rows at a time, proven as the rest is."""
+"""A config with unbounded rows: any n runs in tiles, which are validated like other runs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.models.project import (
 
 ROWS = "n: {max: 1000, typical: [1000]}"
 UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
-# One subtracts what the rows have in common. The other is another from 150 rows on, which a trial
-# on parts of 256 rows may see or not, and one on the 100 rows of a tile never.
+# _Coupled subtracts the mean of the rows. _Rare changes its answers from 150 rows on: a trial on
+# parts of 256 rows may notice this, one on tiles of 100 rows never.
 MODELS = """
 
 class _Coupled(PointwiseFirst):
@@ -71,7 +71,7 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 200, 201, 5000])
 @pytest.mark.parametrize("engine", ["onnxruntime", "exported"])
 def test_any_n_runs(bundle: Bundle, engine: str, n: int) -> None:
-    """Test mode compares each answer with the program's, which runs on all rows at once."""
+    """Test mode compares each answer with the program, which runs on all rows at once."""
     require_right(pipeline.load(bundle.path, mode="test", engine_name=engine), n=n)
 
 
@@ -99,7 +99,7 @@ def test_memory_is_the_limit(bundle: Bundle) -> None:
 
 
 def other_model(project: Project, factory: str, *changes: tuple[str, str]) -> Path:
-    """A config of one of the `MODELS`, which the portable program runs."""
+    """A config of one of `MODELS`, built for the portable program alone."""
     model = project.folder / "model.py"
     (project.folder / "others.py").write_text(model.read_text() + MODELS)
     line = next(line for line in project.config.read_text().splitlines() if "factory:" in line)
@@ -118,7 +118,7 @@ def test_rows_that_see_each_other_have_no_such_artifact(
     config = other_model(project, factory, UNBOUNDED)
     said = refusal("run", config, "--work", tmp_path, "--registry", project.registry)
     assert "unbounded" in said and "others.py:" in said
-    assert not list(tmp_path.glob("compile/*"))  # before any work on candidates
+    assert not list(tmp_path.glob("compile/*"))  # refused before candidates are compiled
 
 
 def test_where_rows_see_each_other_nothing_runs_in_tiles_and_test_mode_shows_what_would(
@@ -130,7 +130,7 @@ def test_where_rows_see_each_other_nothing_runs_in_tiles_and_test_mode_shows_wha
     assert not [step for step in bundle.manifest.provenance.seconds if step.startswith("tiles")]
 
     def by_trial(_: Path, manifest: dict[str, Any]) -> None:
-        """As a version that was made when there was a trial alone."""
+        """Edits it like a version of a release that had a trial, but no check of the graph."""
         del manifest["capture"]["dependence"]
         for candidate in manifest["targets"][TARGET]["candidates"].values():
             candidate["tile"] = 64
@@ -144,7 +144,7 @@ def test_where_rows_see_each_other_nothing_runs_in_tiles_and_test_mode_shows_wha
     session.run(*few)
     with pytest.raises(DeviationError):
         session.run(*many)
-    # Nor is it promoted.
+    # It is not promoted either.
     version = Registry(project.registry).register(resealed(bundle, tmp_path / "old", by_trial))
     said = cli("promote", version.ref, "--to", "staging", "--registry", project.registry, code=1)
     assert "tolerance: " in said.output

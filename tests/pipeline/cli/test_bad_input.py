@@ -1,4 +1,4 @@
-"""What a user can get wrong, or a machine: one clear line, exit status 1, nothing half-written."""
+"""Mistakes of users, and failures of machines: one clear line, exit status 1, no partial output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def refused(project: Project, *changes: tuple[str, str]) -> str:
-    """The line with which `run` refuses; nothing was kept and nothing registered."""
+    """The line with which `run` refuses; nothing is kept or registered."""
     config = project.variant("changed.yaml", *changes)
     line = refusal("run", config, "--work", project.work, "--registry", project.registry)
     assert not list(project.work.rglob("done.json"))
@@ -57,7 +57,7 @@ def test_config_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_rows_that_memory_cannot_hold(project: Project) -> None:
-    # 2 ** 40 rows of 4 bytes are more than a machine has.
+    # 2 ** 40 rows of 4 bytes are more memory than a machine has.
     text = refused(project, ("max: 1000", f"max: {1 << 40}"))
     assert f"out of memory while the model is captured with n = {1 << 40:,}" in text
     assert "build for fewer rows (rows: max)" in text
@@ -89,7 +89,7 @@ def test_weights_that_are_none(project: Project) -> None:
 
 
 def test_weights_that_run_code(project: Project, tmp_path: Path) -> None:
-    """A pickle is read with nothing but tensors allowed in it."""
+    """Reading a pickle of weights allows only tensors in it."""
     import pickle
 
     class Evil:
@@ -111,7 +111,7 @@ PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensor
         ("missing", (), "has no callable 'missing'"),
         ("broken", (), "kwargs do not fit"),
         ("NOT_CALLABLE", (), "has no callable 'NOT_CALLABLE'"),
-        ("CountsCalls", PLAIN, "writes into"),  # and so it cannot be captured
+        ("CountsCalls", PLAIN, "writes into"),  # so it cannot be captured
         ("Raises", PLAIN, "no detector, no answer"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_place_where_nothing_can_be_made(registry: Registry, command: tuple[st
 def test_a_folder_written_as_a_name(
     registry: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`push` takes nothing but a folder; a REF says what it is by its text alone."""
+    """`push` accepts only folders; the other commands decide by the text alone what a REF is."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(jets.bundle.path, tmp_path / "copy")
     (tmp_path / "many").mkdir()

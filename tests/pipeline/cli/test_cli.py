@@ -1,4 +1,4 @@
-"""The commands that look at versions and move aliases: for people, and with --json for machines."""
+"""Commands that show versions and move aliases: as text, and with --json for programs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store_of_two(
 
 @pytest.fixture
 def two(store_of_two: Path, tmp_path: Path) -> Registry:
-    """jets/2 in production, jets/1 before it."""
+    """jets/2 is in production, and jets/1 was before it."""
     return copy_of(store_of_two, tmp_path / "store")
 
 
@@ -54,7 +54,7 @@ def said(*arguments: object, registry: Registry, code: int = 0) -> str:
 
 
 def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The installed command, in a process of its own."""
+    """Runs the installed command in a process of its own."""
     command = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "soa_pipeline"]
     return subprocess.run(
         [*command, *map(str, arguments)],
@@ -108,7 +108,7 @@ def test_help_waits_for_no_heavy_import() -> None:
 
 
 def test_nothing_yet(tmp_path: Path) -> None:
-    """Looking creates no registry."""
+    """Commands that only read create no registry."""
     uri = f"sqlite:///{tmp_path}/none/registry.db"
     assert (
         "registry is empty: fill it with `pipeline run CONFIG`"
@@ -171,7 +171,7 @@ def test_promote_and_rollback(registry: Registry, jets: Built, tmp_path: Path) -
     text = said("promote", "jets/1", "--to", "production", registry=registry)
     assert "REFUSED" not in text
     assert text.endswith("jets/1 is now jets@production\n")
-    # The two are equally fast; how far apart two measurements lie is this machine's affair.
+    # Both are equally fast, but two measurements may differ much on a busy machine.
     options = ("--to", "production", "--max-slowdown", "1000")
     done = answer("promote", "jets/2", *options, registry=registry)
     assert (done["promoted"], done["alias"], done["replaced"]) == (
@@ -223,7 +223,7 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
         record = manifest["targets"][TARGET]
         engines = ("aoti", "exported")
-        below = [{"rows": 10, "engine": "exported"}]  # chosen too, for few rows
+        below = [{"rows": 10, "engine": "exported"}]  # also used, for few rows
         record.update(chosen="aoti", below=below)
         record.update(candidates={name: record["candidates"][name] for name in engines})
 
@@ -303,7 +303,7 @@ def test_doctor(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> None:
-    """Exit codes, and which stream says what; the registry is named by the variable."""
+    """Exit codes and output streams; the environment variable names the registry."""
     wrong = process("show", "jets@nobody", "--registry", two.uri)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr == (
@@ -324,7 +324,7 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("option", "said"), [((), "compiling\n"), (("-q",), "")])
 def test_quiet_is_quiet_in_threads_too(option: tuple[str, ...], said: str) -> None:
-    """Candidates are compiled in threads, which see no running command."""
+    """Candidates are compiled in threads, in which click has no running command."""
 
     @answers.command(registry=False)
     def work() -> None:

@@ -1,4 +1,4 @@
-"""`pipeline cache`: what this host keeps, and making room."""
+"""`pipeline cache`: lists what this host keeps, and makes room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk, a real one: a small tmpfs in a mount namespace of its own."""
+"""A full disk: a real, small tmpfs in its own mount namespace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ for size, commands in cases:
         print(json.dumps([result.exit_code, result.stdout, said, files]), flush=True)
     subprocess.run(["umount", "--lazy", disk], check=True)
 """
-# Mounts of its own, which end with the process; without root, in a user namespace.
+# Its mounts end with the process; without root, it is in a user namespace.
 NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
 
 
@@ -56,12 +56,14 @@ _MORE = ["free some space"]
 _ROWS = 50_000
 Case = tuple[int, list[list[str]]]
 Found = tuple[int, str, str, list[str]]
-"""Exit code, stdout, stderr, files left."""
+"""Exit code, stdout, stderr, remaining files."""
 
 
 def on_small_disks(disk: Path, cases: dict[str, list[Case]]) -> dict[str, list[Found]]:
-    """Each case on a fresh disk of so many bytes. One process runs all commands, since it takes
-    seconds to start."""
+    """Runs each case on a new disk of the given size in bytes.
+
+    One process runs all commands, as it takes seconds to start.
+    """
     disk.mkdir()
     flat = [case for each in cases.values() for case in each]
     done = subprocess.run(
@@ -84,7 +86,7 @@ def on_small_disks(disk: Path, cases: dict[str, list[Case]]) -> dict[str, list[F
 def found(
     small_disks: None, jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Found]]:
-    """What the commands did on full disks."""
+    """The results of the commands on full disks."""
     folder = tmp_path_factory.mktemp("full")
     disk = folder / "disk"
     shutil.copy(empty_database, folder / "registry.db")
@@ -99,7 +101,7 @@ def found(
 
 
 def a_run(jets: Built, disk: Path, folder: Path) -> list[Case]:
-    """In each file that capture writes, and in the first stage after it."""
+    """The disk is full in each file of capture, and in the first stage after it."""
     project = write_project(folder / "project")
     project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
     names = ("model.ts", "program.pt2", "reference.safetensors")
@@ -132,13 +134,13 @@ def a_pull_and_a_registration(
     files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
     size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
     pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
-    # Two names, since one process refuses a file that was replaced behind its back.
+    # Two databases, as a process refuses one that was replaced since it opened it.
     one, two = (["--registry", f"sqlite:///{disk}/{name}.db"] for name in ("one", "two"))
     run = ["run", str(jets.project.config), "--work", str(jets.project.work)]
     database = empty_database.stat().st_size
     return [
         (size // 2, [pull]),
-        (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
+        (pages, [pull]),  # the bundle fits, but not the note of its promotion
         (database // 2, [[*run, *one], _MORE, [*run, *one]]),
         (database + size // 2, [[*run, *two], ["ls", "--json", *two], _MORE, [*run, *two]]),
     ]
@@ -162,7 +164,7 @@ def test_during_pull_and_register(found: dict[str, list[Found]]) -> None:
 
 
 def an_apply(disk: Path, registry: Registry, folder: Path) -> list[Case]:
-    """In a part, in the output, and as the ROOT file begins."""
+    """The disk is full in a part, in the output, and when the ROOT file begins."""
     source = write_rows(folder / "rows.parquet", columns(_ROWS))
     apply = ["apply", "jets@production", str(source), "--out", f"{disk}/out.root"]
     apply += ["--keep", "event", "--json", "--registry", registry.uri]
@@ -172,7 +174,7 @@ def an_apply(disk: Path, registry: Registry, folder: Path) -> list[Case]:
 
 
 def test_during_apply(found: dict[str, list[Found]]) -> None:
-    """The job goes on where it was."""
+    """The repeated job continues with the parts that are complete."""
     tries = found["apply"]
     for full, again in zip(tries[::2], tries[1::2], strict=True):
         code, output, said, files = full

@@ -1,4 +1,4 @@
-"""The commands that keep a registry in order, on versions that were built."""
+"""The commands that keep a registry in order, on versions that were really built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def away(tmp_path: Path, empty_database: Path) -> Registry:
 
 
 def test_pushed_and_promoted_again(registry: Registry, away: Registry, tmp_path: Path) -> None:
-    """The gates of the other registry count for nothing here."""
+    """Decisions of the other registry's gates do not count here."""
     registry.promote(registry.find("jets/1"), "production", PASSED)
     folder = tmp_path / "pulled"
     cli("pull", "jets@production", folder, "--registry", registry.uri)
@@ -49,11 +49,11 @@ def test_rm(registry: Registry, jets: Built, tmp_path: Path) -> None:
     registry.register(described(jets.bundle, tmp_path / "two", "the second"))
     registry.promote(registry.find("jets/1"), "staging", PASSED)
     where = ("--registry", registry.uri)
-    for asking in ([], ["--yes"]):  # nobody is asked about what will be refused
+    for asking in ([], ["--yes"]):  # it refuses before it asks
         assert "is @staging: move that" in refusal("rm", "jets/1", *asking, *where)
     assert "by its number, as jets/3" in refusal("rm", "jets", "--yes", *where)
     assert "a version of the registry is needed" in refusal("rm", "./jets", "--yes", *where)
-    asked = cli("rm", "jets/2", *where, code=1)  # nobody answers
+    asked = cli("rm", "jets/2", *where, code=1)  # the question gets no answer
     assert "remove jets/2 (" in asked.stderr and f"from {registry.uri}?" in asked.stderr
     assert asked.stdout == ""
     assert len(registry.versions("jets")) == 2
@@ -96,7 +96,7 @@ def test_gc(empty: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_import_asks_the_gates(
     registry: Registry, away: Registry, tmp_path: Path, measured_once: None
 ) -> None:
-    """An alias of the other registry is a wish: here, a policy says what production needs."""
+    """The other registry's alias is only a request; the policy here decides about production."""
     version = registry.find("jets/1")
     registry.promote(version, "production", PASSED)
     registry.set_alias(version, "golden")

@@ -1,4 +1,4 @@
-"""Progress: a line that goes on on a terminal, and nothing of the kind in a log."""
+"""Progress: a line that is updated on a terminal, and is absent in a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESCAPES = (b"\x1b", b"\r")
 
 @pytest.fixture
 def pull(empty: Registry, tmp_path: Path) -> list[str]:
-    """A command that takes a while where files are large."""
+    """A command that takes a while with large files."""
     write_bundle(tmp_path / "made", as_record(Manifest, provable(manifest_data())))
     empty.register(Bundle.open(tmp_path / "made"))
     command = [sys.executable, "-m", "pipeline", "pull", "jets/1", str(tmp_path / "pulled")]
@@ -35,14 +35,14 @@ def pull(empty: Registry, tmp_path: Path) -> list[str]:
 
 
 def on_a_terminal(command: list[str]) -> tuple[bytes, bytes]:
-    """What it writes to a terminal on its standard error, and to a pipe on its output."""
+    """The command's standard error on a terminal, and its standard output in a pipe."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=its, cwd=ROOT, env={**os.environ, "TERM": "xterm"}
     )
     os.close(its)
     shown = b""
-    with suppress(OSError):  # as the end of a terminal is said
+    with suppress(OSError):  # raised when the terminal closes
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
@@ -77,7 +77,7 @@ def test_lines_stand_above_it() -> None:
 def test_a_terminal_where_it_is_not_asked_for(
     pull: list[str], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not option:  # nor possible
+    if not option:  # the terminal cannot show it
         monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     shown, _ = on_a_terminal([*pull, *filter(None, [option])])
     assert b"\x1b" not in shown
@@ -91,7 +91,7 @@ def test_a_log_has_lines_alone(pull: list[str]) -> None:
 
 
 def work_in(folder: Path, model: str = "jets") -> tuple[Work, list[tuple[str, float | None]]]:
-    """Work, and the steps that it shows with what each took the time before."""
+    """A `Work`, and the list of steps that it shows, each with its time in the last run."""
     shown: list[tuple[str, float | None]] = []
 
     @contextmanager
@@ -115,7 +115,7 @@ def test_a_step_knows_how_long_it_took_before(tmp_path: Path) -> None:
     with work.step("capture"):
         pass
     work.worked = {"capture": 11.0}
-    work.keep_seconds()  # the step that was done before is still known
+    work.keep_seconds()  # also keeps steps that this run did not need
     assert shown == [("capture", 12.0)]
     assert work_in(tmp_path)[0].before == {"capture": 11.0, "package": 0.5}
     assert work_in(tmp_path, "tracks")[0].before == {}

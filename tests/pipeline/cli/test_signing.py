@@ -1,4 +1,4 @@
-"""`pipeline sign` and `pipeline verify`, and the gate that a policy's `signed_by` makes."""
+"""`pipeline sign` and `pipeline verify`, and the gate for `signed_by` of a policy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def release(tmp_path: Path) -> KeyPair:
 
 @pytest.fixture
 def one(empty: Registry, tmp_path: Path) -> Registry:
-    """jets/1, for a device that is somewhere else."""
+    """A registry with jets/1, for a device that this host lacks."""
     bundles.write_bundle(tmp_path / "jets", bundles.elsewhere())
     empty.register(Bundle.open(tmp_path / "jets"))
     return empty
 
 
 def signature_gate(registry: Registry, alias: str = "production", **more: Any) -> list[bool]:
-    """Whether that gate passes; nothing if it is not asked."""
+    """Whether the signature gate passes; empty if it is not asked."""
     excused = frozenset({bundles.FAR})
     found = promote(registry, "jets/1", alias, allow_unverified=excused, dry_run=True, **more)
     return [decision.passed for decision in found.decisions if decision.gate == "signature"]
@@ -86,7 +86,7 @@ def test_the_gate(one: Registry, release: KeyPair, tmp_path: Path) -> None:
     assert signature_gate(one) == [False]
     one.sign(one.find("jets/1"), release.private)
     assert signature_gate(one) == [True]
-    # One signature cannot be good for two policies: what adds up is never loosened.
+    # Each of two policies needs a signature by one of its own keys.
     (tmp_path / "other.yaml").write_text("signed_by: [other.pem]\n")
     assert signature_gate(one, policy=tmp_path / "other.yaml") == [False]
 
@@ -107,7 +107,7 @@ def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
     chain = ("--chain", root.pem)
     assert "--chain goes with" in cli("sign", "jets/1", "--key", ada.private, *chain, code=2).stderr
 
-    # A policy may name the root, and the gate says what it found.
+    # A policy may name a root certificate.
     (tmp_path / "policy.yaml").write_text("signed_by: [root.crt.pem]\n")
     asked = load_policy(tmp_path / "policy.yaml")
     assert asked.policy.signed_by == (root.pem.read_text(),)

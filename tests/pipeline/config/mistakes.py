@@ -1,4 +1,4 @@
-"""What a file of the user's is refused with."""
+"""The errors with which a user's file is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 
 
 def refused(load: Callable[[Path], object], path: Path, text: str) -> list[str]:
-    """The problems of a file with this text, each as `line: rest`; each is one line."""
+    """The problems of a file with this text, as `line: rest`; each fits on one line."""
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(path)

@@ -1,8 +1,8 @@
-"""The JSON schema of configs: the models' structure, and the file's own descriptions of the keys.
+"""The JSON schema of configs: the structure of the models, and descriptions kept in the file.
 
     python -m tests.pipeline.config.schema_file      # after a change of the models
 
-writes the file anew. A new key has an empty description there: write one.
+writes the file anew. A new key gets an empty description there: write one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.config.schema import SCHEMA_FILE, Config
 
 
 def structure() -> dict[str, Any]:
-    """What pydantic says, without titles and docstrings."""
+    """pydantic's schema, without titles and docstrings."""
     found = bare(Config.model_json_schema())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
@@ -29,7 +29,7 @@ def bare(node: Any) -> Any:
 
 
 def described(node: Any, said: Any) -> Any:
-    """The structure with the descriptions of what was said before."""
+    """The structure with the descriptions of the existing file."""
     if isinstance(node, list):
         before = said if isinstance(said, list) else []
         return [described(each, dict(enumerate(before)).get(i)) for i, each in enumerate(node)]

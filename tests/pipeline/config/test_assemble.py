@@ -1,4 +1,4 @@
-"""From a config to what the stages take."""
+"""A config is translated into the arguments of the stages."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def reference(rows, seed):
 
 
 def reference(folder: Path, data: str) -> Arrays:
-    """Each time in a folder of its own: a file is imported once in a process."""
+    """Needs a new folder each time, as a process imports a file only once."""
     (folder / "data.py").write_text(data)
     config = write(folder, CONFIG)
     return assemble.reference_inputs(config, config.signature())

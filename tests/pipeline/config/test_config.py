@@ -84,7 +84,7 @@ def test_files_are_found_from_the_configs_folder(
     monkeypatch.setenv("WHERE", str(folder / "elsewhere"))
     config = load_config("configs/c.yaml")
     assert config.files.weights == folder / "elsewhere" / "weights.safetensors"
-    # The config stays as written, so that its digest is the same on every host.
+    # The config itself keeps the variable, so that its digest is the same on every host.
     assert config.model.weights == "${WHERE:-..}/weights.safetensors"
     monkeypatch.setenv("WHERE", "")
     assert load_config("configs/c.yaml").files.weights == folder / "weights.safetensors"
@@ -96,7 +96,7 @@ def test_other_sources_of_a_model(folder: Path) -> None:
         ("torchscript: model.ts", ("torchscript", folder / "model.ts")),
         ("onnx: model.pt2", ("onnx", folder / "model.pt2")),
         ("trees: model.pt2", ("trees", folder / "model.pt2")),
-        ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module stays as it is
+        ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module is not changed
     ):
         files = load(folder, MINIMAL.replace("program: model.pt2", source)).files
         assert getattr(files, found[0]) == found[1]
@@ -107,7 +107,7 @@ def test_the_digest_is_of_what_the_config_says(folder: Path, tmp_path_factory: A
     assert len(digest) == 64
     same = [
         "# a comment\n" + MINIMAL,
-        MINIMAL + "targets: [cpu]\n",  # a default, spelled out
+        MINIMAL + "targets: [cpu]\n",  # a default, written out
         "".join(sorted(MINIMAL.splitlines(keepends=True)[4:]))
         + "".join(MINIMAL.splitlines(keepends=True)[:4]),
         yaml.safe_dump(yaml.load(MINIMAL, CoreLoader), default_flow_style=True),
@@ -144,7 +144,7 @@ def test_reading_a_config_needs_no_torch() -> None:
 
 
 class CoreDumper(yaml.SafeDumper):
-    """Quotes what YAML 1.2 would take for something else than text."""
+    """Quotes text that YAML 1.2 would read as another type."""
 
 
 CoreDumper.yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
@@ -158,7 +158,7 @@ plain = st.recursive(
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """What a config says that describes any signature."""
+    """Configs with any signature."""
     signature = draw(problems()).signature.to_dict()
 
     def column(of: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def written(value: Any) -> Any:
-    """What a dumped model says beyond its defaults, with lists as YAML has them."""
+    """A dumped model with lists in place of tuples, as YAML has them."""
     if isinstance(value, dict):
         return {key: written(inner) for key, inner in value.items()}
     return [written(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -214,7 +214,7 @@ def test_an_unknown_key_anywhere_is_found_on_its_line(
     for collection in data["collections"].values():
         mappings += [collection, *collection["columns"]]
     choice.choice(mappings)["unheard_of"] = 1
-    # Free text aside: it may hold line breaks that only splitlines sees.
+    # Without free text, which may hold line breaks that only splitlines counts.
     data["description"] = ""
     data["model"]["kwargs"] = {}
     text = yaml.dump(data, Dumper=CoreDumper, default_flow_style=False, sort_keys=False)

@@ -152,7 +152,7 @@ def test_mistakes_between_parts_are_listed_together(folder: Path) -> None:
 
 
 def test_a_collection_may_be_called_like_a_key_of_ours(folder: Path) -> None:
-    """The hint for an unknown key follows the config's structure, not its names."""
+    """Hints for an unknown key depend on its place in the config, not only on names."""
     text = MINIMAL.replace("  c: {", "  columns: {alignmet: 8, ").replace("n: c,", "n: columns,")
     [problem] = refused(folder, text)
     assert problem.startswith("4: collections.columns.alignmet: unknown key (did you mean 'align")

@@ -1,4 +1,4 @@
-"""What a config's gates may say: of rows, outputs, files and functions."""
+"""Gates in a config: the rows, outputs, files and functions that they may name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns written together: ranges and patterns."""
+"""Several column names in one entry: ranges and patterns."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_mistakes_have_their_place(folder: Path, columns: str, block: str, says:
 
 
 def test_lines_are_those_of_the_file(folder: Path) -> None:
-    """What follows a range keeps its own line."""
+    """Entries after a range keep their own line numbers."""
     columns = "\n".join([
         "{name: x0 .. x20, dtype: float32},",
         "    {name: a, dtype: float32},",

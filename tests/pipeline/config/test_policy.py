@@ -1,6 +1,6 @@
 """Policies from the file to the gate, and the history that the command shows.
 
-The versions are bundles for a target that this host does not run: nothing is measured, the gates
+The versions are bundles for a target that this host does not run. So nothing is measured, the gates
 that need a measurement refuse or are excused by name, and a promotion takes no time.
 """
 
@@ -32,7 +32,7 @@ EXCUSED = frozenset({FAR})
 
 @pytest.fixture
 def two(empty: Registry, tmp_path: Path) -> Registry:
-    """jets/1 and jets/2, for a device that is somewhere else."""
+    """A registry with jets/1 and jets/2, for a device that this host lacks."""
     for seed in range(2):
         bundles.write_bundle(tmp_path / str(seed), bundles.elsewhere(), seed)
         empty.register(Bundle.open(tmp_path / str(seed)))
@@ -127,7 +127,7 @@ def test_the_reason_stays(two: Registry) -> None:
 
 
 def test_override_by_name_and_reason(two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # no sentence is broken
+    monkeypatch.setenv("COLUMNS", "200")  # no line is broken
     promote(two, "jets/1", "production", allow_unverified=EXCUSED)
     asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
     excused = ("--allow-unverified", FAR)
@@ -173,7 +173,7 @@ def test_all_policies_are_shown(two: Registry, tmp_path: Path) -> None:
 
 
 def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None:
-    """Neither by a local file, nor by the options."""
+    """Neither a local file nor options can loosen it."""
     strict = write(tmp_path, f"targets: [{FAR}]\nmax_slowdown: 1.01\n")
     uri = ("--registry", two.uri)
     assert "no policy" in cli("policy", *uri).stdout
@@ -195,7 +195,7 @@ def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None
 
 
 def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
-    """They count on the way to production only; what was shown is in the record."""
+    """They are needed for production only; the history names the policy that asked for them."""
     uri = ("--registry", two.uri)
     cli("policy", write(tmp_path, "approvals: [Ada, Bob]\nmin_time_in_staging: 0.05s"), *uri)
     with pytest.raises(PromotionRefused) as caught:
@@ -207,7 +207,7 @@ def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
     promote(two, "jets/1", "staging", allow_unverified=EXCUSED)
     text = cli("approve", "jets/1", "--as", "Ada", "--reason", "the plots", *uri).stdout
     assert text.startswith("jets/1 is approved by Ada (recorded by ")
-    cli("approve", "jets/2", "--as", "Bob", *uri)  # of another version
+    cli("approve", "jets/2", "--as", "Bob", *uri)  # for another version
     found = promote(two, "jets/1", "production", allow_unverified=EXCUSED, dry_run=True)
     missing = {d.gate: d.detail for d in found.decisions if not d.passed}
     assert missing == {
@@ -246,7 +246,7 @@ def test_history_command(two: Registry) -> None:
         "previous": "jets/2",
         "production": "jets/1",
     }
-    # The same moment: in UTC without saying so, and in another zone.
+    # The same moment in UTC, with and without the zone, and an earlier one in another zone.
     plain = second.time.replace(tzinfo=None).isoformat()
     for text in (plain, f"{plain}+00:00", f"{plain}Z"):
         assert "jets@production was jets/2" in cli("history", "jets", "--at", text, *uri).stdout

@@ -1,4 +1,4 @@
-"""The published JSON schema takes what load_config takes, and refuses what people get wrong."""
+"""The published JSON schema accepts what load_config accepts, and refuses common mistakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mistakes(text: str) -> list[str]:
 
 
 def test_it_is_that_of_the_models() -> None:
-    """If not: python -m tests.pipeline.config.schema_file"""
+    """To write it again: python -m tests.pipeline.config.schema_file."""
     assert bare(stored()) == structure()
 
 

@@ -125,7 +125,7 @@ def test_any_bytes_are_a_site_or_one_typed_error(
 
 
 def test_where_a_site_is_found(tmp_path: Path) -> None:
-    """The file that is named, else the server that CMSSW's variables name."""
+    """The named file is used; without one, the server in CMSSW's variables."""
     variables = {"SONIC_LOCAL_BALANCER_HOST": "balancer", "SONIC_LOCAL_BALANCER_PORT": "8001"}
     (server,) = find_site(variables)[0].servers
     assert (server.name, server.url) == ("SONIC_LOCAL_BALANCER", "triton://balancer:8001")

@@ -1,4 +1,4 @@
-"""`pipeline deploy` for a cluster: what it writes beside the repository, and what it refuses."""
+"""`pipeline deploy` for a cluster: the files beside the repository, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pipeline deploy`: a promoted version as a repository; and what is refused."""
+"""`pipeline deploy`: a promoted version as a repository of Triton, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
         "max_batch_size": 1000,
         "preferred_batch_size": [1000],
     }
-    shutil.move(tmp_path / "a", tmp_path / "b")  # nothing in it knows where it lies
+    shutil.move(tmp_path / "a", tmp_path / "b")  # no file holds its own path
     folder = tmp_path / "b" / "jets"
     assert sorted(p.name for p in folder.iterdir()) == ["1", "config.pbtxt"]
     assert sorted(p.name for p in (folder / "1").iterdir()) == [".bundle", "model.py"]
@@ -62,8 +62,11 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
 
 
 def version_check(repository: Path) -> dict[str, str]:
-    """What CMSSW's `cmsTritonConfigTool versioncheck` does (cms-sw/cmssw, pull request 43696): each
-    `*/*` beside a config.pbtxt is read as a file, and its MD5 must be among the config's."""
+    """Does the same as CMSSW's `cmsTritonConfigTool versioncheck`.
+
+    See cms-sw/cmssw, pull request 43696. It reads each `*/*` beside a config.pbtxt as a file, whose
+    MD5 must be in the config.
+    """
     found = {}
     for config in repository.rglob("config.pbtxt"):
         message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())
@@ -84,7 +87,7 @@ def test_cmssws_version_check_passes(
     deploy(promoted, "jets", "--out", tmp_path, "--backend", backend)
     assert version_check(tmp_path) == {f"1/{file}": "correct"}
     (agent,) = config_of(tmp_path).model_repository_agents.agents
-    for key, md5 in agent.parameters.items():  # as Triton's own agent checks them: the bundle too
+    for key, md5 in agent.parameters.items():  # Triton's own agent checks all of them
         content = (tmp_path / "jets" / key.removeprefix("MD5:")).read_bytes()
         assert hashlib.md5(content).hexdigest() == md5
     assert ("MD5:1/.bundle/SHA256SUMS" in agent.parameters) == (backend == "python")
@@ -114,7 +117,7 @@ def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path)
 def test_requests_that_would_gain_nothing_run_alone(
     registry: Registry, jets: Built, tmp_path: Path
 ) -> None:
-    """By the version's own benchmark, here with rows of 10 ms; unless somebody asks for it."""
+    """The version's benchmark decides, here with 10 ms per row, unless the user sets --merge."""
 
     def slow(_: Path, manifest: dict[str, Any]) -> None:
         for record in manifest["targets"].values():
@@ -129,7 +132,7 @@ def test_requests_that_would_gain_nothing_run_alone(
     text = cli("deploy", version.ref, *where).stdout
     assert "requests are not merged: by its benchmark a row takes 10 ms alone and 10 ms" in text
     config = config_of(tmp_path / "a")
-    assert config.max_batch_size == 1000  # a client may cut a request into several
+    assert config.max_batch_size == 1000  # a client may divide a request
     assert not config.HasField("dynamic_batching")
     cli("deploy", version.ref, *where, "--merge")
     config = config_of(tmp_path / "a")
@@ -140,7 +143,7 @@ def test_requests_that_would_gain_nothing_run_alone(
 def test_requests_whose_rows_may_see_each_other_run_alone(
     registry: Registry, jets: Built, tmp_path: Path
 ) -> None:
-    """By what the graph showed, though a trial on the reference's rows would see nothing."""
+    """The graph shows this, although a trial on the reference's rows would not."""
 
     def dependent(_: Path, manifest: dict[str, Any]) -> None:
         assert manifest["capture"]["dependence"] == ""
@@ -187,7 +190,7 @@ def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path
 def test_a_backend_that_another_target_has_an_artifact_for(
     registry: Registry, jets: Built, tmp_path: Path
 ) -> None:
-    """As where a target was built later, for fewer engines than the config lists."""
+    """Happens if a target was built later, for fewer engines than the config lists."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][TARGET]
@@ -277,7 +280,7 @@ def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
-    """As Ctrl-C does: a terminal that goes leaves no Triton behind. What nohup ignores stays so."""
+    """Like Ctrl-C, so a closed terminal leaves no Triton behind; nohup still prevents that."""
     with disposed(number, signal.SIG_DFL):
         with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
             signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""`pipeline init`: a config that `run` accepts, from a model and a file as people have them."""
+"""`pipeline init`: makes a config that `run` accepts, from a model and a file of a user."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def unread(width):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a model's code, and with rows in a file of each kind."""
+    """A folder with a model's code and a file of rows."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "model.py").write_text(MODEL)
@@ -125,7 +125,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def written(place: Path, model: str, *given: object, engine: str = "exported") -> Config:
-    """What init wrote into `place`, with every file that it names. Nothing was asked."""
+    """The config that init writes into `place` without questions; all of its files exist."""
     where = ("--out", place / "config.yaml", "--engine", engine)
     answer = json.loads(
         cli("init", place / model if "." in model else model, *given, *where, "--json").stdout
@@ -138,7 +138,7 @@ def written(place: Path, model: str, *given: object, engine: str = "exported") -
 
 
 def refused(place: Path, model: str, *given: object) -> str:
-    """The one line; nothing was written."""
+    """The line with which init refuses; no file is written."""
     before = sorted(place.rglob("*"))
     line = refusal(
         "init", place / model if "." in model else model, *given, "--out", place / "config.yaml"
@@ -169,11 +169,11 @@ def test_the_file_has_just_the_columns(place: Path) -> None:
     assert output.columns == ("output0", "output1", "output2")
     assert config.files.factory == f"{place / 'model.py'}:Flat"
     assert set(reference(place)) == {f"events/{name}" for name in "abcd"}
-    assert config.rows["n"].max == 4096  # the 90 rows come again
+    assert config.rows["n"].max == 4096  # the 90 rows are repeated
 
 
 def test_it_runs(place: Path, tmp_path: Path) -> None:
-    """With nothing edited; validated on the rows of the file."""
+    """The config is not edited, and its version is validated on the rows of the file."""
     written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
     config, work, registry = place / "config.yaml", tmp_path / "work", f"sqlite:///{tmp_path}/r.db"
     ran = cli("run", config, "--work", work, "--registry", registry, "--json")
@@ -184,7 +184,7 @@ def test_it_runs(place: Path, tmp_path: Path) -> None:
     kept = Bundle.open(answer["bundle"]).manifest.provenance.config
     assert kept["reference"]["file"] == "reference.npz"
     assert kept["outputs"][0]["columns"] == ["output0", "output1", "output2"]
-    # Other rows are another model's reference: nothing is taken from before.
+    # With other rows the reference is another one: no stage is reused.
     np.savez(place / "reference.npz", **{k: v[::-1] for k, v in reference(place).items()})
     assert first_step(config, work, registry) == "capture"
 
@@ -214,7 +214,7 @@ def written_model(place: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["pt2", "ts"])
 def test_without_data(place: Path, kind: str) -> None:
-    """A program says its widths, and the columns get names; of TorchScript they are given."""
+    """A program has input widths, and its columns get names; TorchScript needs --input."""
     model = written_model(place, "Flat")
     if kind == "ts":
         torch.jit.script(model).save(place / "net.ts")
@@ -227,7 +227,7 @@ def test_without_data(place: Path, kind: str) -> None:
     names = ("--input", "features=features0 .. features3") if kind == "ts" else ()
     config = written(place, f"net.{kind}", *names)
     assert config.inputs[0].columns == ("features0", "features1", "features2", "features3")
-    if kind == "pt2":  # what it was exported for
+    if kind == "pt2":  # the range of the export
         assert (config.rows["n"].min, config.rows["n"].max) == (0, 256)
 
 
@@ -246,7 +246,7 @@ def test_two_inputs_of_two_kinds(place: Path) -> None:
     x, kind = config.inputs
     assert (x.dtype, kind.dtype, kind.columns) == ("float32", "int64", ("k0", "k1"))
     assert config.collections["events"].columns[0].eigen == (3,)
-    assert config.outputs[0].name == "sum"  # the model's own name of it
+    assert config.outputs[0].name == "sum"  # the model's own name for it
 
 
 def test_forward_that_names_nothing(place: Path) -> None:
@@ -278,7 +278,7 @@ def test_parquet(place: Path) -> None:
 
 
 def lists(place: Path, width: int, *names: str, rows: int = 50) -> dict[str, Any]:
-    """Of so many float32 each, as pandas writes them from a column of arrays."""
+    """Columns with a list of `width` float32 per row, as pandas writes arrays."""
     pandas = pytest.importorskip("pandas")
     draw = np.random.default_rng(1)
     found = {name: draw.normal(size=(rows, width)).astype("f4") for name in names}
@@ -293,7 +293,7 @@ def test_lists_of_one_length_are_vectors(place: Path) -> None:
     (column,) = config.collections["events"].columns
     assert (column.name, column.eigen, config.inputs[0].shape) == ("x", (10,), None)
     np.testing.assert_array_equal(reference(place)["events/x"], values["x"])
-    # The user says that others may be longer: they are jagged, and cut.
+    # With --length the lists are jagged, as others may be longer; they are cut.
     config = written(place, "model.py:Ten", file, "--length", 10, "--force")
     (block,) = config.inputs
     assert (block.shape, len(config.signature().jagged)) == ((10,), 1)
@@ -302,8 +302,11 @@ def test_lists_of_one_length_are_vectors(place: Path) -> None:
 
 @pytest.mark.parametrize(("model", "jagged"), [("Each", False), ("Last", True), ("Sets", True)])
 def test_several_lists_of_one_length(place: Path, model: str, jagged: bool) -> None:
-    """(n, columns, items) are vectors side by side. (n, items, columns), and a mask, are of items:
-    these are jagged, and here by chance as long."""
+    """An input (n, columns, items) takes vectors, side by side.
+
+    For an input (n, items, columns), or one with a mask, they are jagged lists, here of equal
+    length.
+    """
     lists(place, 6, *"abcd")
     given = ("--input", "points=a,b,c,d")
     config = written(place, f"model.py:{model}", place / "lists.parquet", *given)
@@ -323,8 +326,9 @@ def test_vectors_and_numbers_beside_each_other(place: Path) -> None:
     ]
     assert (config.inputs[0].dtype, config.inputs[0].shape) == ("float32", None)
     line = refused(place, "model.py:Ten", place / "mixed.parquet", "--input", "x=h", "--force")
-    assert line.count("x (n, 9) of h") == 1  # the same as vectors and as items
-    assert "name the columns" not in line  # they are named
+    # Listed once, although it is the shape of both vectors and items.
+    assert line.count("x (n, 9) of h") == 1
+    assert "name the columns" not in line  # the user has named them
     line = refused(
         place,
         "model.py:Ten",
@@ -335,11 +339,11 @@ def test_vectors_and_numbers_beside_each_other(place: Path) -> None:
         9,
         "--force",
     )
-    assert "which differ in their items of a row" in line
+    assert "which differ in their items per row" in line
 
 
 def test_what_init_writes_binds_arrays_in_place(place: Path) -> None:
-    """Outputs too are columns that each lie where NumPy and torch have them."""
+    """Outputs are separate columns too, so arrays of NumPy or torch are bound without a copy."""
     config = written(place, "model.py:Flat", place / "flat.npz")
     layout = config.signature().layouts["outputs"]
     arrays = {name: np.zeros(30, "f4") for name in ("output0", "output1", "output2")}
@@ -377,7 +381,7 @@ def test_hdf5(place: Path) -> None:
 
 
 def test_nanoaod(place: Path) -> None:
-    """A row for each jet of all events, in the branches' own dtypes."""
+    """With a row for each jet of all events, in the dtypes of the branches."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
     file = real("nanoAOD_2015_CMS_Open_Data_ttbar.root")
     example = ROOT / "examples/nanoaod"
@@ -413,7 +417,7 @@ def test_asked_on_a_terminal(place: Path) -> None:
 
 def test_enter_answers_on_a_terminal(place: Path) -> None:
     _, questions = typed(place, "init", "model.py:Flat", "flat.npz", "--name", "asked")
-    assert questions == 2  # the columns, and the names of what it writes
+    assert questions == 2  # the columns, and the names of the outputs
     assert load_config(place / "config.yaml").inputs[0].columns == tuple("abcd")
 
 

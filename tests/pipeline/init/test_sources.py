@@ -1,4 +1,4 @@
-"""`pipeline init` of what other programs made: ONNX, boosted trees, weaver; and of jagged rows."""
+"""`pipeline init` with files of other programs: ONNX, boosted trees, weaver, jagged rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["place"]  # a fixture
 
 
 def test_onnx(place: Path) -> None:
-    """Names and widths are the file's own."""
+    """Names and widths are those of the file."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the older exporter, which is deprecated
+        warnings.simplefilter("ignore")  # the older exporter is deprecated
         torch.onnx.export(
             written_model(place, "Flat"),
             (torch.rand(5, 4),),
@@ -50,7 +50,7 @@ def test_onnx(place: Path) -> None:
 
 
 def of_onnx(place: Path, name: str, *nodes: Any) -> None:
-    """Of x: (n, 2, 4)."""
+    """Writes an ONNX file of a network on x: (n, 2, 4)."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
@@ -65,7 +65,7 @@ def of_onnx(place: Path, name: str, *nodes: Any) -> None:
 
 
 def test_onnx_that_ends_the_process_at_no_rows(place: Path) -> None:
-    """ONNX Runtime ends at an LSTM, which no engine takes, and at an Einsum, which all do."""
+    """ONNX Runtime crashes at an LSTM, which no engine supports, and at an Einsum, which all do."""
     values = np.random.default_rng(1).normal(size=(90, 2, 4)).astype("f4")
     np.savez(place / "x.npz", x=values)
     turned = ("Transpose", ["x"], "turned", {"perm": [1, 0, 2]})
@@ -79,7 +79,7 @@ def test_onnx_that_ends_the_process_at_no_rows(place: Path) -> None:
 
 
 def test_trees(place: Path) -> None:
-    """Columns by the names that the trees were trained with; NaN is a missing value."""
+    """The columns are those with which the trees were trained; NaN is a missing value."""
     xgboost = pytest.importorskip("xgboost")
     draw = np.random.default_rng(1)
     values = draw.normal(size=(200, 3)).astype("f4")
@@ -95,7 +95,7 @@ def test_trees(place: Path) -> None:
     assert config.inputs[0].columns == ("c", "a", "d")
     assert np.isnan(reference(place)["events/a"][0])
     assert "8 of 50 are NaN" in (place / "config.yaml").read_text()
-    pandas = pytest.importorskip("pandas")  # writes NaN as null
+    pandas = pytest.importorskip("pandas")  # it writes NaN as null
     pandas.DataFrame(holes).to_parquet(place / "holes.parquet")
     written(place, "trees.json", place / "holes.parquet", "--force")
     assert np.isnan(reference(place)["events/a"]).tolist() == np.isnan(holes["a"]).tolist()
@@ -106,7 +106,7 @@ def test_trees(place: Path) -> None:
 
 
 def test_jagged_rows(place: Path) -> None:
-    """Of the HZZ file: offsets and items are the reference; a mask is found by its name."""
+    """The reference has the offsets and items of the HZZ file; a mask is found by its name."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
     file = real("uproot-HZZ.root")
     points = ("--input", "points=Jet_Px,Jet_Py,Jet_Pz,Jet_E")
@@ -128,11 +128,11 @@ def test_jagged_rows(place: Path) -> None:
     mixed = "points=Jet_Px,Jet_Py,Jet_Pz,NJet"
     for other in (mixed, "points=Jet_Px,Jet_Py,Muon_Px,Muon_Py"):
         line = refused(place, "model.py:Sets", file, "--input", other, "--force")
-        assert "which differ in their items of a row" in line
+        assert "which differ in their items per row" in line
 
 
 def test_particlenet_of_weaver(place: Path) -> None:
-    """The real one, from its data config: what configs/particlenet_raw.yaml has by hand."""
+    """The trained network with its data config gives the same as configs/particlenet_raw.yaml."""
     pytest.importorskip("weaver")
     weights = real("ParticleNet_kin.pt")
     (place / "JetClass_kin.yaml").write_text(WEAVER)
@@ -168,7 +168,7 @@ def test_weaver_files(tmp_path: Path) -> None:
     assert inputs["pf_points"].features == (["part_deta"], ["part_dphi"])
     radius = inputs["pf_features"].features[4]
     assert radius[:4] == ["part_deta", "square", {"add": ["part_dphi", "square"]}, "sqrt"]
-    given, _ = read_weaver(tmp_path / "data.yaml", ["part_deltaR"])  # the file has it
+    given, _ = read_weaver(tmp_path / "data.yaml", ["part_deltaR"])  # the file has this column
     assert given["pf_features"].features[4][0] == "part_deltaR"
     info = {"median": 1.5, "norm_factor": 2, "lower_bound": -5, "upper_bound": 5}
     plain = {"median": 0, "norm_factor": 1, "lower_bound": "-1e32", "upper_bound": "1e32"}
@@ -203,7 +203,7 @@ def test_weaver_files_that_are_none(tmp_path: Path, old: str, new: str, says: st
 
 
 def jagged_jets(jets: int = 40) -> Any:
-    """Jets with particles, nested as people write them: a list of records in each row."""
+    """Jets with particles, nested: each row has a list of records."""
     ak = pytest.importorskip("awkward")
     draw = np.random.default_rng(1)
     counts = draw.integers(0, 7, jets)
@@ -215,7 +215,7 @@ def jagged_jets(jets: int = 40) -> Any:
 
 @pytest.mark.parametrize("kind", ["parquet", "root"])
 def test_lists_of_records(place: Path, kind: str) -> None:
-    """Nested Parquet, and ROOT's RNTuple: the items of a row are those of its records."""
+    """In nested Parquet and ROOT's RNTuple, the items of a row are those of its records."""
     ak, uproot = pytest.importorskip("awkward"), pytest.importorskip("uproot")
     jets = jagged_jets()
     if kind == "parquet":
@@ -234,7 +234,7 @@ def test_lists_of_records(place: Path, kind: str) -> None:
 
 
 def test_two_jagged_inputs_and_their_masks(place: Path) -> None:
-    """A mask is of the jagged input before it."""
+    """A mask belongs to the jagged input before it."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
     file = real("uproot-HZZ.root")
     given = ("--input", "jets=Jet_Px,Jet_Py,Jet_Pz", "--input", "muon_exists=mask")
@@ -247,7 +247,7 @@ def test_two_jagged_inputs_and_their_masks(place: Path) -> None:
 
 
 def test_formulas_of_jets_and_their_particles(place: Path) -> None:
-    """JetClass as it is written: `part_pt / jet_pt`, of items and of their row."""
+    """As in JetClass, `part_pt / jet_pt` combines items with a column of their row."""
     ak = pytest.importorskip("awkward")
     jets = jagged_jets()
     names = {f"part_{n}": jets.part[n] for n in jets.part.fields}
@@ -262,8 +262,9 @@ def test_formulas_of_jets_and_their_particles(place: Path) -> None:
     ak.to_parquet(ak.zip(names | flat, depth_limit=1), place / "jets.parquet")
     config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8)
     jagged = next(c.jagged for c in config.collections.values() if c.jagged)
-    assert jagged.length == 128  # what the network was trained on
-    # Lists that are all as long as that are vectors, beside which a jet's own columns will do.
+    assert jagged.length == 128  # the length in training
+    # If all lists have that length, they are vectors, and a jet's own columns can be used with
+    # them.
     full = {f"part_{n}": np.ones((9, 128), "f4") for n in jets.part.fields}
     own = {n: np.arange(1, 10, dtype="f4") for n in flat}
     lists = {name: ak.from_regular(ak.Array(values)) for name, values in full.items()}

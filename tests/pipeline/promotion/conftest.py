@@ -35,9 +35,9 @@ def weighted(labels, outputs, column):
 
 @dataclass(frozen=True)
 class Gated:
-    """Versions of one model with gates of their own: the labels are the good one's classes.
+    """Versions of one model with gates of their own; the labels are the answers of the good one.
 
-    `project` is this process's own copy of the good one's project.
+    `project` is this process's own copy of the good version's project.
     """
 
     project: Project
@@ -49,7 +49,7 @@ class Gated:
 
 
 def write_gated(folder: Path, seed: int, gates: str = GATES) -> Project:
-    """A project for one engine that needs no compiler, with its labelled rows."""
+    """Writes a project for one engine that needs no compiler, and its labelled rows."""
     text = CONFIG.replace("[aoti, torchscript, exported]", "[exported]") + gates
     made = project.write_project(folder, seed=seed, config=text)
     draw = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Gates in the user's own terms: metrics of the artifact's outputs, latency, memory, size."""
+"""Gates with bounds that users set: metrics of the outputs, latency, memory, size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_worse_model_is_refused_and_the_better_one_passes(
 ) -> None:
     empty.register(gated.bad)
     first = promote(empty, "jets/1", "production")
-    assert "jets/" not in metrics(first)["accuracy"].detail  # nothing to compare with
+    assert "jets/" not in metrics(first)["accuracy"].detail  # no version to compare with
     empty.register(gated.good)
     better = metrics(promote(empty, "jets/2", "production"))
     assert better["accuracy"].found.startswith("1; jets/1 has 0.")
@@ -113,7 +113,7 @@ def test_latency_memory_and_size(empty: Registry, gated: Gated, tmp_path: Path) 
 def test_the_version_in_place_cannot_be_measured(
     empty: Registry, gated: Gated, tmp_path: Path
 ) -> None:
-    """It is broken: a bound on the change refuses, one on the number itself is asked as ever."""
+    """It is damaged: bounds on a change refuse, and bounds on the number itself decide as usual."""
     empty.register(gated.good)
     promote(empty, "jets/1", "production")
     folder = empty.local_path(empty.find("jets/1"))

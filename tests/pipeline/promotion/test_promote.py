@@ -1,4 +1,4 @@
-"""Promotion: each gate refuses with its number and changes nothing; and what passes."""
+"""Promotion: each gate refuses with its number and changes nothing; other versions pass."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Edit = Callable[[Path, dict[str, Any]], None]
 
 
 def state(registry: Registry) -> dict[str, Any]:
-    """All that a promotion may change."""
+    """Everything that a promotion may change."""
     return {v.ref: (v.aliases, dict(v.tags)) for v in registry.versions("jets")}
 
 
 def refused(registry: Registry, ref: str, gate: str, **options: Any) -> str:
-    """The detail of the one gate that refuses; nothing may have changed."""
+    """The detail of the one gate that refuses; the promotion changes nothing."""
     before = state(registry)
     with pytest.raises(PromotionRefused) as caught:
         promote(registry, ref, "production", **options)
@@ -61,7 +61,7 @@ def registered(registry: Registry, built: Built, folder: Path, edit: Edit) -> st
 
 
 def test_target_that_no_device_has_run(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """As a cross-built package is: nothing but its status speaks against it."""
+    """Only the status of such a target, which was cross-built, is a reason to refuse it."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"]["cuda/sm_90"] = {**manifest["targets"][TARGET], "status": "unverified"}
@@ -93,7 +93,7 @@ def test_target_where_everything_failed(registry: Registry, jets: Built, tmp_pat
         manifest["targets"][TARGET].update(status="failed", chosen=None)
 
     ref = registered(registry, jets, tmp_path / "edited", edit)
-    for allow in (frozenset[str](), frozenset({TARGET})):  # failed is not unverified
+    for allow in (frozenset[str](), frozenset({TARGET})):  # `failed` cannot be allowed
         with pytest.raises(PromotionRefused) as caught:
             promote(registry, ref, "production", allow_unverified=allow)
         (verified,) = [d for d in caught.value.decisions if d.gate == "verified"]
@@ -113,7 +113,7 @@ def test_required_target_that_is_absent(registry: Registry, jets: Built, tmp_pat
 def test_artifact_of_another_model(
     registry: Registry, jets: Built, heavy: Built, tmp_path: Path
 ) -> None:
-    """Sealed and called verified; only running it again here shows what it is."""
+    """It is sealed and recorded as verified: only running it again shows the error."""
 
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
@@ -128,7 +128,7 @@ def test_artifact_of_another_model(
 
 
 class Faulty(Executable):
-    """An artifact that does something more where a fault of it says so."""
+    """A right artifact that changes one answer if `at` says so."""
 
     def __init__(self, right: Executable, at: Callable[[int, torch.Tensor], bool]) -> None:
         self.right, self.at = right, at
@@ -152,7 +152,7 @@ def test_rows_are_judged_again_as_production_takes_them(
     registry: Registry, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     at: Callable[[int, torch.Tensor], bool], says: dict[str, Any],
 ) -> None:  # fmt: skip
-    """An artifact that is right on whole collections, and not on what its manifest says of it."""
+    """The artifact is right on whole collections, but not in windows or tiles."""
 
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["chosen"] = "exported"
@@ -173,7 +173,7 @@ def test_rows_are_judged_again_as_production_takes_them(
 
 
 def edit_answers(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change the reference's answers, by what they are called."""
+    """Changes the reference's answers; `edit` gets them by name."""
     path = folder / "reference.safetensors"
     with safe_open(path, framework="pt") as stored:
         metadata = stored.metadata()
@@ -199,7 +199,7 @@ def test_reference_with_one_other_number(registry: Registry, jets: Built, tmp_pa
 def test_reference_that_is_mostly_nan(
     registry: Registry, jets: Built, tmp_path: Path, limit: dict[str, float]
 ) -> None:
-    """Made before there was a limit; and no limit helps where a size has no finite value."""
+    """Refused without a limit, as in old versions, and with any limit: no value is finite."""
 
     def nan(found: dict[str, torch.Tensor]) -> None:
         for tensor in found.values():
@@ -219,7 +219,7 @@ def test_reference_that_is_mostly_nan(
 
 
 def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """From the registry's policy to the gate: each row beside the portable program."""
+    """Named by the registry's policy; the gate compares each row with the portable program."""
     names = load_file(jets.bundle.file("reference.safetensors"))
     torch.manual_seed(5)
     save_file(
@@ -228,7 +228,7 @@ def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -
     )
     (tmp_path / "policy.yaml").write_text("reference: many.safetensors\n")
     cli("policy", tmp_path / "policy.yaml", "--model", "jets", "--registry", registry.uri)
-    (tmp_path / "many.safetensors").unlink()  # the registry has its own
+    (tmp_path / "many.safetensors").unlink()  # the registry has a copy
     found = promote(registry, "jets/1", "staging", dry_run=True)
     (gate,) = [d for d in found.decisions if d.gate == "reference set"]
     assert (gate.passed, gate.found) == (True, "outside 0")
@@ -254,7 +254,7 @@ def test_slower_than_the_version_in_place(registry: Registry, heavy: Built) -> N
 
 
 def test_version_in_place_is_broken(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """There is nothing to compare with: the gate says so, and there is no promotion in passing."""
+    """It cannot be compared with: the gate says so, and refuses."""
     registry.promote(registry.find("jets/1"), "production", PASSED)
     folder = registry.local_path(registry.find("jets/1"))
     assert folder is not None
@@ -272,7 +272,7 @@ def test_version_in_place_is_broken(registry: Registry, jets: Built, tmp_path: P
 def test_alias_of_ones_own_compares_with_its_holder(
     registry: Registry, jets: Built, tmp_path: Path
 ) -> None:
-    """`staging` has its own version in place; who was in production stays there."""
+    """`staging` is compared with its own version in place; production is not changed."""
     other = registry.register(described(jets.bundle, tmp_path / "other", "other"))
     registry.promote(registry.find("jets/1"), "production", PASSED)
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""A shadow: a second version beside production's, never in the way, and the gate that asks it."""
+"""A shadow: a second version that runs production's events without delaying it, and its gate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def registry(store: Path, tmp_path: Path) -> Registry:
-    """jets/1 in production, jets/2, another model, in staging."""
+    """jets/1 is in production, and jets/2, another model, in staging."""
     return copy_of(store, tmp_path / "store")
 
 
@@ -77,7 +77,7 @@ def read(tags: Collection) -> torch.Tensor:
 
 
 def run_events(session: Session, count: int, n: int = N) -> float:
-    """Events of different rows; the largest difference of the two models on them."""
+    """Runs events of different rows; returns the two models' largest difference on them."""
     largest = 0.0
     jets, tags, features = event(session, 2 * n)
     binding = session.bind(jets, tags)
@@ -89,7 +89,7 @@ def run_events(session: Session, count: int, n: int = N) -> float:
         torch.testing.assert_close(read(tags)[:rows], right[:rows], atol=1e-5, rtol=1e-4)
         largest = max(largest, float((right - other)[:rows].abs().max()))
         if isinstance(session, ShadowedSession) and i % 4 == 3:
-            session.flush()  # so that none is dropped
+            session.flush()  # so that no event is dropped
     return largest
 
 
@@ -138,7 +138,7 @@ def test_run_and_run_many(registry: Registry) -> None:
     session = shadowed(registry)
     events = [event(session, n, seed=n) for n in (5, 9, 33)]
     bindings = [session.bind(jets, tags) for jets, tags, _ in events]
-    bindings[2](4)  # this once
+    bindings[2](4)  # 4 rows for this call only
     session.run_many(bindings, threads=2)
     assert [binding.rows["n"] for binding in bindings] == [5, 9, 33]
     for _, tags, features in events:
@@ -149,12 +149,12 @@ def test_run_and_run_many(registry: Registry) -> None:
 
 
 def test_a_full_queue_drops_and_counts(registry: Registry) -> None:
-    """The shadow waits in an event of its own, and production goes on."""
+    """The shadow waits within an event, and production continues."""
     session = shadowed(registry)
     jets, tags, _ = event(session, N)
     binding = session.bind(jets, tags)
     go = threading.Event()
-    inner = session._worker._shadow._executable  # the shadow's thread is held up here
+    inner = session._worker._shadow._executable  # the shadow's thread waits here
 
     def held(arguments: Any) -> None:
         go.wait()
@@ -172,7 +172,7 @@ def test_a_full_queue_drops_and_counts(registry: Registry) -> None:
 
 
 def test_it_works_for_no_more_than_its_fraction_of_the_time(registry: Registry) -> None:
-    """A slow shadow: what it has no time for is dropped and counted, and a flush hurries it."""
+    """A slow shadow drops and counts events; during a flush it does not rest between events."""
     session = shadowed(registry, shadow_fraction=0.1)
     inner = session._worker._shadow._executable
     begins, ends = [], []
@@ -196,14 +196,14 @@ def test_it_works_for_no_more_than_its_fraction_of_the_time(registry: Registry) 
     in_time = len(begins)
     session.flush()
     rests = [begin - end for begin, end in zip(begins[in_time + 1 :], ends[in_time:], strict=False)]
-    assert min(rests) < 0.2  # where nothing hurries it, it rests 0.4 s after each event
+    assert min(rests) < 0.2  # without a flush, it rests 0.4 s after each event
     record = of_production(registry)
     assert seen.events < record.events <= seen.events + 9
     session.close()
 
 
 def test_what_the_shadow_sees_is_the_event_as_it_was(registry: Registry) -> None:
-    """Memory that is written anew right after the call changes nothing."""
+    """Writing to the memory right after the call changes nothing."""
     registry.promote(registry.find("jets/1"), "staging", PASSED)
     session = shadowed(registry)
     jets, tags, _ = event(session, N)
@@ -242,12 +242,12 @@ def test_nan_on_one_side_is_an_infinite_difference(
 ) -> None:
     session = shadowed(registry)
     jets, tags, _ = event(session, N)
-    jets["a"][3] = float("nan")  # both answer NaN
+    jets["a"][3] = float("nan")  # both give NaN
     binding = session.bind(jets, tags)
     binding()
     session.flush()
     assert of_production(registry).max_abs["probabilities"] < 1.1
-    binding.inner.outputs["tags"]["x"][5] = float("nan")  # as production might have answered
+    binding.inner.outputs["tags"]["x"][5] = float("nan")  # now only production gives NaN
     session.offer(binding.inner)
     session.close()
     assert of_production(registry).max_abs["probabilities"] == float("inf")
@@ -280,7 +280,7 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: 
         return {d.detail.partition(" is ")[0]: d for d in found.decisions if d.gate == "shadow"}
 
     first = with_gate("first", gated.good)
-    assert asked(first) == {}  # nothing in production to run beside
+    assert asked(first) == {}  # nothing is in production
     empty.promote(empty.find(first), "production", PASSED)
     same, other = with_gate("same", gated.good), with_gate("other", gated.bad)
     few = asked(same)["events compared beside jets/1"]
@@ -291,7 +291,7 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: 
         run_events(session, 25)
         session.close()
     assert all(d.passed for d in asked(same).values())
-    promote(empty, same, "staging")  # not asked there
+    promote(empty, same, "staging")  # the gate is for production only
     worse = asked(other)
     assert worse["events compared beside jets/1"].passed
     assert worse["errors beside jets/1"].passed
@@ -300,7 +300,7 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: 
     with pytest.raises(PromotionRefused, match="shadow: largest absolute difference of prob"):
         promote(empty, other, "production")
 
-    # Where production may not write to the registry its files are counted.
+    # If production may not write to the registry, its files of records count.
     later = with_gate("later", gated.good)
     empty.promote(empty.find(later), "staging", PASSED)
     file = tmp_path / "seen.json"
@@ -320,7 +320,7 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: 
     ):
         asked(same, shadows=[file])
     record = json.loads(file.read_text())
-    file.write_text(json.dumps(record | {"max_abs": {}}))  # of an output that nobody compared
+    file.write_text(json.dumps(record | {"max_abs": {}}))  # an output was not compared
     (missing,) = [d for what, d in asked(later, shadows=[file]).items() if "largest" in what]
     assert not missing.passed
     (tmp_path / "no.json").write_text("{}")
@@ -378,7 +378,7 @@ def test_who_forgets_to_close_loses_nothing(registry: Registry) -> None:
     binding = session.bind(jets, tags)
     del session
     gc.collect()
-    binding()  # which keeps the shadow
+    binding()  # the binding keeps the shadow alive
     del binding
     gc.collect()
     assert of_production(registry).events == 1
@@ -395,7 +395,7 @@ def test_a_record_that_cannot_be_kept_is_logged(
     file.parent.rmdir()
     with pytest.raises(OSError):
         session.flush()
-    assert session.seen.events == 3  # kept for the next time
+    assert session.seen.events == 3  # kept for the next flush
     with caplog.at_level(logging.WARNING):
         session.close()
     assert "the record of the shadow jets/2 is lost" in caplog.text

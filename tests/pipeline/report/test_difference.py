@@ -1,4 +1,4 @@
-"""What changed between two versions: nothing that differs is left out, nothing else is named."""
+"""Changes between two versions: every difference is named, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUDA = "cuda/sm_90"
 
 @pytest.fixture
 def both(registry: Registry, jets: Built, heavy: Built) -> Registry:
-    """jets/1 and jets/2, which has forty times the weights and one engine."""
+    """A registry with jets/1, and jets/2 with forty times the weights and one engine."""
     registry.register(heavy.bundle)
     return registry
 
@@ -86,7 +86,7 @@ def test_a_target_built_later(registry: Registry, jets: Built, tmp_path: Path) -
 
 
 def test_a_program_that_cannot_be_read(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """The weights are not known, and that is said; the rest is compared."""
+    """The answer says that the weights are unknown, and the rest is compared."""
 
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         (folder / "program.pt2").write_bytes(b"nothing")
@@ -111,17 +111,17 @@ def test_tensors() -> None:
         return found
 
     a = torch.tensor([1.0, 2.0, float("nan")])
-    assert tensor_change("w", a, a.clone()) is None  # NaN is the same NaN
+    assert tensor_change("w", a, a.clone()) is None  # NaN equals NaN here
     b = torch.tensor([1.0, -2.0, 3.0])
     found = compared(a[:2], b[:2])
     assert (found["elements"], found["max_abs"], found["norm_difference"]) == (1, 4.0, 4.0)
     assert found["norm_a"] == found["norm_b"] == pytest.approx(5**0.5)
-    assert math.isnan(compared(a, b)["max_abs"])  # and no number that would be wrong
+    assert math.isnan(compared(a, b)["max_abs"])  # no finite number would be right
     zero = compared(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert (zero["elements"], zero["max_abs"]) == (0, 0.0)
     half = compared(b, b.half())
     assert (half["a"], half["b"], half["elements"]) == ("float32 (3,)", "float16 (3,)", 0)
-    # Further than float64 counts: they differ all the same.
+    # float64 does not distinguish these two, but they count as different.
     assert compared(torch.tensor(2**62), torch.tensor(2**62 + 1))
     assert compared(None, b)["a"] is None
     assert tensor_change("e", torch.empty(0), torch.empty(0)) is None

@@ -1,4 +1,4 @@
-"""Pages: whole in themselves, read by people on any screen, and no text of others acts in them."""
+"""Pages need no other files, fit any screen, and do not execute text of others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _VOID = {"meta", "br", "link", "img", "hr"}
 
 
 class Read(html.parser.HTMLParser):
-    """What a page has, element by element; closed in the order in which they were opened."""
+    """The elements of a page; they must be closed in the reverse order of opening."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Read(html.parser.HTMLParser):
 
 
 def check(page: str) -> Read:
-    """What holds for every page."""
+    """Checks what must hold for every page."""
     read = Read(page)
     require_plain(page)
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in read.seen}
@@ -151,7 +151,7 @@ def test_a_difference_and_a_benchmark() -> None:
 
 
 def test_colours_can_be_read_in_both_schemes() -> None:
-    """WCAG: 4.5 for text, 3 for lines."""
+    """The contrasts that WCAG requires: 4.5 for text, 3 for lines."""
     schemes = re.findall(r":root \{([^}]*)\}", full_page())
     assert len(schemes) == 2
     for scheme in schemes:
@@ -188,7 +188,7 @@ def test_mlflow_keeps_the_page(empty: Registry, tmp_path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_a_browser(width: int, tmp_path: Path) -> None:
-    """Nothing is wider than the screen but tables, which scroll by themselves; plots are drawn."""
+    """Only tables are wider than the screen, and can be scrolled; plots are drawn."""
     (tmp_path / "report.html").write_text(full_page(HOSTILE + " long" * 40), encoding="utf-8")
     look = """<iframe id=f src=report.html style="width:%dpx;height:900px;border:0"></iframe>
         <script>onload = () => {
@@ -220,7 +220,7 @@ def report(engine: str, *cases: tuple[int, Deviation]) -> ValidationReport:
 
 
 def test_how_far_values_are_off() -> None:
-    """Of the chosen artifact at some sizes, of others over all; earlier releases kept none."""
+    """Deviations of the chosen artifact at some sizes, and of others over all sizes."""
     ones = torch.ones(100)
     made = compare(ones + 1e-5, ones, BAND, False)
     assert sum(made.ulp_bins) == sum(made.error_bins) == 100
@@ -252,7 +252,7 @@ def test_values_that_are_the_models_own_need_no_plot() -> None:
 
 @pytest.mark.parametrize("found", [[0, 2, 2, 2], [0, 1, 2, 1]])
 def test_rows_of_another_class(found: list[int]) -> None:
-    """A table of those that changed; one sentence where none did; nothing where it is not kept."""
+    """A table of changed classes, or one sentence if none changed; nothing without a record."""
     made = compare(torch.eye(3)[found], torch.eye(3)[[0, 1, 2, 1]], BAND, True)
     text = agreement_page(made)
     if found[1] == 1:
@@ -266,7 +266,7 @@ def test_rows_of_another_class(found: list[int]) -> None:
 
 
 def agreement_page(found: Deviation) -> str:
-    """Of a version whose chosen artifact deviates so."""
+    """The page of a version whose chosen artifact has this deviation."""
     report = ValidationReport("aoti", True, None, worst={"probabilities": found})
     with TemporaryDirectory() as folder:
         at = Path(folder) / "bundle"
@@ -287,7 +287,7 @@ def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
         "relative": Residual(nothing, relative=True),
     }
     read = check(metrics_page(curves))
-    assert len(read.all("svg")) == 3  # with that of the speed
+    assert len(read.all("svg")) == 3  # with the plot of the speed
     said = [line for line in read.text.splitlines() if "is not drawn: " in line]
     assert all(line.endswith(".") for line in said)
     names = {line.removeprefix(f"{V3}: ").partition(" is not drawn")[0] for line in said}
@@ -297,7 +297,7 @@ def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
 
 
 def metrics_page(curves: Mapping[str, Curve]) -> str:
-    """Of a version with metrics of which these are recorded."""
+    """The page of a version with metrics, of which these curves are recorded."""
     data = json.loads(json.dumps(MANIFEST))
     names = ("auc", "perfect", "own", "width", "older")
     data["targets"][V3]["metrics"] = dict.fromkeys(names, 0.5)

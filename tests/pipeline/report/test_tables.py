@@ -1,4 +1,4 @@
-"""Tables on terminals of any width: nothing is cut, and what belongs together stays together."""
+"""Tables on terminals of any width: nothing is cut off, and cells keep their words."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_numbers_as_people_write_them() -> None:
 
 
 def test_five_sizes_fit_in_eighty_columns() -> None:
-    """Each median whole, its spread below it."""
+    """Each median is complete, with its spread below it."""
     names = ("lanes", "eager, row-major", "the copies alone")
     timing = Timing(11_654.0, 10_321.0, 15_250.0, 7)
     report = BenchmarkReport({f"n={n}": dict.fromkeys(names, timing) for n in SIZES}, "lanes")
@@ -118,7 +118,7 @@ words = st.text("abcdefghij@/é漢", min_size=1, max_size=30)
     st.integers(30, 130),
 )
 def test_nothing_is_cut(rows: list[list[str]], width: int) -> None:
-    """Every word is there, whole, in the order of its cell."""
+    """Every word of a cell is complete."""
     table = new_table("a table", "name", "what", "why", rows=rows)
     found = " ".join(lines(table, width)).split()
     for row in rows:

@@ -1,4 +1,4 @@
-"""`pipeline ui`: a registry in a browser, read and never changed."""
+"""`pipeline ui`: a registry in a browser, which is only read."""
 
 from __future__ import annotations
 

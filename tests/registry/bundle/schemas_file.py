@@ -1,4 +1,4 @@
-"""The records of a bundle as JSON schemas, for the library that reads them in C++.
+"""The records of a bundle as JSON schemas, for the C++ library that reads them.
 
     python -m tests.registry.bundle.schemas_file      # after a change of the records
 
@@ -50,7 +50,7 @@ def text() -> str:
 
 
 def schema(kind: Any, defs: dict[str, Any]) -> dict[str, Any]:
-    """Of an annotation; those of the dataclasses in it go to `defs`."""
+    """The schema of an annotation; those of its dataclasses are added to `defs`."""
     if kind is Any:
         return {}
     if kind in _NAMES:

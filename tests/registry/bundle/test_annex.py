@@ -1,4 +1,4 @@
-"""Annexes: targets that are added to a version later, and what is refused."""
+"""Annexes: targets that are added to a version later, and their refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_is_there_is_not_replaced(
     folder = registry.local_path(version)
     assert folder is not None
     before = tree(folder.parent)
-    for stale in (version, found):  # one that was asked for before the first was added, and after
+    for stale in (version, found):  # looked up before and after the first annex was added
         with pytest.raises(RegistryError) as caught:
             registry.add_target(stale, write_annex(tmp_path / "other", bundle, V4, seed=1))
         shutil.rmtree(tmp_path / "other")
@@ -137,7 +137,7 @@ def test_altered_files(registry: Registry, version: Version, annex: Annex) -> No
     with pytest.raises(BundleError, match=r"aoti/model\.so is truncated or altered"):
         registry.open(found)
     assert registry.open(found, annexes=()).digest == version.digest
-    seal(library.parents[1])  # whole in itself, and not what was registered
+    seal(library.parents[1])  # consistent, but not what was registered
     with pytest.raises(BundleError, match=r"jets/1: the files in .* are another annex"):
         registry.open(found)
 
@@ -145,7 +145,7 @@ def test_altered_files(registry: Registry, version: Version, annex: Annex) -> No
 def test_files_that_no_tag_names_are_garbage(
     registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
 ) -> None:
-    """As a builder leaves them that was killed before it was done."""
+    """A builder that was killed leaves such files."""
     folder = registry.local_path(version)
     assert folder is not None
     left = write_annex(tmp_path / "left", bundle, V4, seed=1)
@@ -181,7 +181,7 @@ def test_a_copy_takes_them_along(
 def test_a_copy_that_is_registered_leaves_them_behind(
     registry: Registry, version: Version, annex: Annex, tmp_path: Path
 ) -> None:
-    """The artifacts of an annex belong to the version to which they were added, not to a copy."""
+    """An annex belongs to the version to which it was added, not to a copy."""
     copy = registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
     again = registry.register(copy, "again")
     assert (again.digest, again.annexes, list(again.targets)) == (version.digest, {}, [V3])
@@ -200,7 +200,7 @@ def test_a_promotion_remembers_what_its_gates_saw(
         record = registry.promote(found, "production", passed, annexes=seen).promotion("production")
         assert record is not None
         let_pass.append(dict(record.annexes))
-    assert let_pass == [{}, {V4: annex.digest}, {V4: annex.digest}]  # once let pass, it stays
+    assert let_pass == [{}, {V4: annex.digest}, {V4: annex.digest}]  # it stays promoted
 
 
 @pytest.mark.parametrize(

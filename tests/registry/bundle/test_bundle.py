@@ -174,7 +174,7 @@ def test_special_file(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     (path / MODEL).unlink()
     os.mkfifo(path / MODEL)
-    assert f"{MODEL} is not a plain file" in refused(path)  # and does not wait for a writer
+    assert f"{MODEL} is not a plain file" in refused(path)  # and does not wait for the pipe
 
 
 ZERO = "0" * 64
@@ -267,7 +267,7 @@ class TestWriteAtomically:
         with write_atomically(dest) as partial:
             (partial / "file").write_text("content")
             assert not dest.exists()
-            assert partial.parent == dest.parent  # the same disk: a rename, not a copy
+            assert partial.parent == dest.parent  # on the same disk: a rename, not a copy
         assert (dest / "file").read_text() == "content"
         assert os.listdir(dest.parent) == ["dest"]
         plain = tmp_path / "plain"

@@ -73,7 +73,7 @@ def test_a_newer_schema_is_refused_whatever_else_it_has(manifest_data: dict[str,
 def test_at_which_rows_each_engine_runs(
     limits: list[tuple[int, str]], spans: dict[str, str]
 ) -> None:
-    """As said, so it is: every row count is some engine's, and the one that runs there."""
+    """The text names exactly one engine for every row count, and it is the one that runs there."""
     candidates = {name: Candidate(status="valid", files=["f"]) for name in spans}
     below = [Below(rows=rows, engine=engine) for rows, engine in limits]
     record = TargetRecord(status="verified", chosen="aoti", below=below, candidates=candidates)
@@ -84,7 +84,7 @@ def test_at_which_rows_each_engine_runs(
 
 
 def _covers(text: str, n: int) -> bool:
-    """Whether a sentence such as "from 5 to 49 rows and from 90 rows on" has `n`."""
+    """Whether a text such as "from 5 to 49 rows and from 90 rows on" includes `n`."""
     for part in text.split(" and "):
         first, last = re.search(r"from (\d+)", part), re.search(r"to (\d+)", part)
         limit = re.search(r"below (\d+)", part)

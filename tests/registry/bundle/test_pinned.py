@@ -1,4 +1,4 @@
-"""What is opened is what was hashed, whatever happens to the folder in between."""
+"""An opened file is the one that was hashed, whatever happens to the folder in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BESIDE = "targets/cpu/x86-64-v3/aoti/data/weights.bin"
 @pytest.fixture
 def bundle(make_bundle: MakeBundle) -> Bundle:
     path = make_bundle()
-    time.sleep(0.05)  # the kernel's clock ticks before anybody writes again
+    time.sleep(0.05)  # the next write gets a later time stamp
     return Bundle.open(path)
 
 
@@ -47,7 +47,7 @@ def test_the_same_bytes_where_engines_look_for_them(bundle: Bundle) -> None:
 
 
 def test_replaced_afterwards(bundle: Bundle) -> None:
-    """The path leads to the old file still, which is the one with the right digest."""
+    """The path still leads to the old file, which has the right digest."""
     content = (bundle.path / MODEL).read_bytes()
     pinned = Pinned(bundle, [MODEL])
     replace(bundle.path / MODEL, b"x" * len(content))
@@ -62,7 +62,7 @@ def written(path: Path) -> None:
     content = path.read_bytes()
     with path.open("r+b") as file:
         file.write(bytes([content[0] ^ 1]))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if nothing had happened
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # hides the change
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_changed_before(bundle: Bundle, spoil: Callable[[Path], None]) -> None:
 
 
 def test_the_same_put_there_again(bundle: Bundle) -> None:
-    """Another inode, the same digest: what counts is the content."""
+    """Another inode with the same digest is accepted: only the content counts."""
     replace(bundle.path / MODEL, (bundle.path / MODEL).read_bytes())
     pinned = Pinned(bundle, [MODEL])
     pinned.check()
@@ -113,7 +113,7 @@ def test_link_or_gone(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_opened_without_digests(make_bundle: MakeBundle) -> None:
-    """There is nothing to compare with; it is held as it is."""
+    """Without digests nothing is compared; the file is held as it is."""
     bundle = Bundle.open(make_bundle(), verify=False)
     pinned = Pinned(bundle, [MODEL])
     assert pinned.file(MODEL).read_bytes() == (bundle.path / MODEL).read_bytes()

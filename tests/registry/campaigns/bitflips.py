@@ -1,15 +1,15 @@
-"""Bit-flip campaign: damage to a real bundle is refused before anything of it is used.
+"""Bit-flip campaign: a damaged real bundle is refused before anything in it is used.
 
     python -m tests.registry.campaigns.bitflips --seed 1 --flips 10000
 
-The bundle has an artifact of every engine, is signed, and lies in a folder as `pipeline pull`
-makes it. One byte of one sealed file is changed, `load` in production has to refuse, the byte is
-put back; the files take turns. Each time the kernel says which files were opened: each once at
-most, and that is for its digest, so no engine, linker or unpickler has seen one. At the end the
+The bundle has an artifact of every engine, is signed, and lies in a folder as `pipeline pull` makes
+it. For each flip, one byte of one sealed file is changed, `load` in production has to refuse, and
+the byte is restored; the files take turns. Each time the kernel reports which files were opened:
+each at most once, for its digest, so no engine, linker or unpickler has read one. At the end the
 same holds for the process as a whole, and the undamaged bundle loads with every engine.
 
-Then changes of the two files beside the sealed ones (the signature, the record of promotion), and
-damage of other kinds: see `damage`. `--bundle DIR` takes a bundle that exists.
+Then the two unsealed files are changed (the signature, the record of promotion), and the bundle is
+damaged in other ways: see `damage`. `--bundle DIR` takes an existing bundle.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _EVENT = struct.Struct("iIII")
 
 
 class Opens:
-    """inotify on every folder below `root`.
+    """Counts opened files below `root`, with inotify on every folder.
 
-    Reads and closes are watched so that two opens are two events: the kernel merges equal ones.
+    Reads and closes are watched too, as the kernel would merge two equal events of opening.
     """
 
     def __init__(self, root: Path) -> None:
@@ -78,13 +78,13 @@ class Opens:
             self._folders[watch] = Path(folder).relative_to(root)
 
     def forget(self) -> None:
-        """What was opened so far does not count; of that, events may be lost."""
+        """Ignores everything opened so far, even if events were lost."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._handle, 1 << 16):
                 pass
 
     def since(self) -> Counter[str]:
-        """How often each file was opened since this was last asked, or `forget` called."""
+        """How often each file was opened since the last call of `since` or `forget`."""
         found: Counter[str] = Counter()
         while True:
             try:
@@ -118,7 +118,7 @@ class Campaign:
         load(path or self.path, trusted_keys=[self.keys.public], engine_name=engine_name)
 
     def flip(self, name: str) -> str:
-        """Why the bundle is refused with one byte of a file changed; the byte is put back."""
+        """Loads with one byte of a file changed, and restores it; returns the refusal's message."""
         handle = os.open(self.path / name, os.O_RDWR)
         try:
             at = self.choice.randrange(os.fstat(handle).st_size)
@@ -142,9 +142,9 @@ class Campaign:
         return said
 
     def flip_beside(self, name: str) -> bool:
-        """Whether a change of an unsealed file is refused; else it must have meant nothing.
+        """Whether a change of an unsealed file is refused; if not, it must have no effect.
 
-        White space, or who promoted and when: nothing that decides is said there.
+        Such changes are in white space, or in who promoted and when, which decide nothing.
         """
         content = (self.path / name).read_bytes()
         at = self.choice.randrange(len(content))
@@ -162,16 +162,18 @@ class Campaign:
         return False
 
     def untouched(self) -> None:
-        """Nothing of the bundle is in this process: no library, no module of an engine.
+        """Requires that this process has loaded no library of the bundle, and no engine's module.
 
-        `loads` shows afterwards that these are the modules that open artifacts.
+        `loads` shows afterwards that these modules do open artifacts.
         """
         assert str(self.path) not in Path("/proc/self/maps").read_text()
         assert not {*ENGINE_MODULES.values(), "onnxruntime"} & sys.modules.keys()
 
     def loads(self) -> int:
-        """The undamaged bundle does load, and then its files are seen to be opened again, and the
-        module of each engine is in this process."""
+        """Loads the undamaged bundle with each valid engine.
+
+        Then its files are opened more than once, and the module of each engine is in this process.
+        """
         (target,) = self.bundle.manifest.targets.values()
         valid = [name for name, c in target.candidates.items() if c.status == "valid"]
         for name in valid:

@@ -1,4 +1,4 @@
-"""Builders of targets, many at once: of two of one target one wins, and the other is told.
+"""Many builders of targets at once: one of each target wins, and the others are told.
 
 python -m tests.registry.campaigns.builds --builders 6
 """
@@ -20,7 +20,7 @@ TARGETS = ("cpu/x86-64-v4", "cuda/sm_90", "rocm/gfx90a")
 
 
 def at_once(folder: Path, builders: int) -> list[int]:
-    """How many of the builders of each target were told that another was quicker."""
+    """How many builders of each target were told that another one was quicker."""
     uri = workers.prepare(folder, 1)
     bundle = Bundle.open(folder / "bundles/0")
 

@@ -1,4 +1,4 @@
-"""Damage to a bundle that is not one byte; each kind has to be refused, and by what is said."""
+"""Other damage to a bundle than a changed byte; each kind must be refused with its own error."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from runtime.errors import LoadError
 from soa.errors import SoaPipelineError
 
 Damage = tuple[str, type[SoaPipelineError], Callable[..., object], tuple[object, ...]]
-"""Its kind, how it has to be refused, what does it, and with which arguments after the folder."""
+"""The kind, the expected error, the function that damages a folder, and its other arguments."""
 
-# Names that no listing may have; the last three look like others, or hide.
+# Names that no listing may have; the last three look like other names, or hide characters.
 NAMES = (
     "../outside", "/outside", "a/../../b", "./a", "a//b", "a\\b", "a\x00b", "a\x07b",
     "a\u202eb", "a\u200bb", "a\xa0b",
@@ -28,7 +28,7 @@ NAMES = (
 
 
 def damaged(good: Path, folder: Path, load: Callable[[Path], None]) -> Counter[str]:
-    """How often each kind of damage, to a copy of `good`, was refused as it has to be."""
+    """How often each kind of damage, made to a copy of `good`, was refused with its error."""
     found: Counter[str] = Counter()
     for number, (kind, expected, spoil, arguments) in enumerate(_every_damage(good)):
         copy = folder / f"damaged-{number}"
@@ -69,8 +69,8 @@ def _every_damage(good: Path) -> Iterator[Damage]:
         yield "path", BundleError, _list_also, (name,)
     yield "listed twice", BundleError, _list_also, ("manifest.json",)
     yield "future schema", BundleError, _future, ()
-    # Every digest is right in what follows. What the folder says of its promotion tells, and where
-    # that is rewritten too, the signature alone: a bare folder cannot.
+    # From here on every digest is right. The folder's record of its promotion shows the change. If
+    # that record is forged too, only the signature shows it.
     consistent: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
         "altered and sealed": (_append, ("program.pt2", b"x")),
         "left out and sealed": (_remove, ("reports/benchmark.json",)),
@@ -106,7 +106,7 @@ def _swap(path: Path, name: str, other: str) -> None:
 
 
 def _link(path: Path, name: str) -> None:
-    """The content is right, but lies elsewhere."""
+    """Replaces a file by a link to the same content outside the folder."""
     aside = path.with_suffix(".aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()

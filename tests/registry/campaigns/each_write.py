@@ -1,13 +1,12 @@
-"""Writers that are killed, or paused, at each of their writes: all operations, all writes in order.
+"""Kills or pauses a writer at each of its writes: all operations, and all their writes in order.
 
-Every writer begins from the same registry, in which there is something of everything. After a kill
-the invariants hold, the operation has happened or it has not, and it can be run again. A paused
-writer goes on once another one has come, done the same (or waited for its turn) and collected all
-garbage; then both have ended, and what they wanted is there, once.
+Every writer begins from the same registry, which holds something of every kind. After a kill the
+invariants hold, the operation has happened or it has not, and it can be run again. A paused writer
+goes on after another writer has done the same operation (or waits for its turn) and collected all
+garbage; then both have ended, and the result is there, once.
 
-With a lease in place of the file lock, a writer is paused for longer than the lease, and before
-each question whether it may still write: a pause in the middle of one request is not provided for
-(registry/history/lock.py).
+If a lease replaces the file lock, a writer is paused for longer than the lease, each time before it
+asks if it may still write. A pause within one request is not handled (registry/history/lock.py).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tests.registry.campaigns import invariants, workers, write_points
 
 NAME = "jets"
 TARGETS = ("cpu/x86-64-v4", "cuda/sm_90")
-# What a writer may be told when another one was quicker, or took its files for abandoned.
+# Errors that a writer may get if another one was quicker, or took its files for abandoned.
 TOLD = ("no such version", "already: built later", "took it for abandoned", "is missing",
         "No such file", "'active' state", "changed while it was being registered")  # fmt: skip
 FIRST = ("the killed one", "the paused one")
@@ -54,11 +53,11 @@ POLICY = Policy(approvals=("ada",), reference="release.pem")  # any file will do
 
 
 class Place:
-    """The registry of the campaign, in `folder / "store"`, and beside it what its operations need.
+    """The registry of the campaign, in `folder / "store"`, and files for its operations.
 
-    Versions 1 to 5: before production, in production (with a target built later), in staging,
-    promoted nowhere (with another target), and one that has nothing. Then what three writers left:
-    a registration, an annex and a removed version, none of them whole.
+    Version 1 was in production, 2 is (with a target built later), 3 is in staging, 4 was never
+    promoted (with another target), and 5 has nothing. There are also incomplete leftovers of three
+    killed writers: a registration, an annex and a removal.
     """
 
     def __init__(self, folder: Path, lease: bool) -> None:
@@ -121,24 +120,27 @@ class Place:
         registry.register(self.bundle(9), NAME)
 
     def _removal_without_files(self) -> None:
-        """Killed after its four commits."""
+        """Removes a version, and is killed after four commits."""
         write_points.stop_at(4, self.root, signal.SIGKILL, lambda _: None)
         remove(Registry(self.uri), Ref(NAME, 6))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`run` gets a label that is to be in the history. `happened`: None for half-way, which only
-    an import may be: it is made of registrations and events that each are whole."""
+    """An operation of the campaign.
+
+    `run` gets a label that it writes into the history. `happened` is None for half-way, which is
+    allowed for an import alone: it consists of registrations and events, each of which is complete.
+    """
 
     run: Callable[[Place, Registry, str], object]
     happened: Callable[[Place, Registry], bool | None]
     kind: str | None = None
-    """Of the event that it leaves."""
+    """The kind of event that it leaves."""
 
 
 def _build(to: Place, registry: Registry, label: str) -> None:
-    """Who comes later has built other bytes for the same target."""
+    """The later writer has built other bytes for the same target."""
     annex = to.annex(4 if label in FIRST else "another", TARGETS[1])
     registry.add_target(registry.find(f"{NAME}/4"), annex)
 
@@ -166,7 +168,7 @@ def _promoted(_: Place, registry: Registry) -> bool:
 
 
 def _rolled_back(_: Place, registry: Registry) -> bool:
-    """Twice is there and back again."""
+    """Two rollbacks lead back to the start."""
     rollbacks = [e for e in _done(registry, "rollback") if e.version in (1, 2)]
     at = 2 if len(rollbacks) % 2 == 0 else 1
     assert _aliases(registry)["production"] == at
@@ -281,7 +283,7 @@ def _done(registry: Registry, kind: str) -> list[Event]:
 
 @dataclass
 class Row:
-    """What came of one operation: how many writes it has, and what was found after each."""
+    """The results of one operation: how many writes it has, and the state found after each."""
 
     operation: str
     kills: Counter[str]
@@ -306,7 +308,7 @@ def run(
     every: int = 1,
     lease_s: float | None = None,
 ) -> list[Row]:
-    """Each operation at each write, or at each `every`-th. AssertionError if anything is off."""
+    """Each operation at each write, or at each `every`-th. AssertionError if an invariant fails."""
     workers.warm_up(lease_s)
     campaign = _Campaign(Place(folder, lease_s is not None), lease_s)
     rows = []
@@ -328,7 +330,7 @@ class _Campaign:
     def at_each(
         self, operation: Operation, one: Callable[[Operation, int], str | None], every: int
     ) -> list[str]:
-        """What each write led to, until one is asked for that the operation has not."""
+        """The result for each write, up to the last one that the operation has."""
         found: list[str] = []
         for write in itertools.count(0, every):
             self.place.begin_again()
@@ -340,7 +342,8 @@ class _Campaign:
                 print(f"{one.__name__} at write {write}, {where}:", file=sys.stderr)
                 raise
             if result is None:
-                # With a lease a writer is paused where it asks for the lock: `sign` takes none.
+                # With a lease, writers are paused where they ask for the lock; `sign` takes no
+                # lock.
                 without_lock = self.place.lease and one == self.paused
                 assert found or without_lock, "an operation without a write"
                 return found
@@ -355,7 +358,7 @@ class _Campaign:
         return self._checked(operation, None)
 
     def paused(self, operation: Operation, write: int) -> str | None:
-        """What the paused writer was told, or None if it has fewer writes."""
+        """The result of the paused writer, or None if it has fewer writes."""
         first = self._fork(operation, FIRST[1], write, signal.SIGSTOP)
         if _stopped(first) != "paused":
             return None
@@ -394,7 +397,7 @@ class _Campaign:
         return workers.fork(work)
 
     def _checked(self, operation: Operation, must: bool | None) -> str:
-        """All that has to hold, and whether the operation happened."""
+        """Checks all invariants; returns whether the operation happened."""
         answer = self.place.folder / "answer"
         workers.run(lambda: _put(answer, self._check(operation, must)))
         return answer.read_text()
@@ -431,7 +434,7 @@ class _Campaign:
 def stop_before_questions(
     wanted: int, _: Path, sign: signal.Signals, say: Callable[[str], None]
 ) -> None:
-    """Send `sign` to this process before the question of that number whether it may write."""
+    """Send `sign` to this process when it asks for the `wanted`-th time if it may write."""
     plain, count = lock.WriteLock.check, itertools.count()
 
     def check(held: lock.WriteLock) -> None:

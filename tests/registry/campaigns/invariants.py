@@ -1,4 +1,4 @@
-"""What must hold of a registry and its history at any moment, and what once it is settled."""
+"""What must always hold for a registry and its history, and what holds once they are settled."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def check(
     built: Sequence[str] = (),
     removed: Sequence[str] = (),
 ) -> tuple[list[str], list[str]]:
-    """Everything, with nobody at work: as it was left, once `settle` has written, once collected.
+    """Checks everything while nobody writes: first, after `settle`, and after collection.
 
-    Returns the open events with what they were settled to, and the kinds of garbage.
+    Returns the open events with the state to which they were settled, and the kinds of garbage.
     """
 
     def always() -> None:
@@ -85,8 +85,12 @@ def check_always(
     built: Sequence[str] = (),
     removed: Sequence[str] = (),
 ) -> None:
-    """`done`: label of each operation that returned, and the kind of event it had to leave.
-    What returned: the digests of `registered` bundles and `built` annexes, `removed` versions."""
+    """Checks what holds at any moment.
+
+    `done` maps the label of each operation that returned to the kind of event that it must have
+    left. `registered` and `built` are digests of bundles and annexes, `removed` are versions, all
+    of operations that returned.
+    """
     versions = registry.versions(name)
     for version in versions:
         assert registry.open(version).digest == version.digest, version.ref
@@ -138,7 +142,7 @@ def _check_comings_and_goings(
     there = {(v.number, *item) for v in versions.values() for item in v.annexes.items()}
     told = {place for place in added if f"{name}/{place[0]}" in versions}
     assert told <= there
-    # What was pushed came with its targets, which another registry built.
+    # A pushed version brings its targets along, which another registry built.
     assert all(versions[f"{name}/{number}"].origin for number, *_ in there - told)
     assert set(built) <= {digest for _, _, digest in added}
 
@@ -151,7 +155,7 @@ def check_settled(registry: Registry, name: str) -> None:
 
 
 def check_clean(registry: Registry, name: str, cache: Path) -> None:
-    """After a collector that spared nothing, with nobody at work."""
+    """Checks that nothing is left after a collector that spared nothing, while nobody writes."""
     assert collect(registry, older_than=timedelta(0), cache=cache) == []
     versions = registry.versions(name)
     with registry.client() as client:
@@ -172,19 +176,19 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
                    strict=True) for n in annex.files}  # fmt: skip
         listed |= {f"{place}/SHA256SUMS" for place in ("bundle", *annexes)}
         listed |= set() if opened.signature() is None else {f"bundle/{SIGNATURE}"}
-        assert there - {"report.html"} == listed  # written once all that counts is there
+        assert there - {"report.html"} == listed  # written last, and need not be there
     assert versions
     runs_there = {path.name for path in root.parent.parent.iterdir() if any(path.rglob("*.*"))}
     assert runs_there == {str(version.run_id) for version in versions}
 
 
 def label_of(event: Event) -> str:
-    """The operation of a campaign that an event came from."""
+    """The label of the operation that left this event."""
     return event.reason or "".join(event.policies)
 
 
 def _raw(registry: Registry, name: str) -> list[Event]:
-    """As stored: an open event is given as open."""
+    """The events as they are stored: an open event stays open."""
     from registry.history.event_log import History
 
     with registry.client() as client:

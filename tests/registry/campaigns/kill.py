@@ -1,19 +1,19 @@
-"""Kill campaign: writers on one registry, killed with SIGKILL in the middle of what they do.
+"""Kill campaign: writers on one registry, killed with SIGKILL in the middle of their operations.
 
     python -m tests.registry.campaigns.kill --seed 1 --kills 200
     python -m tests.registry.campaigns.kill --each promote --each rollback --kills 0
 
-First at each of their writes, one operation and one write after the other: see `each_write`. Then
-two at once, at random moments. Each of these registers, builds targets, promotes, is refused, rolls
-back, sets aliases, approves, removes versions and collects garbage, without a pause; the collector
-takes everything that is not known yet, so that it is often in the way of the other writer. After
-every kill a new writer takes the place of the dead one, and after every tenth both are killed and
-all invariants are checked, before and after the next writer has settled what was left open and a
-last collector has run.
+In the first part a writer is killed at each of its writes, one operation and one write after the
+other: see `each_write`. In the second part two writers run at once and are killed at random
+moments. Each of them registers, builds targets, promotes, is refused, rolls back, sets aliases,
+approves, removes versions and collects garbage, without a pause. The collector takes everything
+that no version has yet, so it often disturbs the other writer. After every kill a new writer
+replaces the dead one. After every tenth kill both are killed, and all invariants are checked: at
+once, and again after the next writer has settled what was left open and a last collector has run.
 
-`--registry URI` takes a tracking server, for the second part alone. `--lease 4`: the first part has
-a lease in place of the file lock, and whoever waits for a dead writer waits that long. The seed
-decides the operations and the delays; what a kill hits then depends on the machine's timing.
+`--registry URI` takes a tracking server, for the second part alone. With `--lease 4` the first part
+has a lease in place of the file lock, and a writer waits so many seconds for a dead one. The seed
+decides the operations and the delays; at which step a kill hits depends on the machine's timing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SHARES = {
     "register": 22, "build": 15, "production": 22, "staging": 6, "refusal": 4, "rollback": 14,
     "alias": 3, "approval": 4, "removal": 7, "gc": 3,
 }  # fmt: skip
-# What an operation may be told when the other writer has removed what it is about.
+# Errors that an operation may get if the other writer has removed its version or files.
 IN_THE_WAY = ("no such version", "has no versions", "took it for abandoned", "is missing",
               "No such file", "already: built later", "'active' state")  # fmt: skip
 
@@ -67,8 +67,10 @@ IN_THE_WAY = ("no such version", "has no versions", "took it for abandoned", "is
 def operation(
     registry: Registry, name: str, choice: random.Random, folder: Path, label: str
 ) -> dict[str, str]:
-    """One operation; returns the kind of event it must have left, and what it registered, built
-    or removed."""
+    """Runs a random operation.
+
+    Returns the kind of event that it must have left, and what it registered, built or removed.
+    """
     kind = choice.choices(list(SHARES), list(SHARES.values()))[0]
     try:
         return _operation(kind, registry, name, choice, folder, label)
@@ -128,7 +130,7 @@ def _removal(registry: Registry, version: Version, label: str) -> dict[str, str]
 
 
 def _refused(operation: Callable[[], object], allowed: Sequence[str]) -> bool:
-    """Whether it was refused, for one of the reasons that are allowed."""
+    """Whether the operation was refused for one of the allowed reasons."""
     try:
         operation()
     except RegistryUnavailableError:
@@ -143,7 +145,7 @@ Entries = list[dict[str, Any]]
 
 
 def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The kind of event that each operation left, and what was registered, built and removed."""
+    """The kind of event that each operation left, and everything registered, built and removed."""
     done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
     whats = ("registered", "built", "removed")
     return done, {what: [str(e[what]) for e in entries if what in e] for what in whats}
@@ -151,7 +153,7 @@ def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 @dataclass
 class Writer:
-    """A child at work. `pipe` gets B when an operation begins and E when it has ended."""
+    """A child that writes. `pipe` gets B when an operation begins and E when it has ended."""
 
     pid: int
     pipe: int
@@ -166,7 +168,7 @@ class Writer:
 
 @dataclass
 class Campaign:
-    """Writers on one model, each with a journal of what it did."""
+    """Writers on one model, each with a journal of its operations."""
 
     folder: Path
     seed: int
@@ -176,7 +178,7 @@ class Campaign:
     name: str = field(default_factory=workers.new_name)
 
     def prepare(self, uri: str | None) -> None:
-        """Bundles, their annexes, a registry unless there is one, and a first version in it."""
+        """Makes bundles, their annexes, a registry unless `uri` names one, and a first version."""
         self.uri = workers.prepare(self.folder, BUNDLES, uri)
         for place in sorted((self.folder / "bundles").iterdir()):
             bundle = Bundle.open(place)
@@ -194,19 +196,19 @@ class Campaign:
         workers.run(register)
 
     def settle(self, registry: Registry) -> None:
-        """Any write settles."""
+        """Writes something: any write settles open events."""
         if not registry.versions(self.name):
             registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
         registry.approve(registry.find(self.name), "the campaign")
 
     def journal(self) -> Entries:
-        """What the writers reported: whole lines, whenever they were killed."""
+        """The entries of all journals; a line that a kill cut off is left out."""
         files = sorted(self.journals.iterdir())
         lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def save_counts(self, registry: Registry) -> None:
-        """What the history says: in a child, for its parent."""
+        """Counts the events of the history. A child does this, and its parent reads the file."""
         events, versions = registry.history(self.name), registry.versions(self.name)
         found = Counter(f"{event.kind}: {event.state}" for event in events)
         found["events, in one order"] = len(events)
@@ -240,7 +242,7 @@ class Kills(Campaign):
             while len(self.writers) < 2:
                 self.writers.append(self._start())
             victim = chance.choice(self.writers)
-            while b"B" not in victim.read(60):  # it connects first
+            while b"B" not in victim.read(60):  # first it connects
                 self._require_alive(victim)
             time.sleep(chance.uniform(0, 2 * length))
             self._kill(victim)
@@ -249,7 +251,7 @@ class Kills(Campaign):
                     self._kill(writer)
                 workers.run(self._check)
                 self.checks += 1
-                length = self._mean_length() or 2 * length  # none returned: killed too soon
+                length = self._mean_length() or 2 * length  # 0: all were killed too soon
                 self.say(f"{self.kills} kills, {self.inside} inside an operation: all holds")
         return self._counts()
 
@@ -271,7 +273,7 @@ class Kills(Campaign):
                     except RegistryUnavailableError:
                         if self.lease_s is None:
                             raise
-                        os.write(write, b"E")  # slower than the short lease: stopped, as it should
+                        os.write(write, b"E")  # slower than the lease: rightly stopped
                         continue
                     done = {"label": label, "s": time.monotonic() - begun}
                     journal.write(json.dumps(done | left) + "\n")

@@ -2,11 +2,11 @@
 
     python -m tests.registry.campaigns.postgres --seed 1 --kills 20
 
-Several writers register, build, promote, are refused, roll back, remove and collect, through http://
-and without a pause, while the server is killed and started again, and in the middle of it all
-PostgreSQL too. An operation may then fail, in one line that says so, and the writer goes on with
-another. At the end every writer has to end an operation, and all invariants of the kill campaign
-hold, before and after the next writer has settled what was left open.
+Several writers register, build, promote, are refused, roll back, remove and collect, through
+http:// and without a pause, while the server is killed and started again, and halfway PostgreSQL
+too. An operation may then fail, with a one-line error, and the writer goes on with another. At the
+end every writer has to complete an operation, and all invariants of the kill campaign hold, before
+and after the next writer has settled what was left open.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.registry.campaigns import invariants, workers
 from tests.registry.campaigns.kill import Campaign, operation, reported
 
 USER = "postgres"
-"""Who runs PostgreSQL where we are root, which it refuses to be."""
+"""The user who runs PostgreSQL if we are root, as PostgreSQL refuses to run as root."""
 
 
 def binaries() -> Path | None:
-    """The folder of the newest PostgreSQL of this host: Debian keeps it off the PATH."""
+    """The folder of this host's newest PostgreSQL, which Debian does not put on the PATH."""
     places = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3])
     )
@@ -45,11 +45,11 @@ def binaries() -> Path | None:
 
 
 class PostgreSQL:
-    """One with an empty database; `uri` is SQLAlchemy's. Nothing is left after `remove`."""
+    """A server with an empty database; `uri` is for SQLAlchemy. `remove` removes its files."""
 
     def __init__(self, bin: Path) -> None:
         self._bin, self.port = bin, free_port()
-        # Not in a folder of ours: another user has to reach it.
+        # Not in a folder of ours, as another user must be able to read it.
         self.folder = Path(tempfile.mkdtemp(prefix="soa-postgresql-"))
         self._user = USER if os.geteuid() == 0 else None
         if self._user is not None:
@@ -66,13 +66,13 @@ class PostgreSQL:
         )
 
     def start(self) -> None:
-        """Return once it answers. What was killed may still hold its memory for a moment."""
+        """Returns once it answers. A killed server may hold its shared memory for a moment."""
         command: list[str | Path] = [self._bin / "postgres", "-D", self.folder / "data"]
         for setting in (
             "listen_addresses=127.0.0.1",
             f"port={self.port}",
             f"unix_socket_directories={self.folder}",
-            "fsync=off",  # the process is killed, not the host
+            "fsync=off",  # only the process is killed, not the host
             "shared_buffers=32MB",
         ):
             command += ["-c", setting]
@@ -98,14 +98,14 @@ class PostgreSQL:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """SIGKILL to the one that all of its processes follow."""
+        """Sends SIGKILL to the main process; its children then end too."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def remove(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)  # its fast shutdown
+            self._process.send_signal(signal.SIGINT)  # its signal for a fast shutdown
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
             self.kill()
@@ -141,7 +141,7 @@ class Restarts(Campaign):
         return self._counts()
 
     def _kill(self, database: PostgreSQL, server: MlflowServer, kills: int) -> None:
-        """Under load: nothing is killed before writers have ended operations since the last."""
+        """Kills under load: between two kills, writers complete operations."""
         chance = random.Random(self.seed)
         for number in range(kills):
             self._wait_for_work()

@@ -1,4 +1,4 @@
-"""Many promoters at once, a process each: exactly one order, and all of it in the history.
+"""Many promoters at once, one process each: the history has all promotions, in one order.
 
 python -m tests.registry.campaigns.promoters --promoters 20
 """
@@ -24,7 +24,7 @@ VERSIONS = 5
 def race(
     folder: Path, promoters: int, registry_uri: str | None = None, lease_s: float | None = None
 ) -> None:
-    """Each promotes one of five versions to production; AssertionError if anything is off."""
+    """Each promotes one of five versions to production. AssertionError if the history is wrong."""
     workers.warm_up(lease_s)
     uri, name = workers.prepare(folder, VERSIONS, registry_uri), workers.new_name()
 

@@ -1,7 +1,7 @@
-"""Processes that share a registry: forked from one that has imported MLflow and opened nothing.
+"""Processes that share a registry, forked from one that has imported MLflow and opened nothing.
 
-MLflow takes seconds to import and a fork takes none; a connection to SQLite, or a thread, must not
-be carried through one, so the parent only ever waits, kills and reads files.
+MLflow takes seconds to import, and a fork takes none. Connections to SQLite and threads must not
+exist at a fork, so the parent only waits, kills and reads files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def warm_up(lease_s: float | None = None) -> None:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """Run `work` in a child, which exits with 0, or with 1 after saying why on stderr."""
+    """Run `work` in a child, which exits with 0, or with 1 and a traceback on stderr."""
     pid = os.fork()
     if pid:
         return pid
@@ -57,20 +57,20 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def run(work: Callable[[], None]) -> None:
-    """The same, and wait; raises if it failed."""
+    """Run `work` in a child and wait; raises if it failed."""
     _, status = os.waitpid(fork(work), 0)
     if status:
         raise SystemExit("a child failed: see above")
 
 
 def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
-    """A child for each: it calls `work`, and what that returns once all are there. Exit codes."""
+    """Prepares each of `works` in a child, then starts all together; returns their exit codes."""
     gate, starter = os.pipe()
 
     def child(work: Callable[[], Callable[[], object]]) -> None:
         os.close(starter)
         act = work()
-        os.read(gate, 1)  # ends for all when the parent closes the pipe
+        os.read(gate, 1)  # returns in all children when the parent closes the pipe
         act()
 
     children = [fork(functools.partial(child, work)) for work in works]
@@ -81,7 +81,7 @@ def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
 
 
 def prepare(folder: Path, count: int, uri: str | None = None) -> str:
-    """Bundles `folder/bundles/0` … and, unless one is given, an empty registry; its URI."""
+    """Makes bundles `folder/bundles/0` … and, without `uri`, an empty registry; its URI."""
     for seed in range(count):
         made_bundle(folder / "bundles" / str(seed), seed)
     os.environ["PIPELINE_CACHE"] = str(folder / "cache")
@@ -103,5 +103,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def new_name() -> str:
-    """Of a model that no registry has yet."""
+    """A name that no model of any registry has."""
     return f"jets-{uuid.uuid4().hex[:8]}"

@@ -2,8 +2,8 @@
 
 The writes are counted from 0: every commit of MLflow's database that changes something, and every
 file or folder that is created, renamed or removed. A signal comes just before the write; SIGKILL
-also when a created file is there and still empty. Commits are told by SQLAlchemy and files by
-Python's audit events, so no list of functions can miss one.
+also comes when a created file exists and is still empty. SQLAlchemy reports commits, and Python's
+audit events report files, so no write can be missed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Any
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-# Which argument of an audit event is the descriptor of the folder that its path is relative to.
+# The argument of an audit event that holds the descriptor of the folder of a relative path.
 _FOLDER = {"os.mkdir": 2, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.link": 2}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def stop_at(wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], None]) -> None:
-    """Send `sign` to this process at its write of number `wanted`. `root`: whose files count.
-    `say` is told which write that is."""
+    """Send `sign` to this process at its `wanted`-th write.
+
+    Only files below `root` count. `say` is called with a description of the write.
+    """
     stop = _Stop(wanted, root, sign, say)
     event.listen(Engine, "before_cursor_execute", stop.statement)
     event.listen(Engine, "commit", stop.commit)
@@ -62,7 +64,7 @@ class _Stop:
             self.opening(arguments[0], arguments[2])
         elif name in _FOLDER:
             path = _whole_path(arguments[0], arguments[_FOLDER[name]])
-            # What fails because it is there already, or not there, writes nothing.
+            # It writes nothing if it fails because the file exists, or does not exist.
             if _counts(path, self.root) and os.path.lexists(path) != (name == "os.mkdir"):
                 self.come(f"{name.removeprefix('os.')} of {_shown(path, self.root)}")
 
@@ -76,7 +78,7 @@ class _Stop:
 
 
 def _whole_path(path: Any, folder: int) -> Any:
-    """`folder`: the descriptor that the path is relative to; negative where there is none."""
+    """`folder` is the descriptor of a relative path's folder, or negative."""
     return path if folder < 0 else Path(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
 
 

@@ -1,4 +1,4 @@
-"""What happened to a model: written once, in order, and read back; also as MLflow shows it."""
+"""The history of a model: written once, in order, and read back; MLflow shows it too."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_way_back_leads_where_a_gate_let_production_be(
     assert registry.list()[0].aliases == {"production": 2, "previous": 3, "staging": 3}
     assert [event.kind for event in registry.history("jets")][3:] == ["found"]
 
-    client.set_registered_model_alias("jets", "production", "3")  # from it, back to any but itself
+    client.set_registered_model_alias("jets", "production", "3")  # moved by others
     client.set_registered_model_alias("jets", "previous", "1")
     assert registry.rollback("jets").ref == "jets/1"
     assert registry.find("jets@previous").ref == "jets/2"
@@ -138,7 +138,7 @@ def test_the_way_back_leads_where_a_gate_let_production_be(
 def test_no_rollback_to_what_production_would_refuse(
     registry: Registry, promoted: list[Version], of: str
 ) -> None:
-    """@previous is jets/1, which was in production, or another in its place."""
+    """@previous is jets/1, which was in production, or another version that others put there."""
     client, key = client_of(registry), "promotion.production"
     if of == "digest":
         client.set_model_version_tag("jets", "1", "digest", promoted[2].digest)
@@ -156,7 +156,7 @@ def test_no_rollback_to_what_production_would_refuse(
 def test_a_promotion_to_staging_is_none_to_production(
     registry: Registry, promoted: list[Version], passed: list[Decision]
 ) -> None:
-    """Nor is one to production, of another version, one of this."""
+    """A promotion to staging does not count for production, nor does one of another version."""
     staged = registry.promote(promoted[2], "staging", passed)
     text = staged.tags["promotion.staging"].replace('"alias": "staging"', '"alias": "production"')
     client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
@@ -169,7 +169,7 @@ def test_a_promotion_to_staging_is_none_to_production(
 def test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:
-    """Where no version was ever let in, there is no way back."""
+    """If no gate ever let a version into production, there is nothing to roll back to."""
     client_of(registry).set_registered_model_alias("jets", "production", "3")
     registry.promote(three[1], "production", passed)
     assert registry.list()[0].aliases == {"production": 2}
@@ -181,7 +181,7 @@ def test_a_registry_older_than_its_history(
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "2")
     client.set_registered_model_alias("jets", "previous", "1")
-    with pytest.raises(NotPromotedError):  # as every load does
+    with pytest.raises(NotPromotedError):  # a load refuses it too
         registry.rollback("jets")
     registry.promote(three[2], "production", passed)
     assert registry.list()[0].aliases == {"production": 3, "previous": 1}
@@ -257,7 +257,7 @@ def moved(number: int, kind: Any, alias: str, version: int, aliases: dict[str, i
 
 
 def test_since_when_in_staging() -> None:
-    """From the promotion that brought it there, as long as it stays."""
+    """The time of the promotion that brought the version to staging, as long as it stays there."""
     here, there = {"staging": 1}, {"staging": 2}
     events = [
         moved(1, "promotion", "staging", 1, here),
@@ -267,8 +267,8 @@ def test_since_when_in_staging() -> None:
     assert promoted_since(events, "staging", 1) == events[0].time
     assert promoted_since(events, "staging", 2) is None
     events += [moved(4, "promotion", "staging", 2, there), moved(5, "alias", "staging", 1, here)]
-    assert promoted_since(events, "staging", 1) is None  # nobody asked a gate
-    assert promoted_since(events, "staging", 2) is None  # gone again
+    assert promoted_since(events, "staging", 1) is None  # moved without a gate
+    assert promoted_since(events, "staging", 2) is None  # replaced
     nothing = replace(moved(6, "promotion", "staging", 1, here), state="void", before=here)
     assert promoted_since([*events, nothing], "staging", 1) is None
     events += [moved(6, "promotion", "staging", 1, here)]

@@ -1,7 +1,7 @@
-"""The lock to write: a file beside SQLite, and a lease in every other registry.
+"""The write lock: a file beside SQLite, and a lease in every other registry.
 
-The lease is tried on SQLite, through the same calls of MLflow that a server answers; `test_server`
-has it behind one.
+Here the lease is tested on SQLite, through the same calls of MLflow that a server answers;
+`test_server` tests it with a server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def leased(registry: Registry, client: MlflowClient) -> Iterator[WriteLock]:
 
 
 def begun(client: MlflowClient, token: str) -> Lease:
-    """The lease of an owner that says nothing more."""
+    """The lease of an owner that does nothing afterwards."""
     lease = Lease(client, LOCK)
     lease.token = token
     assert lease.try_acquire() is not None
@@ -52,7 +52,7 @@ def begun(client: MlflowClient, token: str) -> Lease:
 
 
 def later(patch: pytest.MonkeyPatch, plain: Any = time.monotonic) -> None:
-    """As long as a lease lasts."""
+    """Moves the clock forward by the duration of a lease."""
     patch.setattr(time, "monotonic", lambda: plain() + lock.LEASE_S)
 
 
@@ -122,13 +122,16 @@ def test_lease_keeps_writers_apart(registry: Registry, client: MlflowClient) -> 
 
 
 def test_a_lease_that_ends_while_it_is_read(client: MlflowClient) -> None:
-    """MLflow reads a model and then its tags: of a lease that was released in between, it gives a
-    model without an owner. Who sees that must not end the lease of the next owner."""
+    """A waiting process must not end the lease of the next owner.
+
+    MLflow reads a model and then its tags: if the lease is released in between, it returns a model
+    without an owner.
+    """
     owners = [begun(client, "first")]
     held, busy = True, False
 
     def interleave(connection: Any, _: object, statement: str, *_more: object) -> None:
-        """A lease ends before each look at its tags, and the next one begins right after."""
+        """Ends the lease before each read of its tags, and begins the next one right afterwards."""
         nonlocal held, busy
         if busy or connection.connection.dbapi_connection.in_transaction:  # others cannot write now
             return
@@ -161,7 +164,7 @@ def test_lease_of_a_dead_owner_is_taken_over_once(
         assert time.monotonic() - start > 0.5
         assert names(client) == [LOCK, f"{LOCK} dead"]
         successor = owner(client)
-        Lease(client, LOCK).bury("dead")  # a slower successor of the same dead owner
+        Lease(client, LOCK).bury("dead")  # a slower process that saw the same dead owner
         assert owner(client) == successor
 
 
@@ -216,7 +219,7 @@ def test_lease_that_is_never_free(
 def test_a_creation_that_was_sent_twice(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first answer was lost, the second says that the name is taken: by ourselves."""
+    """The first answer was lost; the second one says that the name exists: we have made it."""
     plain: Any = MlflowClient.create_registered_model
 
     def twice(*arguments: object, **more: object) -> object:
@@ -232,7 +235,7 @@ def test_a_creation_that_was_sent_twice(
 def test_a_server_that_goes_away_while_one_waits(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time it had done what was asked, and the answer was lost."""
+    """The second request was carried out, but its answer was lost."""
     plain: Any = MlflowClient.create_registered_model
     asked: list[str] = []
 
@@ -261,7 +264,7 @@ def test_a_server_that_goes_away_while_one_waits(
 def test_a_lost_answer_of_long_ago_is_not_the_lock(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may have seen that lease for as long, and be about to end it."""
+    """Others may have seen that lease for as long, and may be about to end it."""
     lease = Lease(client, LOCK)
     plain: Any = MlflowClient.create_registered_model
 

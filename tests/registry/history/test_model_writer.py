@@ -1,4 +1,4 @@
-"""A move that is broken off before each of its writes, and what the next writer makes of it."""
+"""A move that is interrupted before each of its writes, and what the next writer does with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.mlflow_server import client_of
 
 
 class Killed(BaseException):
-    """As SIGKILL does: nothing after it gets through to the store."""
+    """Stands for SIGKILL: nothing is written to the store after it."""
 
 
 WRITES = (
@@ -35,7 +35,7 @@ MOVE = "set_registered_model_alias"
 
 
 def kill_before(patch: pytest.MonkeyPatch, wanted: str = "", let_through: int = 0) -> None:
-    """Let so many writes through, of the `wanted` kind or of any, and then no other."""
+    """Lets through a number of writes, counting those of the `wanted` kind, and then none."""
     left, dead = let_through, False
     for name in WRITES:
         plain = getattr(MlflowClient, name)
@@ -62,7 +62,7 @@ def killed(operation: Callable[[], object], wanted: str, let_through: int = 0) -
 def at_each_write(
     registry: Registry, operation: Callable[[Registry], object]
 ) -> Iterator[Registry]:
-    """The registry once for each write of an operation, killed before it; then with all done."""
+    """The registry with the operation killed before each of its writes, and at last completed."""
     database = Path(registry.uri.removeprefix("sqlite:///"))
     for writes in itertools.count():
         copy = database.with_name(f"{writes}.db")
@@ -88,7 +88,7 @@ def aliases(registry: Registry) -> dict[str, int]:
 def test_a_move_happens_or_does_not(
     registry: Registry, promoted: list[Version], passed: list[Decision], kind: str
 ) -> None:
-    """As soon as production is seen to have moved the move is completed, and before that never."""
+    """A move is completed if, and only if, production has been seen to move."""
     promotes = kind == "promotion"
     new = 3 if promotes else 1
 
@@ -105,7 +105,7 @@ def test_a_move_happens_or_does_not(
         foreseen = [event.state for event in made.history("jets")[2:]]
         assert foreseen in ([], ["done" if happened else "void"])
         assert foreseen or not happened
-        if promotes and happened:  # who loads it now finds the record of its promotion
+        if promotes and happened:  # a load finds the record of its promotion
             assert made.find("jets/3").promotion("production") is not None
 
         made.approve(promoted[0], "Ada")  # any writer settles
@@ -125,7 +125,7 @@ def test_a_move_happens_or_does_not(
 def test_a_promotion_that_never_was_leaves_the_one_before(
     registry: Registry, promoted: list[Version], passed: list[Decision]
 ) -> None:
-    """jets/1 was promoted long ago; that its second promotion is void takes nothing from it."""
+    """jets/1 was promoted before; its second promotion is void, and the first one still counts."""
     before = registry.find("jets/1").promotion("production")
     other = [Decision("digests", True, "all match", "all match", "another day")]
     killed(lambda: registry.promote(promoted[0], "production", other), MOVE)
@@ -151,7 +151,7 @@ def test_one_cut_short_by_a_writer_that_named_no_version(
 
 
 def test_what_was_found_is_not_put_back(registry: Registry, promoted: list[Version]) -> None:
-    """Killed while it records that others moved an alias; then they move it again."""
+    """Killed while it records that others moved an alias; then others move it again."""
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "1")
     killed(lambda: registry.approve(promoted[0], "Ada"), "set_terminated")
@@ -174,7 +174,7 @@ def test_version_deleted_before_its_move_was_settled(
     registry: Registry, promoted: list[Version], passed: list[Decision],
     moved: int, deleted: str, after: dict[str, int], last: list[tuple[str, str]],
 ) -> None:  # fmt: skip
-    """Killed once so many aliases had moved."""
+    """Killed after some of the aliases had moved."""
     operation = lambda: registry.promote(promoted[2], "production", passed)  # noqa: E731
     killed(operation, MOVE, moved)
     client_of(registry).delete_model_version("jets", deleted)
@@ -192,7 +192,7 @@ def test_failed_write_is_settled_at_once(
     error: BaseException,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An error is not a kill: the process is still there to take back what it began."""
+    """After an error, unlike after a kill, the process takes its own move back."""
 
     def failing(*_: object) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Export and import: what comes along, what does not, and what is refused."""
+"""Export and import: what is taken along, what is not, and what is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUDA = "cuda/sm_90"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
-    """jets/2 in production, with one more target and a signature; jets/1 before it."""
+    """jets/2 is in production, with one more target and a signature; jets/1 was there before."""
 
     def make(folder: Path) -> None:
         registries.copy(empty_database.parent, folder / "store")
@@ -70,7 +70,7 @@ def test_to_another_registry(
     assert new[1].origin["version"] == "jets/2"
     assert new[1].origin["registry"] == source.uri
 
-    # The history tells, and counts for nothing.
+    # The imported history can be read, but no gate or alias takes it into account.
     assert [v.aliases for v in new] == [(), ()]
     assert new[1].promotion("production") is None
     events = away.history("jets")
@@ -85,7 +85,7 @@ def test_to_another_registry(
 
 
 def test_again_and_on(source: Registry, away: Registry, tmp_path: Path, bundle: Bundle) -> None:
-    """It may be run again; and what was imported is exported as what it was."""
+    """An import may be repeated; an imported event is exported with its first registry."""
     export_to(source, Ref("jets"), tmp_path / "out")
     import_from(away, tmp_path / "out")
     again = import_from(away, tmp_path / "out")
@@ -102,7 +102,7 @@ def test_again_and_on(source: Registry, away: Registry, tmp_path: Path, bundle: 
 def test_two_imports_at_once(
     source: Registry, away: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes when the first has just looked which events there are."""
+    """The second import runs just after the first one has read the list of events."""
     export_to(source, Ref("jets"), tmp_path / "out")
     plain = Registry.history
 
@@ -120,7 +120,7 @@ def test_two_imports_at_once(
 def test_one_version_under_another_name(
     source: Registry, away: Registry, tmp_path: Path, bundle: Bundle
 ) -> None:
-    away.register(bundle, "tagger")  # the numbers differ from now on
+    away.register(bundle, "tagger")  # so the version numbers differ
     export = export_to(source, Ref("jets", 2), tmp_path / "out")
     assert list(export.versions) == [2]
     found = import_from(away, tmp_path / "out", "tagger")

@@ -1,4 +1,4 @@
-"""What nothing refers to is removed, and what somebody is writing is not."""
+"""Files that nothing refers to are removed, but not those that somebody is writing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def killed(*arguments: object, **more: object) -> None:
 
 
 def leave(registry: Registry, bundle: Bundle, at: str) -> None:
-    """A registration that is killed: nothing tidies up after it."""
+    """Leaves a killed registration, which removes none of its files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MlflowClient, at, killed)
         patch.setattr(upload, "discard", lambda *arguments: None)
@@ -52,7 +52,7 @@ def test_nothing(tmp_path: Path, registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("at", "why"),
     [
-        ("log_batch", "never ended"),  # its files are there, and its run goes on
+        ("log_batch", "never ended"),  # the files are there, the run is not ended
         ("set_terminated", "never ended"),
         ("create_model_version", "no version refers to it"),
     ],
@@ -61,7 +61,7 @@ def test_a_killed_registration(registry: Registry, bundle: Bundle, at: str, why:
     leave(registry, bundle, at)
     size = sum(path.stat().st_size for path in stored_files(registry))
     assert size > 10_000
-    assert collect(registry) == []  # it may be at work
+    assert collect(registry) == []  # it may still be writing
     (foreseen,) = collect(registry, older_than=NOW, dry_run=True)
     assert (foreseen.kind, foreseen.bytes) == ("registration", size)
     assert foreseen.what.startswith("jets: ")
@@ -78,7 +78,7 @@ def test_a_killed_registration(registry: Registry, bundle: Bundle, at: str, why:
 def test_a_failed_registration(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has removed its files by itself; its run is left, and is taken at once."""
+    """It removes its files itself; its run is left, and is collected at once."""
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_batch", killed)
         with pytest.raises(Killed):
@@ -90,7 +90,7 @@ def test_a_failed_registration(
 def test_files_that_come_while_others_are_removed(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registration that was taken for abandoned goes on writing until it asks."""
+    """A registration that was taken for abandoned goes on writing until it asks if it may."""
     leave(registry, bundle, "log_batch")
     (artifacts,) = {p.parents[1] for p in stored_files(registry) if p.name == "program.pt2"}
     plain = os.rmdir
@@ -109,7 +109,7 @@ def test_files_that_come_while_others_are_removed(
 def test_a_registration_that_is_at_work(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken for abandoned, it makes no version of files that are gone, and says why."""
+    """If its files were collected, it makes no version of them, and says why."""
     plain = upload.upload
 
     def slow(*arguments: object) -> str:
@@ -172,7 +172,7 @@ def test_what_versions_have_stays(
     passed: list[Decision],
     tmp_path: Path,
 ) -> None:
-    """With aliases and without, signed, promoted, of several models; and other people's runs."""
+    """Versions with aliases and without, signed, promoted, of several models; and others' runs."""
     for seed in range(3):
         made = registry.register(Bundle.open(make_bundle(seed)))
     registry.promote(made, "production", passed)
@@ -182,7 +182,7 @@ def test_what_versions_have_stays(
     theirs = client.create_run(client.create_experiment("training"), tags={"digest": "abc"})
     client.create_run(client.create_experiment("soa-pipeline policy"), tags={"digest": "abc"})
     client.rename_registered_model("other", "renamed")
-    client.delete_run(str(made.run_id))  # in MLflow's page; the version is there
+    client.delete_run(str(made.run_id))  # deleted in MLflow's page; the version exists
     before = sorted(stored_files(registry))
     assert collect(registry, older_than=NOW) == []
     assert sorted(stored_files(registry)) == before
@@ -211,7 +211,7 @@ def test_what_killed_processes_leave(
         cache / ".0123.89abcdef.partial",
         cache / "built/0123/cpu/.key.89abcdef.old",
         folder.parent / ".bundle.89abcdef.sig",
-        folder.parent / ".artifact.uploading.ab_d3f4h",  # MLflow's, of a report
+        folder.parent / ".artifact.uploading.ab_d3f4h",  # of MLflow, for a report
         Path(registry.uri.removeprefix("sqlite:///")).with_name(".registry.db.89abcdef.partial"),
     ]
     for path in left[:2]:

@@ -1,4 +1,4 @@
-"""A pulled folder comes back: whole, once, and with nothing that the other registry decided."""
+"""A pulled folder is pushed: completely, once, and without the other registry's decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
-    """A registry in `store`; its promoted version, which got a target later, is pulled."""
+    """A registry in `store`; its promoted version, to which a target was added, is pulled."""
 
     def make(folder: Path) -> None:
         registries.copy(empty_database.parent, folder / "store")
@@ -65,9 +65,9 @@ def test_a_folder_becomes_a_version(registry: Registry, pulled: Path, bundle: Bu
     assert version.chosen[V4] == "aoti"
     opened = registry.open(version)
     assert opened.file(f"annexes/{V4}/aoti/model.so").stat().st_size == 5000
-    assert files_of(registry, version) == {*bundle.files, "SHA256SUMS"}  # and no note
+    assert files_of(registry, version) == {*bundle.files, "SHA256SUMS"}  # the note is left out
 
-    # What another registry decided stays there.
+    # The other registry's decisions are not taken over.
     assert version.aliases == ()
     assert version.promotion("production") is None
     assert list(registry.history("jets")) == []
@@ -87,7 +87,7 @@ def test_what_is_there_already(registry: Registry, away: Registry, pulled: Path)
 
 def test_another_name(registry: Registry, pulled: Path) -> None:
     assert push(registry, pulled, "other").version.ref == "other/1"
-    assert push(registry, pulled).version.ref == "other/1"  # nobody asked for a second
+    assert push(registry, pulled).version.ref == "other/1"  # no second version is made
     assert push(registry, pulled, "jets").version.ref == "jets/1"
     assert push(registry, pulled).version.ref == "jets/1"
     with pytest.raises(RegistryError, match="is not a version"):
@@ -120,7 +120,7 @@ def test_another_build_stays(
 def test_the_signature_comes_along(
     registry: Registry, bundle: Bundle, pulled: Path, tmp_path: Path
 ) -> None:
-    """Pulled, signed where the key is, and pushed back to the version that it was."""
+    """A pulled folder is signed where the key is, and its signature pushed back to its version."""
     release, other = make_keys(tmp_path, "release"), make_keys(tmp_path, "other")
     keys = [read_trusted(release.public)]
     version = registry.register(bundle)
@@ -151,7 +151,7 @@ def test_damage_leaves_nothing(registry: Registry, pulled: Path) -> None:
     assert registry.list() == []
     (pulled / "more").unlink()
     push(registry, pulled)
-    (pulled / "program.pt2").write_bytes(b"other")  # refused though the version is there
+    (pulled / "program.pt2").write_bytes(b"other")  # refused, although the version exists
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
         push(registry, pulled)
 
@@ -166,7 +166,7 @@ def test_a_note_of_another_bundle(registry: Registry, pulled: Path) -> None:
 def test_broken_off_at_the_last_moment(
     registry: Registry, pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bundle and annexes come to be known in one step, or not at all."""
+    """Bundle and annexes become visible in one step, or not at all."""
 
     def broken(*arguments: Any, **more: Any) -> None:
         raise Killed

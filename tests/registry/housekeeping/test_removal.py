@@ -1,4 +1,4 @@
-"""Versions that are removed: with a record, never with an alias, and whole or not at all."""
+"""Removing versions: with a record, never one with an alias, completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUDA = "cuda/sm_90"
 
 
 def folder_of(version: Version) -> Path:
-    """The whole folder of its run."""
+    """The folder of the version's run, with all its files."""
     return Path(version.source.removeprefix("file://")).parents[1]
 
 
@@ -85,13 +85,13 @@ def test_which_one_is_said_by_its_number(registry: Registry, promoted: list[Vers
 
 
 def test_files_that_another_version_has(registry: Registry, promoted: list[Version]) -> None:
-    """As MLflow's own page makes one."""
+    """MLflow's own page can make such a version."""
     client = client_of(registry)
     client.create_registered_model("copies")
     client.create_model_version("copies", promoted[2].source, run_id=promoted[2].run_id)
     with pytest.raises(RegistryError, match="jets/3: copies/1 has the same files: remove it first"):
         remove(registry, Ref("jets", 3))
-    client.delete_model_version("jets", "3")  # and not by us
+    client.delete_model_version("jets", "3")  # with MLflow, not with ours
     assert collect(registry) == []
     assert folder_of(promoted[2]).exists()
 
@@ -116,7 +116,7 @@ def test_damaged_files(registry: Registry, promoted: list[Version]) -> None:
 def test_broken_off(
     registry: Registry, promoted: list[Version], at: str, foreseen: list[str]
 ) -> None:
-    """Before the event, the version, the event's end, and that of the run, whose files are gone."""
+    """Killed before it writes the event, deletes the version, ends the event or deletes the run."""
     killed(lambda: remove(registry, Ref("jets", 3)), at)
     gone = foreseen == ["done"]
     assert [v.number for v in registry.versions("jets")] == ([1, 2] if gone else [1, 2, 3])

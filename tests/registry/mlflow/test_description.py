@@ -1,4 +1,4 @@
-"""What MLflow's own page shows of a version: its table, its curves, and what was built later."""
+"""What MLflow's own page shows of a version: its table, its curves, and targets built later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry is read the same with MLflow's client and without: by REST and by tables."""
+"""A registry is read with MLflow's client, by REST and from its tables, with the same result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = ["jets", "other", "never", "prompt", *HOSTILE]
 
 
 def fill(registry: Registry, folder: Path) -> None:
-    """What this project writes, and what others may write beside it."""
+    """Writes versions and events of this project, and objects that MLflow's users may add."""
     made = []
     for seed in range(3):
         made.append(registry.register(bundles.made_bundle(folder / str(seed), seed), "jets"))
@@ -76,7 +76,7 @@ def fill(registry: Registry, folder: Path) -> None:
     client.set_terminated(runs[3].info.run_id)
     client.delete_run(runs[2].info.run_id)
     client.delete_experiment(gone.experiment_id)
-    client.register_prompt("prompt", "say {{x}}")  # listed nowhere
+    client.register_prompt("prompt", "say {{x}}")  # not among the models
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def by_client(access: Access) -> Iterator[Store]:
 ORDERS: tuple[Order, ...] = ("start_time ASC", "start_time DESC", "end_time DESC")
 TAGS = [("soa.event", None), ("soa.event", "promotion"), ("a tag", None), ("b", "100 %")]
 STARTED = [None, (0, 1), (0, 1 << 50)]
-# Any value of one field meets any value of another one in some query.
+# Each pair of values of two fields occurs in some query.
 QUERIES = [
     RunQuery(
         "", *TAGS[i], (None, "FINISHED")[(i + j) % 2], STARTED[j], ORDERS[(i + j) % 3],
@@ -108,7 +108,7 @@ QUERIES = [
 
 
 def asked(store: Store) -> dict[str, Any]:
-    """Every operation of a store on every name."""
+    """The results of every operation of a store on every name."""
     found: dict[str, Any] = {"models": sorted(store.models(), key=lambda model: model.name)}
     for name in NAMES:
         found[f"model {name}"] = store.model(name)
@@ -143,7 +143,7 @@ def compared(registry: Registry) -> None:
 
 
 def told(registry: Registry) -> dict[str, Any]:
-    """What users of a registry are told."""
+    """The answers of a registry's methods for reading."""
     found: dict[str, Any] = {"list": registry.list(), "history": registry.history("jets")}
     found["versions"] = registry.versions("jets")
     for ref in ("jets", "jets/1", "jets@production", "other@previous", "jets/7", "never", "JETS/2"):
@@ -159,7 +159,7 @@ def told(registry: Registry) -> dict[str, Any]:
 def test_sqlite(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = told(filled)
     compared(filled)
-    monkeypatch.setattr(database_store, "TESTED", frozenset())  # as of another release of MLflow
+    monkeypatch.setattr(database_store, "TESTED", frozenset())  # like an untested release of MLflow
     with filled.reading() as store:
         assert isinstance(store, ClientStore)
     assert told(filled) == ours
@@ -211,7 +211,7 @@ def test_tables_of_several_workspaces_are_left_to_mlflow(filled: Registry, tmp_p
     shutil.copy(str(filled.sqlite), copy)
     with contextlib.closing(sqlite3.connect(copy)) as connection, connection:
         connection.execute("UPDATE experiments SET workspace = 'theirs' WHERE name = 'JETS'")
-    with pytest.raises(RegistryError, match="workspace"):  # MLflow's own word
+    with pytest.raises(RegistryError, match="workspace"):  # MLflow's own error
         Registry(f"sqlite:///{copy}").list()
 
 
@@ -267,7 +267,7 @@ def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_who_asks_a_server(
     given: dict[str, str], sent: str | None, no_credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As MLflow's client says it, also when the server is asked whether it is there."""
+    """The credentials are those of MLflow's client, also in the first check of the server."""
     for name, value in given.items():
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
     if "file" in given:

@@ -88,7 +88,7 @@ def test_a_target_is_added_behind_a_server(
     )
     found = registry.add_target(version, first)
     with pytest.raises(RegistryError, match="later/1 has cuda/sm_90 already: built later"):
-        registry.add_target(version, second)  # asked for before there was the first
+        registry.add_target(version, second)  # looked up before the first was added
     with registry.client() as client:
         kept = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
     assert [Path(each.path).name for each in kept if each.is_dir] == [first.digest]
@@ -100,7 +100,7 @@ def test_a_target_is_added_behind_a_server(
 
 
 def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: Path) -> None:
-    """The signature goes to the store, and into a cache that has had the files since before."""
+    """The signature is stored, and is added to a cache that already has the files."""
     registry = Registry(server)
     version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
     release = make_keys(tmp_path, "release")
@@ -121,7 +121,7 @@ def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: 
 def test_housekeeping_behind_a_server(
     server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pushed, removed and collected where no file is on this host."""
+    """Push, removal and collection of files that are not on this host."""
     registry, now = Registry(server), timedelta(0)
     bundle = Bundle.open(make_bundle(seed=11))
     release = make_keys(tmp_path, "release")

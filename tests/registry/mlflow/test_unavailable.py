@@ -1,4 +1,4 @@
-"""Registries that are locked, unreachable, broken or not a registry: one clear line, and soon."""
+"""Locked, unreachable, broken or missing registries give one clear line, without a long wait."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_locked(
     registry.promote(version, "production", passed)
     other = Bundle.open(make_bundle(seed=1))
 
-    with locked(registry, "IMMEDIATE"):  # somebody writes: one may read
+    with locked(registry, "IMMEDIATE"):  # another process writes; reading is allowed
         assert registry.find("jets@production").number == 1
         writers: list[Callable[[], object]] = [
             lambda: registry.register(other),
@@ -76,7 +76,7 @@ def test_locked(
 
 
 def test_locked_before_mlflow_has_seen_it(registry: Registry) -> None:
-    """In a process of its own, which prints one line and no traceback."""
+    """A process of its own prints one line and no traceback."""
     script = (
         "import sys\n"
         "from registry import Registry, RegistryError\n"
@@ -103,7 +103,7 @@ def test_locked_before_mlflow_has_seen_it(registry: Registry) -> None:
 def test_locked_in_the_middle_says_nothing_on_the_screen(
     registry: Registry, bundle: Bundle, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """MLflow logs a traceback for a database error; to somebody with a clear line it is noise."""
+    """MLflow would log a traceback of the database error, which adds nothing to the clear line."""
     registry.register(bundle)
     with closing(sqlite3.connect(path_of(registry))) as connection:
         connection.execute("DROP TABLE registered_model_aliases")
@@ -173,7 +173,7 @@ def test_database_without_a_place_for_files(tmp_path: Path) -> None:
 
 
 def test_driver_that_is_not_installed() -> None:
-    """The server answers, so MLflow goes on to load the driver."""
+    """The server answers, so MLflow tries to load the driver."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         registry = Registry(f"mssql+pymssql://127.0.0.1:{server.getsockname()[1]}/mlflow")
         with pytest.raises(RegistryError, match="No module named 'pymssql': install"):
@@ -210,7 +210,7 @@ def test_proxy_that_has_lost_its_server() -> None:
 def test_registry_that_was_deleted_meanwhile(
     registry: Registry, bundle: Bundle, empty_database: Path, replaced: bool
 ) -> None:
-    """MLflow's open connection would go on writing to the file that is no longer there."""
+    """MLflow's open connection would keep writing to the deleted file."""
     registry.register(bundle)
     path = path_of(registry)
     path.rename(path.with_suffix(".away"))

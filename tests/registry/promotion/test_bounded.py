@@ -1,4 +1,4 @@
-"""Numbers with bounds: what the gate lets pass, and how it says so."""
+"""Gates on numbers with bounds: what passes, and the text of a decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each gate answers to what was measured, and what lets a refusal pass."""
+"""The decision of each gate on measurements, and how a refusal can be overridden."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ask = Callable[..., dict[str, Decision]]
 
 @pytest.fixture
 def ask(manifest: Manifest) -> Ask:
-    """The decision of each gate; of several decisions of one gate, the first that refuses."""
+    """The decision of each gate; if a gate makes several, the first refusal."""
 
     def asked(manifest: Manifest = manifest, **changes: Any) -> dict[str, Decision]:
         decisions = decide(findings(manifest, **changes))
@@ -40,7 +40,7 @@ def ask(manifest: Manifest) -> Ask:
 
 @pytest.fixture
 def three() -> Manifest:
-    """With a target that nobody has run, and one where everything failed."""
+    """A version with an untested target, and with one for which every candidate failed."""
     rocm = {
         "status": "unverified",
         "chosen": "aoti",
@@ -90,7 +90,7 @@ def test_unverified_passes_only_by_name(ask: Ask, three: Manifest) -> None:
 
 
 def emulated(deviations: Worst | None) -> Manifest:
-    """A version whose target for ARM an emulator has run."""
+    """A version whose ARM target was only run on an emulator."""
     file = {"files": ["targets/cpu/armv8.2-a/lanes/network.so"], "status": "emulated"}
     worst = {} if deviations is None else {"probabilities": asdict(deviations)}
     arm = {

@@ -1,4 +1,4 @@
-"""Policies as data: what several ask for together, and where one is kept."""
+"""Policies as data: what several of them require together, and where they are kept."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TestKept:
     def test_a_promotion_that_did_not_ask_it(
         self, registry: Registry, bundle: Bundle, passed: list[Decision]
     ) -> None:
-        """Set while the gates measured, or passed over by a program: refused, whoever decided."""
+        """A policy set while the gates measured, or ignored by a program, still refuses."""
         version = registry.register(bundle)
         registry.set_policy(Policy(approvals=("Ada",)))
         (asked_for,) = registry.policies("jets")
@@ -131,7 +131,7 @@ class TestKept:
         policy = Policy(reference="data/big.safetensors")
         registry.set_policy(policy, reference=tmp_path / "big.safetensors")
         (tmp_path / "big.safetensors").write_bytes(b"others")
-        assert registry.policies()[0].reference is None  # nothing is copied to show it
+        assert registry.policies()[0].reference is None  # showing it copies nothing
         (found,) = registry.policies(into=tmp_path)
         assert found.reference is not None
         assert found.reference.path.read_bytes() == b"numbers"

@@ -1,4 +1,4 @@
-"""The cache of a host: filled once, by whoever comes first; nothing half, nothing pulled away."""
+"""The cache of a host: the first process fills it; no entry is half, or removed while in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.models.bundles import MakeBundle, write_annex
 from tests.models.forked import ended
 from tests.registry.campaigns.write_points import stop_at
 
-# Fetches as slowly as it is told to, and says so in a file; then holds what it got.
+# Fetches with pauses, notes each fetch in a file, then holds the entry.
 FETCHER = """
 import shutil, sys, time
 from pathlib import Path
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 class Host:
-    """A cache, a place to fetch from, and processes that use both."""
+    """A cache, a source to fetch from, and processes that use both."""
 
     def __init__(self, folder: Path, source: Bundle) -> None:
         self.cache = Cache(folder / "cache")
@@ -83,7 +83,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, bundle: Bundle) -> Iterator[Host]:
-    """None of its children is left running, whatever fails."""
+    """A host whose child processes end with the test."""
     made = Host(tmp_path / "host", bundle)
     yield made
     for child in made.children:
@@ -107,7 +107,7 @@ def test_many_processes_fetch_once(host: Host) -> None:
 
 
 def test_killed_while_it_fetches(host: Host) -> None:
-    """Who waited for it fetches in its place, and sweeps what it left."""
+    """The waiting process fetches instead, and removes what the killed one left."""
     killed = host.start(60)
     host.wait_for_a_fetch()
     waiting = host.start()
@@ -119,7 +119,7 @@ def test_killed_while_it_fetches(host: Host) -> None:
 
 
 def test_killed_at_each_write(host: Host) -> None:
-    """The next one has the whole bundle, and nothing is left over."""
+    """The next process gets the whole bundle, and nothing is left over."""
 
     def fetch(number: int) -> None:
         stop_at(number, host.cache.root, signal.SIGKILL, lambda what: None)
@@ -138,7 +138,7 @@ def test_killed_at_each_write(host: Host) -> None:
 
 
 def test_eviction_spares_what_is_used(host: Host, make_bundle: MakeBundle) -> None:
-    """The one used longest ago goes first; one in use here or in another process never."""
+    """The entry unused for longest goes first; one in use, here or elsewhere, is never removed."""
     others = [Bundle.open(make_bundle(seed=seed)) for seed in (1, 2, 3)]
     mine, *free = [
         host.cache.hold(other.digest, Host(host.cache.root.parent, other).fill) for other in others
@@ -178,7 +178,7 @@ def test_a_fetch_makes_room(
     host.cache.hold(host.source.digest, host.fill).release()
     other = Bundle.open(make_bundle(seed=1))
     held = host.cache.hold(other.digest, Host(host.cache.root.parent, other).fill)
-    assert [e.digest for e in host.cache.entries()] == [other.digest]  # in use, however large
+    assert [e.digest for e in host.cache.entries()] == [other.digest]  # in use: it stays
     held.release()
 
 
@@ -194,7 +194,7 @@ def test_what_does_not_fill_it(host: Host) -> None:
         host.cache.hold(host.source.digest, half)
     assert host.cache.entries() == []
     assert host.left_over() == []
-    (host.cache.root / host.source.digest).mkdir()  # as somebody may leave it
+    (host.cache.root / host.source.digest).mkdir()  # an empty folder by accident
     held = host.cache.hold(host.source.digest, host.fill)
     assert Bundle.open(held.path).digest == host.source.digest
 
@@ -222,7 +222,7 @@ def test_mistakes(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 class TestOfARegistry:
-    """`Registry.open` with `in_place=False`: from the cache, though the store is a folder here."""
+    """`Registry.open` with `in_place=False` reads the cache, although the store is local."""
 
     def test_kept_when_the_store_has_gone(
         self, registry: Registry, bundle: Bundle, tmp_path: Path
@@ -269,7 +269,7 @@ class TestOfARegistry:
         (None, "/xdg", "/xdg/soa-pipeline"),
         (None, "", "/home/x/.cache/soa-pipeline"),
         (None, None, "/home/x/.cache/soa-pipeline"),
-        (None, "relative", "/home/x/.cache/soa-pipeline"),  # which the XDG rule has ignored
+        (None, "relative", "/home/x/.cache/soa-pipeline"),  # the XDG rule ignores it
     ],
 )
 def test_where_it_is(

@@ -1,4 +1,4 @@
-"""Records of what a name meant: which of two counts."""
+"""Recorded lookups of a name: the newer one counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 def test_an_older_answer_replaces_no_newer_one(
     registry: Registry, bundle: Bundle, tmp_path: Path
 ) -> None:
-    """Of two processes that ask at once, the one that asked first may write last."""
+    """If two processes ask at the same time, the one that asked first may write last."""
     version, records = registry.register(bundle), LookupCache(tmp_path, "a registry", "production")
     for at, expected in ((0, 0), (2, 2), (1, 2), (3, 3)):
         records.write("jets@production", Lookup(version, {}, NOW + timedelta(seconds=at)))

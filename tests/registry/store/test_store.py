@@ -1,4 +1,4 @@
-"""The registry on a real MLflow and SQLite, and the same seen through MLflow's own client."""
+"""The registry on a real MLflow and SQLite, also seen through MLflow's own client."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class TestFiles:
         assert os.listdir(tmp_path / "x") == []
 
         shutil.rmtree(path)
-        shutil.copytree(make_bundle(seed=7), path)  # whole, but not what was registered
+        shutil.copytree(make_bundle(seed=7), path)  # consistent, but not what was registered
         for attempt in attempts:
             with pytest.raises(BundleError, match="are another bundle"):
                 attempt()
@@ -252,7 +252,7 @@ class TestFiles:
     def test_a_note_of_promotion_does_not_travel_through_a_registry(
         self, registry: Registry, bundle: Bundle, tmp_path: Path
     ) -> None:
-        """A pulled bundle says that it was promoted. Registered elsewhere, it is not, there."""
+        """A pulled bundle has a note of its promotion, which does not count in another registry."""
         write_note(bundle.path, PulledNote("jets/9", bundle.digest, "somebody", "then"))
         version = registry.register(bundle)
         assert version.promotion("production") is None
@@ -376,7 +376,7 @@ def test_to_get_ready_makes_the_tables_and_no_file(
 def test_default_registry_leaves_nothing_else(
     make_bundle: MakeBundle, own_working_folder: Path, tmp_path: Path
 ) -> None:
-    """A process of its own: nothing on its screen but its answer, no file but the registry."""
+    """A process of its own prints only its answer, and leaves no file but the registry."""
     home = tmp_path / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}

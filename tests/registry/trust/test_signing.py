@@ -1,4 +1,4 @@
-"""Signatures, with a key alone and with a certificate: who vouches for which files, and who not."""
+"""Signatures with a key alone and with a certificate: which are accepted, and for which files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 
 @dataclass(frozen=True)
 class House:
-    """A root, who works under it, and who signs."""
+    """A root certificate, an office that it certifies, and a signer that the office certifies."""
 
     root: Certified
     office: Certified
@@ -66,7 +66,7 @@ def release(tmp_path: Path) -> KeyPair:
 
 @dataclass(frozen=True)
 class Signer:
-    """With a key alone, or with a certificate, and what a host trusts to accept that."""
+    """How a bundle is signed: a key, perhaps with certificates, and the file that a host trusts."""
 
     private: Path
     trusted: Path
@@ -119,7 +119,7 @@ def test_the_standard_command_agrees(make_bundle: MakeBundle, signer: Signer) ->
 
 @pytest.mark.parametrize("change", ["altered", "taken out", "of another bundle"])
 def test_changed_and_sealed_again(make_bundle: MakeBundle, signer: Signer, change: str) -> None:
-    """Every digest is right then, and only the signature tells."""
+    """Every digest is right then; only the signature shows the change."""
     path = make_bundle()
     sign(Bundle.open(path), signer.private, chain=signer.chain)
     if change == "altered":
@@ -133,7 +133,7 @@ def test_changed_and_sealed_again(make_bundle: MakeBundle, signer: Signer, chang
 
 
 def test_every_byte_of_the_signature_counts(make_bundle: MakeBundle, signer: Signer) -> None:
-    """Changed anywhere, it is refused, or still says the same: white space, a name nobody reads."""
+    """A changed byte is refused, unless it changes no meaning (white space, an unused name)."""
     path = make_bundle()
     sign(Bundle.open(path), signer.private, chain=signer.chain)
     content = (path / "bundle.sig").read_bytes()
@@ -157,7 +157,7 @@ def test_signed_and_verified(
     path, key = make_bundle(), make_keys(tmp_path, "release", curve)
     before = Bundle.open(path)
     made = sign(before, key.private)
-    after = Bundle.open(path)  # one more file is allowed, and the identity is the same
+    after = Bundle.open(path)  # a signature is allowed; the digest is the same
     assert after.digest == before.digest
     found = require_signature(after, [read_trusted(key.public)])
     assert found.fingerprint == made.fingerprint
@@ -176,7 +176,7 @@ def test_a_signature_of_the_standard_command_is_taken(
 def test_a_collector_that_came_between(
     make_bundle: MakeBundle, release: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written beside the folder is gone when it is to get its name."""
+    """The new file beside the folder is removed before it is renamed."""
     bundle = Bundle.open(make_bundle())
     replace = Path.replace
 
@@ -205,7 +205,7 @@ def test_another_key(signed: Path, release: KeyPair, tmp_path: Path) -> None:
 
 
 def test_forged_hint(signed: Path, release: KeyPair, tmp_path: Path) -> None:
-    """Signed by a stranger, who writes that the release key did it."""
+    """A stranger signs, and names the release key as the signer."""
     genuine = json.loads((signed / "bundle.sig").read_text())
     sign(Bundle.open(signed), make_keys(tmp_path, "stranger").private)
     forged = json.loads((signed / "bundle.sig").read_text())
@@ -215,7 +215,7 @@ def test_forged_hint(signed: Path, release: KeyPair, tmp_path: Path) -> None:
 
 
 def test_rewritten_statement(signed: Path, release: KeyPair) -> None:
-    """The listing inside is made to fit altered files; the signature is over the old one."""
+    """The signature's list is changed to fit altered files; it was signed with the old list."""
     before = Bundle.open(signed).files[MODEL]
     (signed / MODEL).write_bytes(b"other weights")
     seal(signed)
@@ -331,12 +331,12 @@ def test_who_is_not_certified(
     said = refused(certified, other.pem)
     assert "by CN=ada under root " in said
     assert "no chain leads to such a root" in said
-    # The key itself is not among those trusted, and no key vouches for a certificate.
+    # Ada's own key is not trusted, and a trusted key does not make a certificate valid.
     key = make_keys(tmp_path, "release").public
     assert "signed with a certificate, of CN=ada, and no root certificate is trusted" in refused(
         certified, key
     )
-    # Somebody with the same names, and an authority that made itself.
+    # A signer and a root with the same names, which somebody else made.
     true = read_trusted(house.root.pem).pem
     fake = certify(tmp_path, "root", authority=True)
     path = make_bundle(seed=1)
@@ -351,12 +351,13 @@ def test_a_chain_that_has_a_gap(make_bundle: MakeBundle, house: House) -> None:
     with pytest.raises(TrustError, match="its issuer, CN=office, is not in the chain"):
         sign(Bundle.open(path), house.ada.private, chain=[house.ada.pem, house.root.pem])
     assert not (path / "bundle.sig").exists()
-    sign(Bundle.open(path), house.ada.private, chain=[house.ada.pem])  # the root may be the office
+    # The office may be a trusted root.
+    sign(Bundle.open(path), house.ada.private, chain=[house.ada.pem])
     assert "no chain leads" in refused(path, house.root.pem)
 
 
 def test_who_may_not_certify(make_bundle: MakeBundle, house: House, tmp_path: Path) -> None:
-    """Ada is certified to sign, and not to let others."""
+    """Ada's certificate allows her to sign, but not to certify others."""
     eve, path = certify(tmp_path, "eve", house.ada), make_bundle()
     chain = [eve.pem, house.ada.pem, house.office.pem]
     sign(Bundle.open(path), eve.private, chain=chain)
@@ -366,7 +367,7 @@ def test_who_may_not_certify(make_bundle: MakeBundle, house: House, tmp_path: Pa
 def test_another_certificate_in_the_signature(
     certified: Path, house: House, tmp_path: Path
 ) -> None:
-    """Signed by Ada, who writes that Bob did it."""
+    """Ada signs, and the certificate in the signature is Bob's."""
     bob = certify(tmp_path, "bob", house.office)
     data = json.loads((certified / "bundle.sig").read_text())
     from cryptography.hazmat.primitives import serialization
@@ -379,7 +380,7 @@ def test_another_certificate_in_the_signature(
 
 
 def test_it_has_run_out_since(make_bundle: MakeBundle, tmp_path: Path, house: House) -> None:
-    """docs/howto/signing.md: what counts is the moment from which the certificate is valid."""
+    """As in docs/howto/signing.md, only the time from which the certificate is valid counts."""
     old = certify(tmp_path, "old", house.office, days=1)
     path = make_bundle()
     sign(Bundle.open(path), old.private, chain=[old.pem, house.office.pem])
@@ -414,7 +415,7 @@ def test_what_cannot_be_trusted(house: House, tmp_path: Path) -> None:
         read_trusted(house.office.pem)
     both = tmp_path / "both.pem"
     both.write_bytes(house.root.pem.read_bytes() * 2)
-    with pytest.raises(TrustError, match="2 certificates: trust takes one a file"):
+    with pytest.raises(TrustError, match="2 certificates: a trusted file has one, the root"):
         read_trusted(both)
     both.write_text("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n")
     with pytest.raises(TrustError, match="not a certificate in PEM format"):

@@ -1,4 +1,4 @@
-"""Test mode: every event against the reference program, with its memory watched."""
+"""Test mode: every event is compared with the reference program, and its memory is checked."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_binding_checks_are_the_same() -> None:
 
 
 def test_the_reference_does_not_see_the_callers_padding() -> None:
-    """An artifact that reads padding is found out wherever the padding holds something."""
+    """An artifact that reads padding is detected if the padding holds values."""
     session = checked(rogues.ReadsPadding())
     given, written = jets_and_tags(5, spare=3)
     given["jets"].component("a")[5] = float("nan")
@@ -87,7 +87,7 @@ def test_the_reference_does_not_see_the_callers_padding() -> None:
         session.run(given, written)
 
 
-# -- rogues ----------------------------------------------------------------------------------------
+# -- wrong artifacts -------------------------------------------------------------------------------
 
 
 def test_an_answer_that_is_off() -> None:
@@ -180,7 +180,7 @@ def test_threads_add_to_one_report() -> None:
 
 
 def in_windows(executable: Executable, n: int = 5) -> Collection:
-    """Run on rows 10 to 10 + n of larger collections; the outputs as a whole, 7 where untouched."""
+    """Runs on windows of larger collections; returns all output rows, 7 where not written."""
     given, written = jets_and_tags(40)
     for name in CLASSES:
         written["tags"][name][:] = 7

@@ -1,4 +1,4 @@
-"""Deviations, against numbers worked out by hand."""
+"""Deviations, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_quantiles_by_hand() -> None:
 
 
 def test_errors_by_powers_of_ten() -> None:
-    """Equal ones, less than 1e-18, then a bin a decade; what is not finite is in none."""
+    """Bins: equal, less than 1e-18, then one per decade; non-finite differences are in none."""
     gaps = [0.0, 1e-30, 1e-18, 9e-18, 0.5, 1.0, 9.99, 1e9, 1e300, NAN]
     made = of(gaps, [0.0] * len(gaps), torch.float64)
     assert {i: n for i, n in enumerate(made.error_bins) if n} == {

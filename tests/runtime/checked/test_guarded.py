@@ -1,4 +1,4 @@
-"""Guarded memory: a byte past an end kills, the bytes inside are ordinary ones."""
+"""Guarded memory: access past an end kills the process; the bytes inside are ordinary memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poison and canaries: a byte that changed is seen, wherever it lies."""
+"""Poison and canaries: a changed byte is noticed, wherever it lies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_byte_is_poisoned(storage: Storage) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_snapshot_holds_bytes_that_are_no_value(storage: Storage) -> None:
-    collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is no bool
+    collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is not a valid bool
     copy = snapshot(collection)
     assert same_bytes(collection, copy)
     assert not wrote_outside(signature(storage), "o", copy, collection)

@@ -1,4 +1,4 @@
-"""Several devices. The CPU stands for each of them: torch has no other here."""
+"""Sessions on several devices; the CPU stands for each of them, as torch has no other here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_device_is_deployed_once_at_its_first_event() -> None:
 
 
 def test_other_devices_go_on_while_one_is_deployed() -> None:
-    """`meta` is never run here: only its deployment hangs."""
+    """Nothing runs on `meta` here; only its deployment hangs."""
     inside, leave = threading.Event(), threading.Event()
 
     def open_on(device: torch.device) -> Session:
@@ -93,7 +93,7 @@ def test_data_on_one_device_only() -> None:
 
 
 def test_a_device_asked_for_before_a_close_is_not_deployed_after_it() -> None:
-    """The first thread deploys and fails; the second one has waited for it, beyond the close."""
+    """The first thread's deployment fails; the second one waits for it until after the close."""
     inside, leave = threading.Event(), threading.Event()
     opened: list[torch.device] = []
 

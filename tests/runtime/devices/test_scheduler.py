@@ -1,4 +1,4 @@
-"""The scheduler: where events go, what happens when queues are full, and that none is lost."""
+"""The scheduler: where events run, what happens at full queues, and that none is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Gate(Executable):
-    """An executable that waits until it is let go, and counts its events."""
+    """An executable that waits for `open`, and counts its events."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -42,7 +42,7 @@ class Gate(Executable):
 
 
 class Elsewhere(Session):
-    """A session that says that it runs on another device, while its memory is the CPU's."""
+    """A session that claims to run on another device, but uses the CPU's memory."""
 
     def __init__(self, executable: Gate) -> None:
         super().__init__(SIGNATURE, executable, "cpu")
@@ -62,7 +62,7 @@ def event(value: float, n: int = 5) -> tuple[Collection, Collection]:
 def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
     session = mlp.session("aoti")
     events = [mlp.collections({"n": 1 + k % 60}, spare=k % 7) for k in range(400)]
-    # Columns of other events differ by their order of rows, not only by n.
+    # Makes the values of all events differ, not only their row counts.
     for k, (given, _) in enumerate(events):
         for c in JETS.columns:
             given["jets"].tensor(c.name).add_(k / 400)
@@ -91,7 +91,7 @@ def test_the_least_busy_of_equal_sessions() -> None:
 
 
 def full(scheduler: Scheduler, gate: Gate) -> list[Future[None]]:
-    """One event runs and one waits: with a queue of one, no more go in."""
+    """One event runs and one waits, which fills a queue of one."""
     first = scheduler.submit(*event(1))
     assert gate.entered.acquire(timeout=60)
     return [first, scheduler.submit(*event(2))]
@@ -125,7 +125,7 @@ def test_when_full_wait() -> None:
 
 
 def test_when_full_spill() -> None:
-    """The data's own device first; another one only when that is full, through copies."""
+    """An event goes to its data's device; if that is full, to another one, by way of copies."""
     near, far = Gate(), Gate()
     far.open.set()
     scheduler = Scheduler([Elsewhere(far), Session(SIGNATURE, near)], queue=1, when_full="spill")

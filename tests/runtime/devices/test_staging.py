@@ -1,4 +1,4 @@
-"""Staging: the answers of a session, through memory that is not the caller's."""
+"""Staging gives a session's answers by way of memory of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inputs() -> Arrays:
 
 
 def opened(device: str) -> Session:
-    """Every plan, every kind of column and storage, two row dimensions, scalars out."""
+    """A session with all plans, columns and storages, two row dimensions, scalar outputs."""
     executable = rogues.uncompiled(detector.Detector().to(device), SIGNATURE)
     return Session(SIGNATURE, executable, device)
 

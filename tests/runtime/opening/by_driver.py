@@ -1,7 +1,7 @@
-"""`python by_driver.py PACKAGE`: a version on a GPU that torch does not drive.
+"""`python by_driver.py PACKAGE`: runs a version on a GPU for which torch is not built.
 
-Each line of the input is [CASE, REF, environment] as JSON. For each, a forked child prints what the
-case came to, as JSON. PACKAGE is pipeline or soa_runtime.
+Each line of the input is [CASE, REF, environment] as JSON. For each line, a forked child prints its
+result as JSON. PACKAGE is pipeline or soa_runtime.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEATURES = np.random.default_rng(5).normal(size=(33, 6)).astype(np.float32)
 
 
 class Exporter:
-    """As CuPy gives its memory."""
+    """Exports GPU memory as CuPy does."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         data = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -33,7 +33,7 @@ def opened(**options: Any) -> Any:
 
 
 def moved(collection: Any, stream: int) -> tuple[int, np.ndarray[Any, Any]]:
-    """Memory of the device with what a collection of the CPU has, and that as bytes."""
+    """Copies a collection of the CPU to the device; returns the address there, and its bytes."""
     from tests.models import gpu
 
     values = collection.spans()[0].numpy()
@@ -79,7 +79,7 @@ def runs() -> dict[str, Any]:
 
 
 def wherever() -> dict[str, Any]:
-    """On the CPU, by a session for every device."""
+    """Runs on the CPU, in a session for all devices."""
     session = package.load(ref, device="auto")
     columns = dict(zip("abcdef", FEATURES.T, strict=True))
     jets = package.Collection.from_arrays(session.layout("jets"), columns)

@@ -1,4 +1,4 @@
-"""An artifact that an emulator alone has run is validated on the first host that has its device."""
+"""An artifact that only an emulator has run is validated on the first host with its device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINE = "lanes"
 
 
 def emulated(built: Built, folder: Path, tolerance: float | None = None) -> Path:
-    """A promoted copy whose target no device has run; with a tolerance, every output has that."""
+    """A promoted copy whose target no device has run; `tolerance` replaces those of all outputs."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][TARGET]
@@ -56,8 +56,8 @@ def test_wrong_answers_are_refused_with_the_numbers(
     bare_jets: Built, tmp_path: Path, cache: Path
 ) -> None:
     folder = emulated(bare_jets, tmp_path / "edited", tolerance=0.0)
-    for _ in range(2):  # the second time by what the first has found
-        with pytest.raises(LoadError, match=r"was emulated .* refuses it: .*deviation \d"):
+    for _ in range(2):  # the second load reads the verdict of the first
+        with pytest.raises(LoadError, match=r"was emulated .* refused on this .*: .*deviation \d"):
             load(folder)
     assert "deviation" in json.loads(next(cache.iterdir()).read_text())["refused"]
 
@@ -70,7 +70,7 @@ def test_without_torch_nothing_is_validated(
     with pytest.raises(LoadError, match="pip install torch") as refused:
         load(folder)
     assert refused.value.code == "load-without-torch"
-    assert not cache.exists()  # that is no verdict: where torch is installed, it is asked
+    assert not cache.exists()  # no verdict is recorded
 
 
 def test_a_worker_without_torch_names_what_waits(
@@ -94,7 +94,7 @@ def test_a_worker_without_torch_names_what_waits(
 
 
 def test_what_was_verified_comes_first(bare_jets: Built, tmp_path: Path, cache: Path) -> None:
-    """A lower level of the CPU that is verified runs, before a higher one that waits."""
+    """A verified target of a lower CPU level runs rather than a higher one to be validated."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][TARGET]

@@ -1,6 +1,6 @@
-"""A version on a GPU that torch does not drive: on the driver that runs on the CPU.
+"""A version on a GPU for which torch is not built; the CUDA driver is emulated on the CPU.
 
-Each load is in a process of its own, since a process has one driver. Those that need torch are
+Each load is in a process of its own, as a process has one driver. Loads that need torch run in
 forks of one process that has imported it (`by_driver.py`).
 """
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(torch_drives_gpus(), reason="torch that is built
 
 
 class Loads:
-    """A process that forks a child for each load."""
+    """A process of `by_driver.py`, which forks a child for each load."""
 
     def __init__(self, driver: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Loads:
 
 @dataclass(frozen=True)
 class Host:
-    """The environment of a host's processes, and the cache of what was found there."""
+    """The environment of a simulated host, and its cache with the verdicts."""
 
     loads: Loads
     settings: Mapping[str, str]
@@ -74,7 +74,7 @@ class Host:
         return self.loads.answer({**self.settings, **more}, case, str(ref))
 
     def without_torch(self, ref: Path, case: str = "loads", **more: str) -> Any:
-        """By soa_runtime, in a Python without site-packages."""
+        """Loads with soa_runtime, in a Python without site-packages."""
         done = subprocess.run(
             [sys.executable, "-S", SCRIPT, "soa_runtime"], text=True, capture_output=True,
             input=json.dumps([case, str(ref), {}]), env={**os.environ, **self.settings, **more},
@@ -88,13 +88,13 @@ class Host:
 
 @pytest.fixture(scope="module")
 def emulators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where tests/stages/test_emulate.py keeps `prove`, too, which takes ten seconds to compile."""
+    """The folder shared with tests/stages/test_emulate.py: `prove` takes ten seconds to compile."""
     return made_once(tmp_path_factory, "emulators", lambda folder: None)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, bare_jets: Built) -> Built:
-    """jets/1 with a kernel that only an emulator has run. The rest is taken from `bare_jets`."""
+    """jets/1 with a kernel that only an emulator has run. Everything else is from `bare_jets`."""
     try:
         devices.nvrtc()
     except EngineError as error:
@@ -116,8 +116,11 @@ def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, bare_jets: 
 def driver_of(
     built: Built, emulators: Path, folder: Path, planted: tuple[str, str] | None = None
 ) -> Mapping[str, str]:
-    """The environment that has the driver. With `planted`, a pattern and its replacement, the
-    device computes something else."""
+    """The environment with the emulated driver.
+
+    `planted` is a pattern in the kernel and its replacement: the device then computes something
+    else.
+    """
     driver, artifact = folder / "driver", folder / "artifact"
     driver.mkdir()
     shutil.copytree(built.bundle.path / FOLDER, artifact)
@@ -164,7 +167,7 @@ def whole(built: Built, folder: Path) -> Path:
 
 
 def pulled(built: Built, folder: Path, **changes: Any) -> Path:
-    """A promoted copy that has the CUDA target alone, with another record."""
+    """A promoted copy with only the CUDA target, whose record `changes` alter."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][CUDA]
@@ -202,7 +205,7 @@ def test_it_is_validated_on_the_device_and_then_runs(built: Built, here: Host) -
         "another GPU": "load",
     }
     assert not any("\n" in said[1] for said in found["refused"].values())
-    # What was found is not asked again: nothing is here by which it could be.
+    # A recorded verdict is not computed again: the tools for it are missing here.
     (here.cache / "emulators").unlink()
     assert here.answer("jets@production", PATH="", CXX="") == {"engine": "lanes"}
 
@@ -214,7 +217,7 @@ def test_a_wrong_kernel_is_refused_with_the_numbers(
     planted = (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u")
     wrong = driver_of(built, emulators, tmp_path, planted)
     here = replace(here, settings={**here.settings, "SOA_EMULATED": wrong["SOA_EMULATED"]})
-    for _ in range(2):  # the second time by what the first has found
+    for _ in range(2):  # the second load reads the verdict of the first
         found = here.answer(folder, "runs")
         assert found["code"] == "load-not-verified" and "\n" not in found["why"]
         assert re.search(r"was emulated .* on this GPU: .*outside", found["why"])
@@ -251,7 +254,7 @@ def test_what_does_not_run_there_is_refused(built: Built, here: Host, tmp_path: 
 
 
 def test_a_worker_without_torch(built: Built, here: Host, tmp_path: Path) -> None:
-    """soa_runtime runs what was verified, and what was not it refuses."""
+    """soa_runtime runs a verified target, and refuses one that is not verified."""
     packages, site = tmp_path / "packages", Path(np.__file__).parents[1]
     packages.mkdir()
     for name in WITHOUT_TORCH:

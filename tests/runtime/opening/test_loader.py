@@ -1,4 +1,4 @@
-"""Loading: what each mode takes, from a registry or from a folder, and what is refused."""
+"""Loading: what each mode accepts, from a registry or from a folder, and what is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENGINES = ("aoti", "torchscript", "exported")
 
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """None of MLflow's own files in it."""
+    """A working folder in which no test may leave MLflow's files."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     yield
@@ -60,12 +60,12 @@ def pulled(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def copy(pulled: Path, tmp_path: Path) -> Path:
-    """The pulled folder, to spoil."""
+    """A copy of the pulled folder, which a test may damage."""
     return Path(shutil.copytree(pulled, tmp_path / "copy"))
 
 
 def require_right(session: Session, n: int = 33) -> None:
-    """The answers of the eager model, whose weights are those of the project."""
+    """Requires the answers of the eager model with the project's weights."""
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     features = torch.randn(n, 6)
     for i, name in enumerate("abcdef"):
@@ -113,7 +113,7 @@ def test_registry_by_its_uri(registry: Registry) -> None:
 
 
 def test_threads(registry: Registry, jets: Built) -> None:
-    """Production leaves the work to the caller's thread; test mode leaves torch as it is."""
+    """Production uses the caller's thread alone; test mode does not change torch's setting."""
     torch.set_num_threads(2)
     load(jets.bundle.path, mode="test")
     assert torch.get_num_threads() == 2
@@ -189,7 +189,7 @@ def test_note_that_is_none(copy: Path, text: str) -> None:
 
 
 def test_folder_or_name(pulled: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on disk never decides; a folder is written with a slash."""
+    """A folder is written with a slash; whether a folder exists plays no role."""
     monkeypatch.chdir(pulled.parent)
     require_right(load("./jets", registry=registry))
     require_right(load(Path("jets")))
@@ -236,7 +236,7 @@ def test_options_that_this_version_or_host_refuses(
 
 
 def test_where_the_data_is(pulled: Path, jets: Built) -> None:
-    """Nothing is opened until there is an event; then it is the session of that device."""
+    """A session is opened for a device when the first event comes from it."""
     session = load(pulled, device="auto", instances=3)
     assert isinstance(session, MultiDeviceSession)
     assert session.devices == []
@@ -254,7 +254,7 @@ def test_where_the_data_is(pulled: Path, jets: Built) -> None:
 
 
 def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
-    """In a process of its own: torch takes the inter-op setting once."""
+    """This runs in a process of its own, as torch accepts the inter-op setting only once."""
     code = (
         "import sys, torch; from runtime.loader import load; load(sys.argv[1]);"
         "print(torch.get_num_threads(), torch.get_num_interop_threads())"
@@ -288,7 +288,7 @@ print(json.dumps([session.origin.engine, before, import_fits, bare == answers()]
 
 
 def test_torch_is_not_imported_to_run_its_native_code(pulled: Path) -> None:
-    """Its library alone is loaded; torch may be imported later."""
+    """Only torch's library is loaded; torch may be imported later."""
     done = subprocess.run(
         [sys.executable, "-c", _BARE, str(pulled)], capture_output=True, text=True
     )
@@ -299,7 +299,7 @@ def test_torch_is_not_imported_to_run_its_native_code(pulled: Path) -> None:
 def test_a_process_in_production_still_exports(
     pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one process does, or a build at first use does beside a loaded model on a GPU."""
+    """A program may do this, and so may a build at first use beside a loaded model on a GPU."""
     monkeypatch.setattr(process, "_tf32", [])
     load(pulled)
     process.settle_tf32(False, "jets")
@@ -309,7 +309,7 @@ def test_a_process_in_production_still_exports(
 
 
 def retargeted(jets: Built, folder: Path, name: str, **changes: Any) -> Path:
-    """The bundle as if it had been built for another target."""
+    """A copy of the bundle whose record names another target."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = {**manifest["targets"][TARGET], **changes}
@@ -336,7 +336,7 @@ def test_no_artifact_for_this_device(jets: Built, tmp_path: Path) -> None:
 
 
 def promoted(folder: Path) -> Path:
-    """Vouched for by a note of its own, as an `--allow-unverified` promotion leaves it."""
+    """Adds a note of promotion, as a promotion with `--allow-unverified` does."""
     from registry.bundle.bundle import Bundle
 
     write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
@@ -384,7 +384,7 @@ def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:
 
 
 def test_another_engine_below_some_rows(jets: Built, tmp_path: Path) -> None:
-    """The manifest's choice by rows, through `load`: each n has the bits of its own engine."""
+    """The manifest chooses the engine by rows: each n has the bits of its engine."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][TARGET]

@@ -1,4 +1,4 @@
-"""Who is asked what a name means, and what is served when nobody can be."""
+"""How a name is looked up, and what is served if no registry can be asked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def require_runs(session: Session) -> None:
 
 
 def move_away(registry: Registry) -> None:
-    """Database and files: where they were, there is nothing."""
+    """Moves the registry's database and files away."""
     folder = Path(registry.uri.removeprefix("sqlite:///")).parent
     folder.rename(folder.with_name("moved"))
 
@@ -69,7 +69,7 @@ def test_fresh_asks(registry: Registry) -> None:
     session = load(NAME, registry=registry)
     found = lookup_of(session)
     assert (found.policy, found.asked, found.stale) == ("fresh", True, None)
-    assert Cache(cache_root()).entries() == []  # opened where it lies
+    assert Cache(cache_root()).entries() == []  # opened in the store itself
     move_away(registry)
     with pytest.raises(NotFoundError, match="nothing is registered"):
         load(NAME, registry=registry)
@@ -135,13 +135,13 @@ def test_what_was_found_lately_is_not_asked_again(
     assert (version_of(now), lookup_of(now).asked) == ("2", True)
     assert version_of(load(NAME, registry=registry, lookup="offline")) == "2"
     registry.rollback("jets")
-    assert version_of(load(NAME, registry=registry)) == "1"  # fresh: and others learn of it
+    assert version_of(load(NAME, registry=registry)) == "1"  # fresh, and recorded for others
     move_away(registry)
     assert version_of(load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)) == "1"
 
 
 class TestGates:
-    """Nothing that a lookup without the registry serves would have been refused with it."""
+    """A lookup without the registry serves nothing that the registry would have refused."""
 
     def test_never_promoted(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
         registry.register(described(jets.bundle, tmp_path / "other", "other"))
@@ -153,10 +153,10 @@ class TestGates:
         load("jets/2", mode="test", registry=registry, lookup="offline")
 
     def test_withdrawn(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
-        """What the registry last said no to is not served when it is gone."""
+        """A version that the registry last refused is not served after the registry has gone."""
         load(NAME, registry=registry, lookup="prefer-cache")
         other = registry.register(described(jets.bundle, tmp_path / "other", "other"))
-        with registry.client() as client:  # by hand, past every gate
+        with registry.client() as client:  # by hand, without any gate
             client.set_registered_model_alias("jets", "production", str(other.number))
         with pytest.raises(LoadError, match="jets/2 was never promoted"):
             load(NAME, registry=registry)
@@ -225,7 +225,7 @@ def test_a_damaged_record(
             load(NAME, registry=registry, lookup="offline")
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
         asked = load(NAME, registry=registry, lookup="prefer-cache")
-    assert "jets@production: the registry is asked: " in caplog.text
+    assert "jets@production: no usable record, so the registry is asked: " in caplog.text
     assert lookup_of(asked).asked
     assert not lookup_of(load(NAME, registry=registry, lookup="offline")).asked
 
@@ -258,7 +258,7 @@ def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
 def test_a_cache_that_cannot_be_written(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh load does without; one that is to be kept cannot."""
+    """A fresh load works without the cache; `prefer-cache` needs it."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "file" / "cache"))
     require_runs(load(NAME, registry=registry))

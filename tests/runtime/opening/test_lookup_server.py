@@ -1,4 +1,4 @@
-"""The same behind a real MLflow server, which is stopped."""
+"""Lookups on a real MLflow server, which is then stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_server_that_stops(
 ) -> None:
     monkeypatch.setattr(
         "registry.history.lock.LEASE_S", 600.0
-    )  # nobody dies, and a machine may be busy
+    )  # no writer dies, and the machine may be busy
     registry = Registry(server.uri)
     promoted(registry, jets.bundle)
     first = load("jets@production", registry=registry)

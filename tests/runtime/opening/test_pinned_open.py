@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def copy(jets: Built, tmp_path: Path) -> Opened:
     folder = Path(shutil.copytree(jets.bundle.path, tmp_path / "copy"))
-    time.sleep(0.05)  # the kernel's clock ticks before anybody writes again
+    time.sleep(0.05)  # the next write gets a later time stamp
     return opened(folder)
 
 
@@ -59,7 +59,7 @@ def test_replaced_after_the_digests(copy: Opened, name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_replaced_in_the_last_moment(copy: Opened, name: str, tmp_path: Path) -> None:
-    """Held already, so that the engine opens the file before, which gives the right answers."""
+    """The old file is held open already: the engine opens it, and gives the right answers."""
     pinned = Pinned(copy.bundle, files_of(copy, name))
     for file in files_of(copy, name):
         (tmp_path / "garbage").write_bytes(b"garbage")

@@ -1,4 +1,4 @@
-"""The one route to an artifact: a promotion counts for the version that it was given to."""
+"""The one way to open an artifact: a promotion counts only for the version that was promoted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def registry(jets: Built, empty: Registry, tmp_path: Path) -> Registry:
 
 
 def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
-    """With MLflow's own client, past every gate."""
+    """Changes the registry with MLflow's own client, without any gate."""
     with registry.client() as client:
         call(client)
 
@@ -59,7 +59,7 @@ def tagged(registry: Registry, number: int, text: str) -> None:
 
 
 def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], Any]]:
-    """Every one that runs a version in production, or hands it to who will."""
+    """Every way to run a version in production, or to hand it to a server that runs it."""
     nobody = "triton://127.0.0.1:9"
     servers = pipeline.Site.model_validate({"servers": [{"name": "one", "url": nobody}]})
     here = pipeline.Site.model_validate({"local": {"devices": ["cpu"]}})
@@ -81,7 +81,7 @@ def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], An
 def refused(
     ways: list[Callable[[], Any]], kind: type[SoaPipelineError], match: str, out: Path
 ) -> None:
-    """In one line, and nothing is left behind."""
+    """Requires that each way refuses in one line, and writes nothing to `out`."""
     for way in ways:
         with pytest.raises(kind, match=match) as caught:
             way()
@@ -102,7 +102,7 @@ class TestAPromotionIsOfOneVersion:
         assert found == ("jets", 1, jets.bundle.digest)
 
     def test_copied_into_another_model(self, registry: Registry, tmp_path: Path) -> None:
-        """MLflow copies a version with its tags; the gates of the other model were never asked."""
+        """MLflow copies a version with its tags, but no gate of the other model was asked."""
 
         def copy(client: Any) -> None:
             client.create_registered_model("tracks")
@@ -125,14 +125,14 @@ class TestAPromotionIsOfOneVersion:
         everywhere_refused(registry, "jets/2", tmp_path, UNKNOWN)
 
     def test_targets_added_by_hand(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
-        """What the history says that the gates saw is let pass, now and offline, and no more."""
+        """Only targets that the gates saw, according to the history, may run, now and offline."""
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(tmp_path / "annex", jets.bundle, added)
         registry.add_target(registry.find("jets/1"), annex)
         record = json.loads(registry.find("jets/1").tags[TAG])
         tagged(registry, 1, json.dumps(record | {"annexes": {added: annex.digest}}))
         for lookup in LOOKUPS:
-            with pytest.raises(LoadError, match=f"{added} was built since it was promoted"):
+            with pytest.raises(LoadError, match=f"{added} was built after the promotion"):
                 pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
         pull(registry, "jets/1", tmp_path / "pulled")
         note = read_note(tmp_path / "pulled")
@@ -159,7 +159,7 @@ class TestAPromotionIsOfOneVersion:
         pipeline.load("jets@production", registry=registry)
 
     def test_what_was_kept_is_compared_too(self, registry: Registry, tmp_path: Path) -> None:
-        """Offline nobody is asked, but a record of another version is none."""
+        """Offline no registry is asked, but a record of another version does not count."""
         from registry.store.recorded_lookups import LookupCache
 
         pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
@@ -173,7 +173,7 @@ class TestAPromotionIsOfOneVersion:
     def test_a_killed_promotion_has_not_happened(
         self, registry: Registry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between its tag and its alias: a killed writer's, which the next writer takes back."""
+        """A writer is killed between its tag and its alias; the next one takes the tag back."""
         from mlflow.tracking import MlflowClient
 
         def killed(*arguments: Any, **more: Any) -> None:
@@ -195,7 +195,7 @@ class TestAPromotionIsOfOneVersion:
 
 
 class TestSignatures:
-    """Wherever a signature is asked for, every way asks."""
+    """If a signature is required, every way to open a version checks it."""
 
     @pytest.fixture
     def release(self, tmp_path: Path) -> KeyPair:
@@ -231,13 +231,13 @@ class TestSignatures:
     def test_a_folder(
         self, pulled: Path, release: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        load_here(pulled)  # nobody asks
+        load_here(pulled)  # no signature is required
         with pytest.raises(TrustError, match="not signed"):
             load_here(pulled, trusted_keys=[release.public])
         monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
         with pytest.raises(TrustError, match="not signed"):
             load_here(pulled)
-        load_here(pulled, mode="test")  # takes anything
+        load_here(pulled, mode="test")  # test mode accepts any bundle
         sign(Bundle.open(pulled), release.private)
         assert isinstance(load_here(pulled), pipeline.Session)
         other = make_keys(tmp_path, "other")
@@ -245,7 +245,7 @@ class TestSignatures:
             load_here(pulled, trusted_keys=[other.public])
 
     def test_forged_with_every_digest_right(self, pulled: Path, release: KeyPair) -> None:
-        """Altered, sealed again, its promotion rewritten: a bare folder cannot tell."""
+        """Changed, sealed again, its promotion forged: only a signature shows that."""
         sign(Bundle.open(pulled), release.private)
         (pulled / "reports/benchmark.json").write_text("{}")
         note = read_note(pulled)
@@ -277,7 +277,7 @@ class TestSignatures:
     def test_each_asks_for_one_of_its_own(
         self, registry: Registry, release: KeyPair, host: None, tmp_path: Path
     ) -> None:
-        """`trusted_keys` adds to the host's: one key of each has to have signed."""
+        """`trusted_keys` is added to the host's keys: one key of each group must have signed."""
         other = make_keys(tmp_path, "other")
         version = registry.find("jets/1")
         for signer in (release, other):
@@ -292,14 +292,14 @@ class TestSignatures:
         self, registry: Registry, release: KeyPair, pulled: Path, tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
-        """It lies beside the bundle, under no signature: run where none is asked for, else not."""
+        """Its annex is not signed: it runs only where no signature is required."""
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
         note = read_note(pulled)
         assert note is not None
         write_note(pulled, replace(note, annexes={added: annex.digest}))
         sign(Bundle.open(pulled), release.private)
-        with pytest.raises(RunError, match="not a whole 64-bit ELF library"):  # it is no library
+        with pytest.raises(RunError, match="not a whole 64-bit ELF library"):  # random bytes
             load_here(pulled, target=added)
         session = load_here(pulled, trusted_keys=[release.public])
         assert session.origin is not None
@@ -326,7 +326,7 @@ def test_a_target_of_the_registry_that_no_signature_covers(registry: Registry) -
 def test_a_target_is_measured_on_a_device_of_its_kind(
     jets: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`bench`, and the race of a promotion: a GPU's artifact is not timed on the CPU."""
+    """`bench` and the speed gate of a promotion do not time a GPU's artifact on the CPU."""
     asked = []
     monkeypatch.setattr(loader, "open_artifact", lambda *what: asked.append(what[1:]))
     opened = open_version(Opening(jets.bundle.path, mode="test"))

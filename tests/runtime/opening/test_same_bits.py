@@ -1,4 +1,4 @@
-"""Bits: what a version keeps of them, what a host says of its own, and the gate's question."""
+"""The bits of a version: those it records, those that a host computes, and the gate."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's import takes minutes there; tests/test_runtime_wheel.py has one without torch."""
+    """Importing torch under qemu takes minutes; tests/test_runtime_wheel.py does without."""
     monkeypatch.setenv("PATH", "")
 
 
 @pytest.fixture
 def elsewhere(jets: Built, tmp_path: Path) -> Bundle:
-    """The same version, as if it had been validated on a host that gives other bits."""
+    """The same version with other bits recorded, as from another host."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         for candidate in manifest["targets"][TARGET]["candidates"].values():
@@ -68,7 +68,7 @@ def test_a_host_that_gives_others_says_so_at_every_load(
         load(elsewhere.path, mode="test").close()
         said = [r.getMessage() for r in caplog.records if "gives other bits" in r.getMessage()]
         assert len(said) == times and "jets" in said[0] and TARGET in said[0]
-        assert len(list(bits.iterdir())) == 1  # the second load reads what the first one found
+        assert len(list(bits.iterdir())) == 1  # the second load reads the record of the first
 
 
 def test_a_cache_that_cannot_be_written(
@@ -112,7 +112,7 @@ def test_threads_tiles_and_other_processors(jets: Built, tmp_path: Path) -> None
 
 
 def test_the_digest_is_of_what_a_host_runs(jets: Built) -> None:
-    """In tiles, where the artifact has some: torch's products may differ there."""
+    """An artifact with tiles runs in tiles here: torch's products may depend on them."""
     opened = open_version(Opening(jets.bundle.path, mode="test"))
     reference = jets.bundle.file(jets.bundle.manifest.reference)
     for name, candidate in jets.bundle.manifest.targets[TARGET].candidates.items():
@@ -132,7 +132,8 @@ def test_the_gate(jets: Built, tmp_path: Path) -> None:
     ways: dict[bool, set[str | None]] = {}
     for each in reproduce(opened, TARGET, chosen, tmp_path):
         ways.setdefault(each.every, set()).update({each.digest} - {None})
-    same = all(len(digests) == 1 for digests in ways.values())  # torch's products may see a tile
+    # torch's products may depend on tiles.
+    same = all(len(digests) == 1 for digests in ways.values())
     found = answer("promote", ref, *asking, registry=registry, code=0 if same else 1)
     (decision,) = [d for d in found["decisions"] if d["gate"] == "reproducible"]
     assert "not measured on qemu's Haswell" in decision["detail"]
@@ -140,7 +141,7 @@ def test_the_gate(jets: Built, tmp_path: Path) -> None:
 
 
 def test_a_child_gives_the_same_from_plain_data(bare_jets: Built) -> None:
-    """As under qemu: `python -m runtime.opening.same_bits`."""
+    """`python -m runtime.opening.same_bits` in a child, as it is run under qemu."""
     bundle = bare_jets.bundle
     candidate = bundle.manifest.targets[TARGET].candidates["lanes"]
     job = {

@@ -1,4 +1,4 @@
-"""Binding: everything an artifact would not notice is refused when memory is bound."""
+"""Binding refuses all memory whose faults an artifact itself would not notice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.models.mlps import CLASSES, FEATURES
 
 
 def simple(given: Layout, answers: Layout = TAGS) -> Signature:
-    """The first column in, column `x` out; in one collection where both layouts are one."""
+    """Reads the first column and writes `x`; one collection if both layouts are the same."""
     out = "i" if given is answers else "o"
     return Signature.build(
         {"i": given, out: answers},
@@ -37,7 +37,7 @@ def simple(given: Layout, answers: Layout = TAGS) -> Signature:
 
 
 class Records(Executable):
-    """An executable that keeps what it was called with."""
+    """An executable that keeps the arguments of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[torch.Tensor]] = []
@@ -261,7 +261,7 @@ def test_rows_of_two_dimensions_are_independent() -> None:
 
 
 def shared(offset: int, nbytes: int = 8192) -> Collection:
-    """TAGS of 5 rows (384 bytes) at an offset of one common block of memory."""
+    """TAGS of 5 rows (384 bytes) at an offset in one common block of memory."""
     return Collection.wrap(TAGS, BLOCK.narrow(0, offset, nbytes - offset), 5)
 
 
@@ -305,7 +305,7 @@ def test_neighbours_do_not_overlap_and_inputs_may() -> None:
 
 
 def test_arguments_are_views_of_the_callers_memory() -> None:
-    """No copy: every argument lies inside a collection's memory, also after another n."""
+    """Nothing is copied: each argument lies in a collection's memory, also after another n."""
     signature = detector.signature()
     records = Records()
     session = Session(signature, records)
@@ -458,7 +458,7 @@ def test_a_collection_that_is_read_and_written_is_one() -> None:
 
 
 def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
-    """Some kernels die at n = 0 (torch 2.13's max_autotune, of SIGFPE): there is nothing to ask."""
+    """Some kernels crash at n = 0 (those of torch 2.13's max_autotune, with SIGFPE)."""
     records = Records()
     session = Session(mlp_signature(100), records)
     binding = session.bind(jets(0, capacity=9), tags(0, capacity=9))
@@ -483,7 +483,7 @@ def test_a_scalar_output_is_written_without_rows() -> None:
 
 
 def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
-    """Another address, another n, another padded length: in every engine."""
+    """With another address, n and padded length, in every engine."""
     for name in mlp.files:
         session = mlp.session(name)
         given, written = mlp.collections({"n": 33})
@@ -497,7 +497,7 @@ def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
             assert binding.rows == {"n": n}
             for c in CLASSES:
                 assert torch.equal(outputs["tags"].tensor(c), expected["tags"].tensor(c)), (name, n)
-        assert not written["tags"].memory()[0].any()  # the first memory was let go
+        assert not written["tags"].memory()[0].any()  # the first memory is not used
 
 
 def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:

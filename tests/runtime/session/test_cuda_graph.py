@@ -1,4 +1,4 @@
-"""CUDA graphs: where one cannot be had, the binding runs as any other and says why."""
+"""CUDA graphs: if none can be recorded, the binding runs without one and says why."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_replays_see_new_values_and_give_the_answers() -> None:
         binding()
         assert tags.tensor("x").eq(3 * value).all()
     tags.component("x").zero_()
-    binding(50)  # another n: without the graph
+    binding(50)  # another n runs without the graph
     assert tags.component("x")[:50].ne(0).all()
     assert tags.component("x")[50:].eq(0).all()
     other = bound(session, 40, 41)

@@ -1,4 +1,4 @@
-"""The child of a fork: what works there, what is refused, and that nothing waits for ever."""
+"""The child of a fork: what works in it, what is refused, and that nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
 
 @contextmanager
 def running(binding: Binding) -> Iterator[None]:
-    """Another thread runs it all the time, and hardly ever leaves the artifact."""
+    """Another thread runs the binding without a pause, and is nearly always inside the artifact."""
     end, begun = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -82,13 +82,13 @@ def test_a_session_works_in_the_child(mlp: Built, name: str) -> None:
 def test_run_many_finds_threads_of_its_own_in_the_child(mlp: Built) -> None:
     session = opened(mlp, "aoti")
     bindings = [bound(mlp, session, 100)[0] for _ in range(20)]
-    session.run_many(bindings, threads=2)  # so that there are threads to be lost
+    session.run_many(bindings, threads=2)  # starts threads, which a fork loses
     assert in_a_child(lambda: session.run_many(bindings, threads=2)) == "nothing"
     session.run_many(bindings, threads=2)
 
 
 def test_a_session_that_another_thread_was_running(mlp: Built) -> None:
-    """In the child it may be anywhere: it is refused, where it is not just between two calls."""
+    """The child refuses the session, unless the other thread was just between two calls."""
     session = Session(mlp.signature, engine("aoti").open(mlp.files["aoti"], CPU, instances=1))
     binding, _ = bound(mlp, session, 33)
     with running(bound(mlp, session, 4099)[0]):
@@ -153,7 +153,7 @@ def test_a_scheduler_stays_with_its_process(mlp: Built, use: str) -> None:
             "waiting": lambda: scheduler.waiting,
             "close": scheduler.close,
         }
-        with scheduler._changed:  # as a thread may that is not in the child
+        with scheduler._changed:  # held by a thread that a fork loses
             said = in_a_child(uses[use])
         if use == "close":
             assert said == "nothing"

@@ -1,4 +1,4 @@
-"""Several artifacts behind one session: which one runs at which n."""
+"""A session of several artifacts: which one runs at which n."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.models.mlps import CLASSES
 
 
 class Named(Executable):
-    """An executable that says that it ran, and at which n."""
+    """An executable that logs its name and n."""
 
     def __init__(self, name: str, log: list[tuple[str, int]]) -> None:
         self.name = name
@@ -53,7 +53,7 @@ def test_the_first_limit_above_n_decides() -> None:
 
 
 def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
-    """One binding that goes up and down over the limit, to other memory, and through run_many."""
+    """One binding with n above and below the limit, with other memory, and through run_many."""
     native: Executable = mlp.executable("aoti")
     plain: Executable = mlp.executable("exported")
     mixed = Session(mlp.signature, RangedExecutable([(33, native)], plain))

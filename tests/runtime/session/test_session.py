@@ -21,7 +21,7 @@ from tests.models.mlps import FEATURES
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads change places after every few instructions."""
+    """Makes Python switch threads after a few instructions."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -61,7 +61,7 @@ def test_an_origin_says_what_runs() -> None:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", ENGINES)
 def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
-    """Four threads, each with its own bindings of one session and other row counts."""
+    """Four threads, each with its own bindings of one session and its own order of row counts."""
     session = mlp.session(name)
     sizes = [1, 33, 100, 1000]
     turns = 40
@@ -104,7 +104,7 @@ def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) 
     start, met = threading.Barrier(4), threading.Event()
 
     def work(_: int) -> int:
-        """Calls until a thread was refused, as soon as two are in the binding at once."""
+        """Calls the binding until two threads are in it at once, and one is refused."""
         answered = 0
         start.wait()
         for _ in range(100_000):

@@ -1,4 +1,4 @@
-"""Streams: what `stream=` takes, and what it refuses. The handles here are never used."""
+"""Streams that `stream=` accepts and refuses. The handles here are never used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = torch.device("cuda", 1)
 
 
 class Protocol:
-    """As cuda-python and newer CuPy export a stream."""
+    """Exports a stream as cuda-python and newer CuPy do."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, 0x5EED)
@@ -76,7 +76,7 @@ def test_the_cpu_has_no_streams() -> None:
 
 @pytest.mark.cuda
 def test_outputs_are_ready_in_stream_order() -> None:
-    """A run on a side stream sees what was written before it there, and what follows sees it."""
+    """A run on a side stream sees earlier writes on it, and later work there sees the answers."""
     device = torch.device("cuda", torch.cuda.current_device())
     session = Session(mlp_signature(4096), rogues.honest(), device)
     jets, tags = session.collection("jets", 4096), session.collection("tags", 4096)

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the calls of a process, and that there is nothing where nobody asked."""
+"""Metrics of a process's calls for Prometheus; without the setting there are none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bound(session: Session, n: int = 7) -> Binding:
 
 
 def samples(text: str) -> dict[str, float]:
-    """Those of our labels, by name; failures by their error."""
+    """The samples with our labels, by name; failures also by error."""
     found = {}
     for sample in (sample for family in families(text) for sample in family.samples):
         if "le" not in sample.labels and LABELS.items() <= sample.labels.items():
@@ -131,4 +131,4 @@ def test_the_dashboard_asks_for_what_is_there(asked: Asked) -> None:
         for name in re.findall(r"soa_\w+", target["expr"])
     }
     given = {s.name for family in families(served()) for s in family.samples}
-    assert wanted - given <= {"soa_failures_total"}  # which is there from the first failure on
+    assert wanted - given <= {"soa_failures_total"}  # absent until the first failure

@@ -1,4 +1,4 @@
-"""Memory, signatures and native calls need no torch: only those who hand torch in import it."""
+"""Memory, signatures and native calls need no torch, unless callers pass objects of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live session moves to a newly promoted version: no event is lost, and none is of two."""
+"""A live session moves to a newly promoted version: each event runs once, on one version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ N = 37
 
 @pytest.fixture(scope="module")
 def second(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The same code on other weights."""
+    """A version with the same code and other weights."""
     return negated(jets.bundle, tmp_path_factory.mktemp("second") / "jets")
 
 
@@ -67,7 +67,7 @@ def read(tags: Collection, n: int = N) -> torch.Tensor:
 
 
 def answers(folder: Path, n: int = N) -> torch.Tensor:
-    """What a version says by itself."""
+    """The answers of one version, to compare with."""
     session = load(folder, mode="test", engine_name="aoti")
     plain = Session(session.signature, session._executable)
     jets, tags = event(plain, n)
@@ -78,12 +78,12 @@ def answers(folder: Path, n: int = N) -> torch.Tensor:
 @pytest.fixture
 def both(jets: Built, second: Bundle) -> list[torch.Tensor]:
     one, two = answers(jets.bundle.path), answers(second.path)
-    assert not torch.isclose(one, two).all(dim=0).any()  # every row says which it is
+    assert not torch.isclose(one, two).all(dim=0).any()  # the versions differ in every row
     return [one, two]
 
 
 def which(found: torch.Tensor, both: list[torch.Tensor]) -> int:
-    """The version whose answer this is, to the bit and in every row."""
+    """The version that gave this answer: every bit of every row must agree."""
     (number,) = [i for i, answer in enumerate(both, 1) if torch.equal(found, answer)]
     return number
 
@@ -121,10 +121,10 @@ def test_refresh(registry: Registry, second: Bundle, both: list[torch.Tensor], j
     assert session.refresh() is False
     promoted(registry, second)
     binding()
-    assert (session.ref, which(read(tags), both)) == ("jets/1", 1)  # not before it is asked
+    assert (session.ref, which(read(tags), both)) == ("jets/1", 1)  # not before refresh
     assert session.refresh() is True
     assert session.refresh() is False
-    assert which(read(tags), both) == 1  # memory is the caller's until the next event
+    assert which(read(tags), both) == 1  # refresh does not write to the caller's memory
     binding()
     assert (session.ref, which(read(tags), both)) == ("jets/2", 2)
     fewer()
@@ -141,7 +141,7 @@ def test_refresh(registry: Registry, second: Bundle, both: list[torch.Tensor], j
 
 
 def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
-    """The old artifact goes with the last binding that has not moved; so does its cache entry."""
+    """The old artifact is closed when the last binding has moved; so is its cache entry."""
     session = live_session(registry, lookup="prefer-cache")
     busy, idle = session.bind(*event(session)), session.bind(*event(session))
     assert isinstance(session.current, Session)
@@ -151,10 +151,10 @@ def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
     cache = Cache(cache_root())
     assert [entry.in_use for entry in cache.entries()] == [True, True]
     busy()
-    gc.collect(1)  # of young objects: all others of a test process take a second
+    gc.collect(1)  # only young objects: visiting all takes a second
     assert old() is not None
     idle()
-    assert old() is None  # at once
+    assert old() is None  # closed at once
     assert [e.digest for e in cache.shrink(0)] == [registry.find("jets/1").digest]
 
 
@@ -237,7 +237,7 @@ def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[tor
 
 
 class TestRefused:
-    """The old version goes on serving, and one line says why."""
+    """The old version keeps serving, and one line says why."""
 
     def still_serves(self, session: LiveSession) -> None:
         assert session.ref == "jets/1"
@@ -269,7 +269,7 @@ class TestRefused:
     def test_not_promoted(self, registry: Registry, second: Bundle) -> None:
         session = live_session(registry)
         other = registry.register(second)
-        with registry.client() as client:  # by hand, past every gate
+        with registry.client() as client:  # by hand, without any gate
             client.set_registered_model_alias("jets", "production", str(other.number))
         with pytest.raises(LoadError, match="jets/2 was never promoted"):
             session.refresh()
@@ -291,7 +291,7 @@ class TestRefused:
     def test_the_files_cannot_be_had(
         self, registry: Registry, second: Bundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The registry answers, its store does not: when it does again, the session moves."""
+        """The registry answers, but not its store; when the store is back, the session moves."""
         session = live_session(registry, lookup="prefer-cache")
         promoted(registry, second)
 
@@ -327,7 +327,7 @@ def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
 
 @pytest.fixture
 def often() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Makes Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -337,7 +337,7 @@ def often() -> Iterator[None]:
 def test_a_second_thread_is_refused_at_the_swap(
     registry: Registry, second: Bundle, often: None
 ) -> None:
-    """A call from a second thread is refused, since a swap would free memory that a run uses."""
+    """Swapping refuses while another thread runs the call, as it would free memory in use."""
     session = live_session(registry)
     binding = session.bind(*event(session, 1000))
     promoted(registry, second)
@@ -365,7 +365,7 @@ def test_a_second_thread_is_refused_at_the_swap(
 
 
 class Load:
-    """Threads that run events without a pause, and what each of them saw, in order."""
+    """Threads that run events without a pause, and the versions that each of them saw, in order."""
 
     def __init__(self, session: LiveSession, both: list[torch.Tensor]) -> None:
         self.session, self.both = session, both
@@ -379,7 +379,7 @@ class Load:
         return self._until_told(binding, tags)
 
     def resized(self) -> list[int]:
-        """Other rows at each event, as events have."""
+        """The number of rows changes with each event."""
         jets, tags = event(self.session)
         binding = self.session.bind(jets, tags)
 
@@ -390,7 +390,7 @@ class Load:
         return self._until_told(run, tags)
 
     def two_bindings(self) -> list[int]:
-        """Order holds over all bindings of a thread."""
+        """The order of versions holds over all bindings of a thread."""
         pairs = [event(self.session) for _ in range(2)]
         bindings = [self.session.bind(*pair) for pair in pairs]
         turns = [0]
@@ -420,7 +420,7 @@ class Load:
         seen: list[int] = []
         while not self.stop.is_set():
             for name in "xyz":
-                tags.tensor(name).fill_(float("nan"))  # an event that is lost would show
+                tags.tensor(name).fill_(float("nan"))  # shows an event that was not run
             run()
             seen.append(which(read(tags), self.both))
             if len(seen) == 1:
@@ -431,7 +431,7 @@ class Load:
 
 
 def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
-    """By a watcher, with every way to run at once."""
+    """A watcher swaps the version while events run in every way at once."""
     session = live_session(registry)
     work = Load(session, both)
     ways = [work.bound, work.resized, work.two_bindings, work.unbound, work.many]
@@ -452,7 +452,7 @@ def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.
         results = [future.result() for future in futures]
     assert session.ref == "jets/2"
     for seen in results:
-        assert seen == sorted(seen)  # once new, never old
+        assert seen == sorted(seen)  # after a new one, never an old one
         assert (seen[0], seen[-1]) == (1, 2)
 
 
@@ -490,7 +490,7 @@ def test_a_watcher_outlives_errors(
         wait_for(lambda: session.ref == "jets/2")
         wait_for(lambda: watcher.error is None)
     assert "not refreshed, jets/1 goes on serving: jets: nothing is registered" in caplog.text
-    session.close()  # ends the watcher too
+    session.close()  # also ends the watcher
     assert [t.name for t in threading.enumerate() if t.name == "soa-watch"] == []
     with pytest.raises(RunError, match="closed"):
         session.run(*event(session))

@@ -1,4 +1,4 @@
-"""What a shadow compares, on sessions written by hand; tests/pipeline/promotion has the rest."""
+"""What a shadow compares, with hand-written executables; tests/pipeline/promotion has the rest."""
 
 from __future__ import annotations
 

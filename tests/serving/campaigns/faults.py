@@ -1,14 +1,14 @@
-"""Fault campaign: a site's servers fail in every way while clients run events through it.
+"""Fault campaign: a site's servers fail in every way while clients run events on them.
 
     python -m tests.serving.campaigns.faults --faults 100 --seed 1
 
-Two real Tritons and a server that lies (campaigns/servers.py), each with its own seeded list of
-faults, which overlap. A third of the requests are too long for one message. Clients call `run` and
-`run_async`, with falling back and without; every event's number stands in each row of its input and
-comes back in each row of its output. At the end all servers must have been taken in again, no event
-may be lost, done twice, mixed with another or other than the local session's answer, and no output
-may have changed after it was given. The seed decides the faults, their order and lengths; what they
-hit depends on the machine's timing.
+Two real Tritons and a server that answers wrongly (campaigns/servers.py), each with its own seeded
+list of faults; these overlap in time. A third of the requests are too long for one message. Clients
+call `run` and `run_async`, with and without falling back; every event's number stands in each row
+of its input and comes back in each row of its output. At the end all servers must be in use again;
+no event may be lost, done twice, mixed with another or differ from the local session's answer; and
+no output may have changed after it was returned. The seed decides the faults, their order and
+lengths; which requests they hit depends on the machine's timing.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tests.serving.proxy import Proxy
 
 POLICY = {"deadline_s": 5.0, "attempt_s": 1.0, "health_s": 0.25, "queue_us": 50_000}
 _RECOVER_S = 60.0
-_ROWS = 40  # in a message; events have up to 60
-_SHARES = {"direct": 0.15, "liar": 0.4}  # the rest is behind's
+_ROWS = 40  # rows in a message; events have up to 60
+_SHARES = {"direct": 0.15, "liar": 0.4}  # `behind` gets the rest
 
 
 class Faults(threading.Thread):
-    """One server's faults, one after the other, each kind before any comes again."""
+    """A server's faults, one after the other; each kind comes once before any is repeated."""
 
     def __init__(
         self, server: str, faults: dict[str, Callable[[], None]], count: int,
@@ -76,9 +76,9 @@ class Faults(threading.Thread):
 def run(
     plan: dict[str, int], seed: int, tags: Tags, folder: Path, say: Callable[[str], None]
 ) -> bool:
-    """Whether all was in order; `say` gets the faults as they come, and the counts.
+    """Runs the campaign; returns whether all was right. `say` gets each fault, and the counts.
 
-    `plan`: faults by server; `direct` may be left out, and is not started then.
+    `plan` is the number of faults of each server; without `direct`, that server is not started.
     """
     begun = time.monotonic()
     chance = random.Random(seed)
@@ -145,7 +145,7 @@ def _session(
             "name": name,
             "url": proxy.url if name == "behind" else triton.server.url,
             "metrics": triton.server.endpoints()["metrics"],
-            "shared_memory": name == list(tritons)[-1],  # direct, where there is one
+            "shared_memory": name == list(tritons)[-1],  # `direct`, if it runs
         }
         for name, triton in tritons.items()
     ]
@@ -157,7 +157,7 @@ def _session(
 
 
 def _recovered(session: SiteSession) -> bool:
-    """Whether every server answers requests again, under the load that goes on."""
+    """Whether every server answers requests again, while the load continues."""
     before = {p.name: p.answered for p in session.report().places}
     until = time.monotonic() + _RECOVER_S
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Clients of a session that check every answer, and that nobody touches one later."""
+"""Clients of a session that check every answer, and later that it has not changed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from serving.errors import NowhereError
 from serving.site.site_session import SiteSession
 from tests.models.tagged import Event
 
-_KEPT = 200  # answers of a client that are looked at once more, later
-_AHEAD = 12  # requests of an asynchronous client at one moment
+_KEPT = 200  # answers that a client keeps and checks once more later
+_AHEAD = 12  # requests that an asynchronous client sends at once
 _PAUSE_S = 0.005
 _NUMBERS = itertools.count(1)
 
 
 @dataclass
 class Tally:
-    """What all clients saw. `answered[number]`: outputs in which an event's number stands."""
+    """The results of all clients. `answered[number]` counts the outputs with an event's number."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     asked: set[int] = field(default_factory=set)
@@ -62,8 +62,11 @@ class Tally:
 
 
 class Client(threading.Thread):
-    """Sends events until it is told to stop. `patient`: without falling back, again until it is
-    answered; else every error counts."""
+    """Sends events until it is told to stop.
+
+    A `patient` client has no local session to fall back to, so it repeats a request until it is
+    answered. For other clients every error counts.
+    """
 
     def __init__(
         self, session: SiteSession, local: Session, tally: Tally, seed: int, *,
@@ -116,7 +119,7 @@ class Client(threading.Thread):
                 self._check(event)
 
     def _failed(self, event: Event, error: NowhereError) -> bool:
-        """Whether to send it once more."""
+        """Counts an error; returns whether to send the request again."""
         with self._tally.lock:
             self._tally.touched_after_error += not event.untouched
         if self._patient:

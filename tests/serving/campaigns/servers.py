@@ -1,7 +1,7 @@
-"""Three servers of a site with the faults that each can have.
+"""Three servers of a site, with the faults that each can have.
 
-`direct` is a Triton that shares memory with its clients, `behind` one behind a proxy, `liar` a
-server of the same protocol in this process that can be told to answer wrongly.
+`direct` is a Triton that shares memory with its clients, `behind` is one behind a proxy, and `liar`
+is a server of the same protocol in this process that can be told to answer wrongly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fault = Callable[[], None]
 
 
 class Triton:
-    """A real one that always comes back on the same ports."""
+    """A real Triton that is always restarted on the same ports."""
 
     def __init__(self, tags: Tags, folder: Path, chance: random.Random) -> None:
         folder.mkdir()
@@ -45,7 +45,7 @@ class Triton:
 
     def start(self, repository: Path, *extra: str) -> None:
         until = time.monotonic() + 120
-        while True:  # a port may be somebody's for a moment
+        while True:  # another process may use a port for a moment
             try:
                 options = ServerOptions(ports=self.ports, extra=extra)
                 self._server = TritonServer(repository, options).__enter__()
@@ -90,7 +90,7 @@ class Triton:
         self._freeze([-self.server.pid])
 
     def hang_stub(self) -> None:
-        """The server itself answers that all is well."""
+        """The server itself still answers that it is ready."""
         self._freeze(children(self.server.pid))
 
     def lose_port(self) -> None:
@@ -111,7 +111,7 @@ class Triton:
                 time.sleep(self._chance.uniform(0.3, 3.0))
 
     def _other(self, repository: Path, *extra: str, kill: bool = True) -> None:
-        """Restarted with something else, for a while."""
+        """Restarts with another repository or other options, and later as before."""
         for where, options in ((repository, extra), (self._tags.repository, ())):
             if kill:
                 os.killpg(self.server.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ class Triton:
 
 
 class Behind:
-    """A Triton behind a proxy: faults of the way to it."""
+    """A Triton behind a proxy, with faults of the connection."""
 
     def __init__(self, triton: Triton, proxy: Proxy, chance: random.Random) -> None:
         self._triton, self._proxy, self._chance = triton, proxy, chance
@@ -156,7 +156,7 @@ class Behind:
 
 
 class Liar:
-    """Answers of every wrong kind that can be seen."""
+    """A server with every kind of wrong answer that a client can detect."""
 
     def __init__(self, server: Server, chance: random.Random) -> None:
         self._server, self._chance = server, chance
@@ -173,7 +173,7 @@ class Liar:
         }
 
     def _lie(self, fault: Any) -> None:
-        """For some of the answers only, so that right ones come between."""
+        """Changes all or half of the answers for a while."""
         often = self._chance.choice((1.0, 0.5))
 
         def sometimes(answer: Any, context: Any) -> Any:
@@ -219,7 +219,7 @@ def _late(answer: Any, context: Any) -> Any:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, by /proc."""
+    """The child processes of a process, from /proc."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -232,7 +232,7 @@ def children(pid: int) -> list[int]:
 
 
 def narrow(repository: Path, folder: Path) -> Path:
-    """The same model with a queue for one request, which waits there for company."""
+    """The same model with a queue for one request, which waits there to be merged."""
     shutil.copytree(repository, folder)
     file = folder / NAME / "config.pbtxt"
     config = text_format.Parse(file.read_text(), model_config_pb2.ModelConfig())
@@ -245,7 +245,7 @@ def narrow(repository: Path, folder: Path) -> Path:
 
 
 def certificate(folder: Path) -> tuple[str, ...]:
-    """Triton's options for TLS; none where there is no openssl."""
+    """Triton's options for TLS; none if openssl is missing."""
     if shutil.which("openssl") is None:
         return ()
     key, found = folder / "key.pem", folder / "certificate.pem"

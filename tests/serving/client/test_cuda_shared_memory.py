@@ -1,8 +1,8 @@
-"""CUDA shared memory: what is no GPU's business on the CPU, every refusal, and the rest on a GPU.
+"""CUDA shared memory: the copies on CPU tensors, every refusal, and the rest on a GPU.
 
-The copies and the request are the same on any device, so they are tried here on CPU tensors in
-system shared memory, against a real Triton. Tests marked `cuda` need a GPU; the last one also a
-Triton that was built for GPUs.
+The copies and the request are the same on any device, so they are tested here on CPU tensors in
+system shared memory, with a real Triton. Tests marked `cuda` need a GPU; the last one also a Triton
+that was built for GPUs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_the_copies_are_what_numpy_gathers_and_scatters(
 
 
 class TensorRegions(Regions):
-    """System shared memory as tensors, as a GPU's regions are."""
+    """System shared memory as tensors, like the regions of a GPU."""
 
     @contextmanager
     def taken(self, size: int) -> Iterator[Any]:
@@ -115,8 +115,8 @@ def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> Remo
 
 @pytest.mark.parametrize("name", ["mixed", "event"])
 def test_through_a_real_triton_on_cpu_tensors(triton: TritonServer, shop: Shop, name: str) -> None:
-    """Every row count and dtype, none among them, poisoned outputs, padding."""
-    options = RemoteOptions(allow_nan=True)  # the reference has rows with huge numbers
+    """All row counts and dtypes, also no rows, with poisoned outputs and padding."""
+    options = RemoteOptions(allow_nan=True)  # the reference has huge numbers
     session = connected(triton.url, shop.registry, f"{name}@production", options)
     bundle = shop.bundles[name]
     report = validate_session(
@@ -129,7 +129,7 @@ def test_through_a_real_triton_on_cpu_tensors(triton: TritonServer, shop: Shop, 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None:
-    """By messages, whose arrays are tensors here too."""
+    """With messages instead of shared memory; their arrays are tensors here too."""
 
     def nan(answer: Any, context: Any) -> Any:
         score = np.frombuffer(answer.raw_output_contents[1], np.float32).copy()
@@ -184,7 +184,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_cannot_open_the_memory(
     triton: TritonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This Triton has no GPU; one on another host would not know the handle either."""
+    """This Triton has no GPU; one on another host could not use the handle either."""
     client = Client(triton.url.removeprefix("triton://"), RemoteOptions())
     freed: list[int] = []
     memory = SimpleNamespace(tensor=None, handle=bytes(HANDLE_BYTES), free=lambda: freed.append(1))
@@ -234,7 +234,7 @@ def test_both_spellings_of_system_memory(triton: TritonServer, shop: Shop, spelt
     session.close()
 
 
-# -- on a GPU; nothing below has run yet ----------------------------------------------------------
+# -- on a GPU; these tests have not run yet -------------------------------------------------------
 
 
 READER = f"""
@@ -269,7 +269,7 @@ memory.free()
 @pytest.mark.cuda
 @pytest.mark.parametrize("segments", ["False", "True"])
 def test_another_process_sees_the_memory(segments: str) -> None:
-    """Whatever torch's own allocator does there."""
+    """It does so with either setting of torch's own allocator."""
     found = subprocess.run(
         [sys.executable, "-c", WRITER, READER], capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{segments}"},
@@ -281,14 +281,14 @@ def test_another_process_sees_the_memory(segments: str) -> None:
 def test_memory_that_the_gpu_does_not_have() -> None:
     with pytest.raises(ServingError, match=r"^no \d+ bytes on cuda:0: out of memory"):
         CudaMemory(1 << 50, torch.device("cuda:0"))
-    assert torch.ones(3, device="cuda:0").sum() == 3  # the error is not left for torch to find
+    assert torch.ones(3, device="cuda:0").sum() == 3  # the error is not left for torch
     with pytest.raises(ServingError, match=r"on cuda:99: there are \d+ GPUs here"):
         require_cuda(torch.device("cuda:99"))
 
 
 @pytest.mark.cuda
 def test_gpu_collections_through_a_triton(real_triton: None, tags: Tags) -> None:
-    """Against one that was built for GPUs; its model may be on the CPU."""
+    """With a Triton that was built for GPUs; its model may be on the CPU."""
     local = load_here("tagged/1", registry=tags.registry)
     with TritonServer(tags.repository) as server:
         session = pipeline.load("tagged/1", device=server.url, registry=tags.registry, remote=CUDA)

@@ -21,7 +21,7 @@ from tests.models.project import PASSED
 
 @dataclass(frozen=True)
 class Stall:
-    """A repository with mixed/1 alone, which is quick to make and to load."""
+    """A repository with mixed/1 alone, which is quickly made and loaded."""
 
     registry: Registry
     repository: Path
@@ -33,7 +33,7 @@ class Stall:
 
 
 def find_prometheus(name: str) -> Path:
-    """`prometheus` or `promtool`, from the folder that the variable names or PATH; or skip."""
+    """`prometheus` or `promtool`, from $PIPELINE_PROMETHEUS or PATH; skips the test if missing."""
     folder = os.environ.get("PIPELINE_PROMETHEUS")
     if found := shutil.which(name, path=folder) or shutil.which(name):
         return Path(found)
@@ -61,6 +61,6 @@ def envoy() -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(real_triton: None, envoy: Path, stall: Stall) -> Iterator[Fleet]:
-    """Two real Tritons behind a real Envoy; of a module's own, since one of them kills."""
+    """Two real Tritons behind a real Envoy; each module has its own, as one module kills them."""
     with Fleet(stall.repository, 2) as started:
         yield started

@@ -1,4 +1,4 @@
-"""What deployments need, without a version: of every vendor."""
+"""Needs of deployments for each vendor, without a version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values for the SuperSONIC chart and plain manifests: valid, of one piece, and saying the same."""
+"""Values for the SuperSONIC chart and plain manifests: valid, and consistent with each other."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ every_vendor = pytest.mark.parametrize("needs", ALL.values(), ids=ALL)
 
 
 def objects(needs: Needs) -> dict[tuple[str, str], Any]:
-    """By kind and name, as somebody reads them back from YAML."""
+    """The manifests' objects by kind and name, written as YAML and read back."""
     text = yaml.safe_dump_all(o for each in manifests(needs).values() for o in each)
     return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
 
 
 def envoy_takes(envoy: Path, config: dict[str, Any], folder: Path) -> bool:
-    """It must take a configuration, and nothing in it may be outdated."""
+    """Whether Envoy accepts a configuration, without a warning of deprecated parts."""
     file = folder / "envoy.yaml"
     file.write_text(yaml.safe_dump(config))
     done = subprocess.run(
@@ -53,12 +53,12 @@ def envoy_takes(envoy: Path, config: dict[str, Any], folder: Path) -> bool:
 
 @every_vendor
 def test_values_are_valid_and_of_known_names(needs: Needs) -> None:
-    """Valid by the schema as it stands, and by one that refuses every name it does not list."""
+    """Valid by the chart's schema, also if it refuses every name that it does not list."""
     schema = json.loads(SCHEMA.read_text())
     values = helm_values(needs)
     jsonschema.Draft202012Validator(schema).validate(values)
     found = jsonschema.Draft202012Validator(_closed(schema)).iter_errors(values)
-    # What the chart's templates read, but its schema leaves out.
+    # Names that the chart's templates read, but its schema does not list.
     allowed = ("'nvidia.com/gpu'", "'amd.com/gpu'", "storageType", "metricType", "timeoutSeconds")
     assert [e.message for e in found if not any(name in e.message for name in allowed)] == []
 
@@ -76,7 +76,7 @@ def _closed(schema: Any) -> Any:
 
 @every_vendor
 def test_helm_itself_takes_the_values(needs: Needs, tmp_path: Path) -> None:
-    """In a chart with the schema, of which one template says the whole of the values."""
+    """A chart with the schema, and with one template that prints all values."""
     helm = pytest.importorskip("helm_python")
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: supersonic, version: 0.3.1}")
@@ -116,7 +116,7 @@ def test_values_of_scaling_and_its_metric() -> None:
     assert outside["prometheus"]["external"] == {
         "enabled": True, "url": "metrics.example.org", "port": 443, "scheme": "https",
     }  # fmt: skip
-    # The chart's templates stop over any other names.
+    # The chart's templates fail with any other names.
     assert own["prometheus"]["server"]["useExistingClusterRoleName"] == "jets-prometheus-role"
     assert own["prometheus"]["serviceAccounts"]["server"]["name"] == "jets-prometheus-sa"
 
@@ -136,7 +136,7 @@ def test_what_the_chart_refuses_or_cannot_do() -> None:
 
 @every_vendor
 def test_kubernetes_takes_what_is_its_own(needs: Needs) -> None:
-    """Strictly: no field that its API does not have."""
+    """The validation is strict: no field that the API does not have."""
     kubernetes = pytest.importorskip("kubernetes_validate")
     built_in = [
         o for o in objects(needs).values() if o["apiVersion"] in ("apps/v1", "v1", "policy/v1")
@@ -187,7 +187,7 @@ def test_the_chart_and_the_manifests_say_the_same(needs: Needs) -> None:
         assert pod[key] == of_chart[key]
     scaled = ("ScaledObject", "jets-triton") in found
     assert scaled == values["keda"]["enabled"] == (needs is not AMD)
-    # KEDA or the deployment says how many: two that both do would undo each other's work.
+    # Either KEDA or the deployment sets the number: two would undo each other's changes.
     assert found["Deployment", "jets-triton"]["spec"].get("replicas") == (None if scaled else 1)
     if scaled:
         spec = found["ScaledObject", "jets-triton"]["spec"]
@@ -230,7 +230,7 @@ def test_a_prometheus_of_its_own_or_of_others() -> None:
         (looked_up,) = job["dns_sd_configs"]
         (service,) = looked_up["names"]
         spec = own["Service", service]["spec"]
-        assert spec["clusterIP"] == "None"  # a name for each server, not one for all
+        assert spec["clusterIP"] == "None"  # one address for each server
         (pod,) = [
             o["spec"]["template"]["spec"]
             for (kind, _), o in own.items()
@@ -241,7 +241,7 @@ def test_a_prometheus_of_its_own_or_of_others() -> None:
 
 
 def test_text_of_others_stays_text() -> None:
-    """Also what means something in YAML, in the templates, or in PromQL's place."""
+    """Also text that has a meaning in YAML, in the templates, or in PromQL."""
     odd = "a: \"b\", {{ 7 * 7 }} {% raw %} # 'x'\n- ]} é & *y"
     needs = replace(AMD, model=odd, version=odd)
     plain, found = objects(AMD), objects(needs)

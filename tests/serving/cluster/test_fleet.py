@@ -1,4 +1,4 @@
-"""Two real Tritons behind a real Envoy, and a real Prometheus that sees their queues."""
+"""Two real Tritons behind a real Envoy, and a real Prometheus that reads their queues."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fleets_that_cannot_be(count: int, ports: Ports, tmp_path: Path) -> None
 
 
 def test_a_proxy_without_servers_says_so(envoy: Path, stall: Stall) -> None:
-    """Nothing listens there: the health check knows, and a client is told at once."""
+    """No server listens: the health check shows it, and a client gets an error at once."""
     with EnvoyProxy([("127.0.0.1", 1)]) as proxy:
         assert proxy.healthy() == 0
         with pytest.raises(ServerGoneError):
@@ -78,13 +78,16 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
 
 
 def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
-    """One number at any time: 0 before there is any, small for one client at a time, and larger
-    when many requests stand in the queues."""
+    """The query always gives one number.
+
+    It is 0 before any request, small with one client at a time, and larger when many requests wait
+    in the queues.
+    """
     binary = find_prometheus("prometheus")
     query = queue_query("mixed", "shop")
     servers = [f"127.0.0.1:{server.ports.metrics}" for server in fleet.servers]
     config = prometheus_config("shop", servers, [fleet.proxy.stats_address])
-    # A second in place of five, so that the test need not wait half a minute.
+    # One second instead of five, so that the test need not wait half a minute.
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     session = stall.connect(fleet.url)
     with Prometheus(binary, config) as prometheus:
@@ -101,7 +104,7 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
 
 
 def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
-    """Each time under load, and each time all answers are there and right."""
+    """Each happens under load, and each time all answers are there and right."""
     session = stall.connect(fleet.url)
     first, second = fleet.servers
     answers = send(stall, session, REQUESTS, at_half=lambda: os.killpg(first.pid, signal.SIGKILL))
@@ -133,7 +136,7 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
 def send(
     stall: Stall, session: RemoteSession, count: int, at_half: Callable[[], object] | None = None
 ) -> list[Any]:
-    """Requests in flight together, answered; `at_half` is called when half of them are sent."""
+    """Sends requests together and waits for the answers; calls `at_half` when half are sent."""
     inputs = Reference.load(stall.deployed.bundle.file("reference.safetensors")).inputs
     events = []
     sent: list[Future[Any]] = []
@@ -149,7 +152,7 @@ def send(
 
 
 def check(stall: Stall, events: list[Any]) -> None:
-    """Every answer is what a session on this host gives."""
+    """Requires for each event the answer of a session on this host."""
     local = pipeline.load("mixed@production", registry=stall.registry)
     inputs = Reference.load(stall.deployed.bundle.file("reference.safetensors")).inputs
     mine: dict[int, Any] = {}
@@ -199,7 +202,7 @@ class Prometheus(LocalProgram):
         return [f"http://{self._address}/-/ready"]
 
     def ask(self, query: str) -> list[float]:
-        """The values of an instant query, one for each series."""
+        """The values of an instant query, one per series."""
         return [float(text) for text in self.ask_text(query)]
 
     def ask_text(self, query: str) -> list[str]:
@@ -210,13 +213,13 @@ class Prometheus(LocalProgram):
 
 
 def highest(prometheus: Prometheus, query: str, work: Callable[[], object]) -> float:
-    """The largest answer while the work is done again and again for some scrapes."""
+    """The largest answer while `work` is repeated during several scrapes."""
     most = 0.0
     for _ in range(5):
         begun = time.monotonic()
         work()
         time.sleep(max(0.0, 1.0 - (time.monotonic() - begun)))
         (text,) = prometheus.ask_text(query)
-        assert re.fullmatch(r"[\d.]+", text), text  # what the chart's Lua filter reads
+        assert re.fullmatch(r"[\d.]+", text), text  # the chart's Lua filter can read it
         most = max(most, float(text))
     return most

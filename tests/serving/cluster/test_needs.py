@@ -1,4 +1,4 @@
-"""What a deployment takes from the version, and what it refuses."""
+"""What a deployment needs of a version, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said where there is no server to start, and how the right one is found."""
+"""How the right server is found, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A host that has no Triton."""
+    """A host without Triton."""
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(local_triton, "_HOME", "no-such-folder")
@@ -40,7 +40,7 @@ def executable(path: Path) -> Path:
 
 
 def wheel(folder: Path) -> Path:
-    """The layout of NVIDIA's wheel, with a script for a server."""
+    """The layout of NVIDIA's wheel, with a script in place of the server."""
     server = folder / "pytriton" / "tritonserver"
     executable(server / "python_backend_stubs" / VERSION / "triton_python_backend_stub")
     (server / "backends" / "python").mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_a_port_that_is_none(tmp_path: Path) -> None:
 
 
 def test_triton_gets_a_number_for_a_name(tmp_path: Path) -> None:
-    """Told `localhost` it says that it listens, and answers nobody."""
+    """If told `localhost`, Triton says that it listens, but does not answer."""
     says = executable(tmp_path / "server")
     says.write_text('#!/bin/sh\necho "error: $*"\n')
     options = ServerOptions(host="localhost", binary=says)

@@ -12,7 +12,7 @@ from tests.models.shared import made_once
 
 @pytest.fixture(scope="session")
 def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Several row dimensions, and scalars."""
+    """A version with several row dimensions, and scalars."""
     return served.shared(tmp_path_factory, "event", served.Event(), served.EVENT)
 
 

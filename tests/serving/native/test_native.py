@@ -1,4 +1,4 @@
-"""The files for Triton's own backends: fed as such a server would, they answer as the reference."""
+"""The files for Triton's own backends give the reference's answers to a server's arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.models import served
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Every dtype and kind of column."""
+    """A version with every dtype and kind of column."""
     return served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED)
 
 
@@ -58,7 +58,7 @@ def test_it_answers_the_reference(
     found = make_native(artifact, backend, served.EVENT, Wire.of(served.EVENT, form), tmp_path)
     report = validated(event, form, found.program)
     assert report.valid, report.reason
-    assert list(tmp_path.iterdir()) == [found.file]  # with its weights inside
+    assert list(tmp_path.iterdir()) == [found.file]  # it includes its weights
 
 
 def test_every_dtype_and_kind_of_column(mixed: Bundle, tmp_path: Path) -> None:
@@ -83,6 +83,6 @@ def test_a_wrong_answer_is_seen(event: Bundle, event_onnx: Path, tmp_path: Path)
 
 
 def test_a_dtype_that_pytorchs_backend_does_not_carry(event_script: Path, tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match=r"parts\.hits is uint16, which it does not carry"):
+    with pytest.raises(ServingError, match=r"parts\.hits is uint16, which it does not support"):
         make_native(event_script, "pytorch", served.MIXED, Wire.of(served.MIXED), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""TensorRT plans: what they are built for, from which file, and the plan itself where it can be."""
+"""TensorRT plans: their sizes, the ONNX file they are made from, and a plan itself on a GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HOPPER = PlanFor(SM90, 0, "10.14.1.48")
     ("lowest", "highest", "preferred", "typical"),
     [
         (0, 1000, (100, 500), 500),
-        (0, 1000, (100, 4000), 100),  # nothing beyond the range
+        (0, 1000, (100, 4000), 100),  # 4000 is out of range
         (0, 1000, (), 32),
         (10, 1000, (), 100),
         (10, 1000, (5,), 100),
@@ -121,7 +121,7 @@ def test_the_profile_is_that_of_the_files_inputs(
 def test_the_onnx_file_does_not_know_its_target(
     event: Bundle, event_onnx: Path, tmp_path: Path
 ) -> None:
-    """So that one validated for another device may be what a plan is made of."""
+    """So a file that was validated for another device may be used for a plan."""
     source = Portable(event.file(event.manifest.program), None)
     made = engine("onnxruntime").compile(source, SM90, {}, tmp_path)
     assert (tmp_path / made[0]).read_bytes() == event_onnx.read_bytes()
@@ -133,7 +133,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def forged(bundle: Bundle, folder: Path, graphs: dict[str, tuple[str, bytes]]) -> Bundle:
-    """With a candidate of onnxruntime for each target: its status, and its file."""
+    """A copy with an onnxruntime candidate for each target, given its status and content."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         for target, (status, content) in graphs.items():
@@ -150,7 +150,7 @@ def test_the_file_is_a_valid_one_of_any_target(bundle: Bundle, tmp_path: Path) -
     cpu = (TARGET, b"of the CPU")
     one = forged(bundle, tmp_path / "one", {cpu[0]: ("valid", cpu[1]), GPU: ("unverified", b"")})
     assert artifact_of(one, GPU, "tensorrt")[0] == TARGET
-    assert artifact_of(one, str(SM80), "tensorrt")[0] == TARGET  # a target that it does not have
+    assert artifact_of(one, str(SM80), "tensorrt")[0] == TARGET  # not a target of this bundle
     assert preferred_sizes(one.manifest, str(SM80)) == ()
     both = forged(bundle, tmp_path / "both", {cpu[0]: ("valid", cpu[1]), GPU: ("valid", b"own")})
     assert artifact_of(both, GPU, "tensorrt") == (GPU, "onnxruntime")
@@ -200,7 +200,7 @@ def test_no_gpu_to_build_it(
 
 def test_dtypes_that_a_plan_does_not_carry() -> None:
     require_carried(Wire.of(served.EVENT))
-    with pytest.raises(EngineError, match=r"^parts\.kind is int8, which it does not carry: it has"):
+    with pytest.raises(EngineError, match=r"^parts\.kind is int8, which it does not support: it"):
         require_carried(Wire.of(served.MIXED))
     sizes = {dtype: numpy_dtype(dtype).itemsize for dtype in CARRIED}
     assert sizes == {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "float32": 4}

@@ -1,4 +1,4 @@
-"""A remote session against a server that answers, and against one that does not, or wrongly."""
+"""A remote session with a server that answers, and with one that does not, or wrongly."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tests.models.signals import disposed
 from tests.serving.conftest import Shop
 from tests.serving.grpc_server import Server
 
-QUICK = RemoteOptions(deadline_s=60.0, retries=2)  # no wait of a test may end by a slow machine
+QUICK = RemoteOptions(deadline_s=60.0, retries=2)  # no test fails because a machine is slow
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ _OPENED: list[RemoteSession] = []
 
 @pytest.fixture(autouse=True)
 def opened() -> Iterator[None]:
-    """Sessions that a test has opened are closed after it."""
+    """Closes the sessions that a test has opened."""
     yield
     while _OPENED:
         _OPENED.pop().close()
@@ -87,7 +87,7 @@ def connect(shop: Shop, url: str, options: RemoteOptions = QUICK) -> RemoteSessi
 
 
 def hurry(session: Any, deadline_s: float) -> None:
-    """Shorten the deadline of a session that is connected: connecting may take longer."""
+    """Shortens the deadline of a connected session; connecting may take longer."""
     client = session.executable.client
     client.options = replace(client.options, deadline_s=deadline_s)
 
@@ -103,7 +103,7 @@ def collections(shop: Shop, session: Any, n: int) -> tuple[Any, Any]:
 
 
 def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) -> None:
-    """All row counts, padding, poisoned outputs: by the rules that validate an artifact."""
+    """All row counts, padding and poisoned outputs, by the rules that validate an artifact."""
     bundle = shop.bundles["jets"]
     report = validate_session(
         remote, "remote", Reference.load(bundle.file("reference.safetensors")),
@@ -130,7 +130,7 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
 
         def nan(answer: Any, context: Any) -> Any:
             values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
-            values.reshape(3, 5)[1, 2] = np.nan  # as rows: the third row's third value is next
+            values.reshape(3, 5)[1, 2] = np.nan  # read as rows: value 7, in row 7 // 3
             answer.raw_output_contents[0] = values.tobytes()
             return answer
 
@@ -141,9 +141,9 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
 
 
 def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server, url: str) -> None:
-    """As many rows as columns: (n, F) of one form is (F, n) of the other, and would be read as it.
+    """With as many rows as columns, (n, F) of one form would be read as (F, n) of the other.
 
-    The request says its form, so that such a server refuses it.
+    The request names its form, so that such a server refuses it.
     """
     session = load_here(shop.deployed["jets"].folder / "1" / ".bundle")
     service = shop.deployed["jets"].service
@@ -184,7 +184,7 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
     written["tags"]["x"][:] = -1
     binding(10)
     part = written["tags"].component("x")
-    # Another engine may be chosen for fewer rows.
+    # Another engine may run fewer rows, so the bits may differ.
     torch.testing.assert_close(part[:10], torch.from_numpy(whole[:10]))
     assert (part[10:40] == -1).all()
 
@@ -229,7 +229,7 @@ def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
 
 
 def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    """Nothing is on its way any more that could write into it."""
+    """No request is under way any more that could write into the memory."""
     under_way: list[int] = []
 
     def slow(answer: Any, context: Any) -> Any:
@@ -368,7 +368,7 @@ def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
         session.run(*event)
     with server.listening(url.removeprefix("triton://")):
         until = time.monotonic() + 30
-        while True:  # gRPC decides when it connects again
+        while True:  # gRPC decides when it reconnects
             try:
                 session.run(*event)
                 break
@@ -387,7 +387,7 @@ def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: Remo
 
 def test_nobody_there(shop: Shop) -> None:
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        bound.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"triton://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
             connect(shop, url)
@@ -395,7 +395,7 @@ def test_nobody_there(shop: Shop) -> None:
 
 @pytest.fixture(scope="module")
 def elsewhere(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Registry:
-    """A registry in which jets/1 is another bundle and jets/2 the one that is served as jets/1."""
+    """A registry in which jets/1 is another bundle, and jets/2 the one that is served as jets/1."""
     folder = tmp_path_factory.mktemp("elsewhere")
     registry = Registry(f"sqlite:///{folder}/registry.db")
     registry.register(described(shop.bundles["jets"], folder / "other", "another"))
@@ -418,7 +418,7 @@ def test_another_version_or_model(shop: Shop, elsewhere: Registry, url: str) -> 
 def test_a_server_that_was_restarted_with_another_bundle(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
-    """Every request says which bundle it means."""
+    """Every request names its bundle."""
     event = collections(shop, remote, 5)
     remote.run(*event)
     before, server.core._digest = server.core._digest, "f" * 64
@@ -439,7 +439,7 @@ def test_what_was_not_promoted_runs_in_test_mode_only(
 
 
 def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
-    """They go in several; where rows belong together, that is refused before anything is sent."""
+    """They are sent in several messages; if rows depend on each other, nothing is sent."""
     small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
     session = connect(shop, url, small)
     event, before = collections(shop, session, 1000), server.requests
@@ -457,7 +457,7 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     server.service = service
     given, written = collections(shop, session, 1000)
     before = server.requests
-    with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):
+    with pytest.raises(TooLargeError, match="whose rows must not be split, of 40384 bytes"):
         session.run(given, written)
     assert server.requests == before and not written["tags"].memory()[0].any()
 
@@ -529,7 +529,7 @@ def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -
 def test_certificates_that_are_none(
     shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], says: str
 ) -> None:
-    """gRPC ends the process for half a pair, and trusts the whole system for an empty file."""
+    """gRPC aborts the process for half a pair, and with an empty file trusts the system's roots."""
     (tmp_path / "text").write_text("no certificate")
     (tmp_path / "empty").touch()
     files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
@@ -541,7 +541,7 @@ def test_certificates_that_are_none(
 def test_a_proxy_for_the_web_is_not_asked(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker nodes of a site have http_proxy in their environment."""
+    """A site's worker nodes have http_proxy in their environment."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     options = RemoteOptions(deadline_s=5.0, retries=0)
@@ -575,11 +575,11 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
 
 
 class Sharing(Server):
-    """The same through system shared memory. `used` are the regions of requests, in order."""
+    """A server with system shared memory. `used` lists the regions of requests, in order."""
 
     used: list[str]
     forgotten: list[str]
-    in_use: int  # how often it says that it cannot forget a region yet
+    in_use: int  # how often it still refuses to unregister a region
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         def array(asked: Any, t: Any) -> Any:
@@ -613,7 +613,7 @@ class Sharing(Server):
 def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
     shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt may still run in the server, and write into it; which also keeps it."""
+    """The first attempt may still write to the region, until the server unregisters it."""
     monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
     sharing = Sharing(server.core._session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
@@ -643,7 +643,7 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
 
 
 def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) -> None:
-    """What lies there is of the request before."""
+    """The region then still holds the answer to the request before."""
     sharing = Sharing(server.core._session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 0
     with sharing.listening() as url:
@@ -669,7 +669,7 @@ def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str
         return answer
 
     session = connect(shop, url, options)
-    event = collections(shop, session, 1000)  # four of them
+    event = collections(shop, session, 1000)  # four messages
     hurry(session, 0.7)
     server.fault = slow
     with pytest.raises(DeadlineError):
@@ -684,9 +684,9 @@ def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str
 def test_a_fork_leaves_the_session_to_its_parent(
     shop: Shop, remote: RemoteSession, call: str
 ) -> None:
-    """Else both would use one region of shared memory, and a pool whose threads are gone."""
+    """Both would use one region of shared memory, and the child a pool without threads."""
     given, written = collections(shop, remote, 5)
-    remote.run_async(given, written).result()  # so that there are threads to be lost
+    remote.run_async(given, written).result()  # starts threads, which a fork loses
     calls: dict[str, Callable[[], object]] = {
         "run": lambda: remote.run(given, written),
         "run_async": lambda: remote.run_async(given, written).result(),

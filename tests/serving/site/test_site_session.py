@@ -1,4 +1,4 @@
-"""A session over several places, against servers that are well, away, slow, full or wrong."""
+"""A session on several servers, which work, are away, slow or full, or answer wrongly."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.models.tagged import ROW_BYTES, Event, Tags
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
 
-# On a busy machine an answer may take seconds. A test that waits for a deadline shortens it by
-# `hurry`, once the servers have answered.
+# On a busy machine an answer may take seconds. A test that waits for a deadline shortens it with
+# `hurry`, after the servers have answered.
 POLICY = {"deadline_s": 60.0, "attempt_s": 30.0, "health_s": 0.1}
 
 
@@ -67,7 +67,7 @@ def site(*urls: str, fall_back: bool = True, **policy: Any) -> Site:
 
 @pytest.fixture(autouse=True)
 def opened() -> Iterator[None]:
-    """Sessions that a test has opened are closed after it."""
+    """Closes the sessions that a test has opened."""
     yield
     while _OPENED:
         _OPENED.pop().close()
@@ -83,7 +83,7 @@ def load(tags: Tags, where: Site, **more: Any) -> Any:
 
 
 def hurry(session: Any, checks: bool = False, **limits: float) -> None:
-    """Change the time limits of requests from now on, and those of health checks if wanted."""
+    """Changes the time limits of later requests, and with `checks` those of health checks."""
     router = session._router
     router.policy = router.policy.model_copy(update=limits)
     for place in router.places:
@@ -100,7 +100,7 @@ def ran(session: Session, number: int = 1, n: int = 5) -> Event:
 
 
 def answered(session: Session, local: Session, number: int = 1, n: int = 5) -> Event:
-    """Run there, and compared with the local session."""
+    """Runs an event in the session, and requires the local session's answer."""
     event = ran(session, number, n)
     assert right(local, event)
     return event
@@ -120,7 +120,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def nobody() -> str:
-    """An address where nobody listens; the port may be taken by others, but hardly is."""
+    """An address where nothing listens (another process could take the port, but hardly does)."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"triton://127.0.0.1:{bound.getsockname()[1]}"
@@ -143,7 +143,7 @@ def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Se
 def test_a_binding_runs_again_on_fewer_rows_and_here(
     tags: Tags, local: Session, one: Server
 ) -> None:
-    """The local call behind a binding follows the rows and memory of the binding."""
+    """The local call of a binding uses the binding's current rows and memory."""
     with one.listening() as url:
         session = load(tags, site(url))
         event = Event.make(session, 5, 40)
@@ -195,7 +195,7 @@ def test_a_server_that_dies_and_comes_back(
 
 
 def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> None:
-    """A server answers, wrongly, after the request was given up and run here."""
+    """The server answers, wrongly, after the request was given up and run locally."""
     late = threading.Event()
 
     def hang(answer: Any, context: Any) -> Any:
@@ -233,7 +233,7 @@ def test_a_wrong_answer_is_asked_for_elsewhere(
             answered(session, local, i, 5)
         report = session.report()
         assert report.fell_back == 20
-        # Three in a row, and they are left alone but for a trial now and then.
+        # After three failures in a row, a server gets only an occasional trial request.
         for place in report.places:
             assert 3 <= place.failed["AnswerError"] < 20 and place.answered == 0
 
@@ -279,7 +279,7 @@ def test_a_server_with_another_version_is_not_used(
     with one.listening() as a, two.listening() as b:
         session = load(tags, site(a, b))
         until(lambda: {p.state for p in session.report().places} == {"good"})
-        one.core._digest = "f" * 64  # restarted with other files, and nobody has looked yet
+        one.core._digest = "f" * 64  # restarted with other files, not noticed yet
         for i in range(10):
             answered(session, local, i, 5)
         session.close()
@@ -472,7 +472,7 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
         session = load(tags, Site.model_validate(data))
 
         def state(wanted: str, waited_us: int, answered: int, pending: int = 0) -> None:
-            """At each look so many more have waited so long."""
+            """Adds waiting times to the metrics at each look, until the server has this state."""
             page.pending = pending
 
             def there() -> bool:
@@ -493,7 +493,7 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
         state("good", 400, 1)
         session.run(event.given, event.found)
         assert one.requests == 2
-        state("busy", 0, 0, pending=3)  # nothing comes out of it any more
+        state("busy", 0, 0, pending=3)  # no request leaves the queue
         state("good", 0, 0)
 
 
@@ -518,7 +518,7 @@ def speaking(tags: Tags, local: Session, form: Form, merge: bool | None = None) 
 
 
 def whole(local: Session, event: Event) -> bool:
-    """As `right`; but the last bit of a score may go by where in a run its row lies."""
+    """Like `right`, but the last bit of a score may depend on the row's place in a run."""
     mine = Event.make(local, event.number, event.found.n)
     local.run(mine.given, mine.found)
     (numbers, scores), (tags, wanted) = event.answers(), mine.answers()
@@ -526,7 +526,7 @@ def whole(local: Session, event: Event) -> bool:
 
 
 def cutting(rows: int, *urls: str, **more: Any) -> Site:
-    """A site whose servers take so many rows in a message."""
+    """A site whose servers accept this many rows in a message."""
     data = site(*urls, **more).model_dump()
     for server in data["servers"]:
         server["message_bytes"] = HEADERS + rows * ROW_BYTES
@@ -543,7 +543,7 @@ def test_each_server_is_spoken_to_in_its_own_form(tags: Tags, local: Session) ->
             future.result()
             assert right(local, event)
         report = session.report()
-        assert (report.answered, report.fell_back, report.retried) == (120 - 3, 0, 0)  # 3 are empty
+        assert (report.answered, report.fell_back, report.retried) == (120 - 3, 0, 0)  # 3 empty
         assert all(server.requests for server in servers)
 
 
@@ -561,13 +561,13 @@ def test_more_rows_than_a_message_carries_go_in_several(
 
 
 def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) -> None:
-    """The first server answers two parts and dies; the other, of another form, gets the rest."""
+    """The first server answers two parts and fails; the other, of another form, gets the rest."""
     one, two = speaking(tags, local, "columns"), speaking(tags, local, "rows")
 
     def third(answer: Any, context: Any) -> Any:
         if one.requests > 2:
             one.rows.pop()
-            one.ready = False  # nor is it tried again
+            one.ready = False  # and is not tried again
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         return answer
 
@@ -600,7 +600,7 @@ def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local:
         session.close()
         one.requests = 0
         session = load(tags, cutting(50, url, fall_back=False))
-        hurry(session, deadline_s=32.0)  # the second part may begin within 2 s
+        hurry(session, deadline_s=32.0)  # the second part may still begin
         event.spoil()
         with pytest.raises(
             NowhereError, match=r"at row 50, .*; its first 50 rows were answered, and are not wri"
@@ -617,7 +617,7 @@ def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, on
             other = speaking(tags, local, form)
             one.core, one.service = other.core, other.service
             answered = session.report().place("s0").answered
-            event = Event.make(session, 2, 2)  # as many rows as columns: blocks look like rows
+            event = Event.make(session, 2, 2)  # 2 rows: blocks look like rows
 
             def asked(event: Event = event, answered: int = answered) -> bool:
                 event.spoil()

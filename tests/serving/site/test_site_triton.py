@@ -1,4 +1,4 @@
-"""A site of real Tritons that take requests in different forms, one of which dies."""
+"""A site of real Tritons with different forms of requests, one of which is killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The server's side without a server: requests share a run, and each gets its own rows back.
+"""The backend without a server: requests share a run, and each gets the answers to its rows.
 
-What a GPU would do is tried on the CPU, by requests in torch's tensors.
+Requests with torch's tensors on the CPU stand for those on a GPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def random_request(
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 7000), min_size=1, max_size=6))
 def test_every_request_gets_its_own_rows(mlp: Built, sizes: list[int]) -> None:
-    """Also when they do not fit into one run, and when one alone is above the compiled 5000."""
+    """Also if they do not fit into one run, or one alone has more than the compiled 5000 rows."""
     core = Core(mlp.session("exported"), merge=True)
     requests = [jets(n, seed) for seed, n in enumerate(sizes)]
     found = answers_of(core.answer([Request(each) for each in requests]))
@@ -98,7 +98,7 @@ def test_every_request_gets_its_own_rows(mlp: Built, sizes: list[int]) -> None:
 
 
 def test_rows_and_blocks_are_answered_in_kind(mlp: Built) -> None:
-    """Also a request above the compiled 5000, which is cut; blocks are not merged."""
+    """A request with more than the compiled 5000 rows is divided; blocks are not merged."""
     session = mlp.session("exported")
     requests = [jets(n, n) for n in (3, 0, 40, 7001)]
     together = [np.concatenate([r[f"jets.{f}"] for f in FEATURES], axis=1) for r in requests]
@@ -133,7 +133,7 @@ def test_requests_share_runs_and_runs_keep_to_the_limit(mlp: Built) -> None:
 
 
 def test_every_dtype_and_shape_comes_back(mixed: Session) -> None:
-    """Merged answers are the bits of the same requests one by one."""
+    """Merged requests get the same bits as single ones."""
     requests = [random_request(mixed, {"n": n}, n) for n in (1, 30, 7, 150, 90)]
     merged = answers_of(Core(mixed, merge=True).answer(requests))
     alone = [a for r in requests for a in answers_of(Core(mixed, merge=False).answer([r]))]
@@ -158,7 +158,7 @@ def test_requests_that_share_nothing_run_alone(event: Session) -> None:
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("form", FORMS)
 def test_answers_are_memory_of_their_own(mlp: Built, form: Form, merge: bool) -> None:
-    """Whatever runs next: neither they nor the requests' arrays are the core's buffers."""
+    """A later run changes neither answers nor requests: they share no memory with the core."""
     core = Core(mlp.session("exported"), merge=merge and form != "blocks", requests=form)
 
     def asked(n: int, seed: int) -> Request:
@@ -228,7 +228,7 @@ def test_rows_outside_the_compiled_range(event: Session) -> None:
 
 
 def test_a_run_that_fails_is_an_error_of_its_requests(mlp: Built) -> None:
-    """And the next run is answered."""
+    """The next run is answered."""
     session = mlp.session("aoti")
     core = Core(session, merge=True)
     before = core.answer([Request(jets(3, 0))])
@@ -238,7 +238,7 @@ def test_a_run_that_fails_is_an_error_of_its_requests(mlp: Built) -> None:
     assert all(isinstance(error, RequestError) for error in found), RunError
 
 
-# -- tensors, as on a GPU --------------------------------------------------------------------------
+# -- tensors in place of arrays, as on a GPU -------------------------------------------------------
 
 
 def tensors(given: Request) -> Request:
@@ -258,7 +258,7 @@ def test_tensors_are_answered_as_arrays_are(
     which: tuple[str, Form, bool],
     sizes: list[tuple[int, int, bool]],
 ) -> None:
-    """Some requests of a batch on the host, some not; each gets its answer in kind."""
+    """Some requests of a batch are on the host, some not; so are their answers."""
     name, form, merge = which
     session = sessions[name]
     arrays = [
@@ -309,7 +309,7 @@ def test_bad_tensors_are_an_error_of_their_request(sessions: dict[str, Session])
 
 @pytest.mark.cuda
 def test_on_a_gpu(tmp_path: Path) -> None:
-    """The same on real ones, which no GPU has run yet: answers stay there."""
+    """Requests and answers on a GPU; no GPU has run this test yet."""
     made = build(tagged.Tagged(), tagged.SIGNATURE, tmp_path, ("exported",), route="none")
     gpu = torch.device("cuda:0")
     program = engine("exported").open(made.files["exported"], gpu)

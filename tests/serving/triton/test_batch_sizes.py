@@ -1,4 +1,4 @@
-"""Requests are merged where the version's benchmark gains by it."""
+"""Requests are merged if this pays according to the version's benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.models.bundles import V3, manifest_data
 
 
 def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) -> Manifest:
-    """Median times in microseconds by rows, of the engine chosen and of one for few rows."""
+    """A manifest with median times (µs) by rows, of the chosen engine and of one for few rows."""
 
     def candidate(times: dict[str, float]) -> Candidate:
         stats = {n: BenchmarkStats(median_us=t, p05_us=t, p95_us=t) for n, t in times.items()}
@@ -39,9 +39,9 @@ def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) ->
 @pytest.mark.parametrize(
     ("times", "sizes"),
     [
-        ({"10": 10.0, "1000": 1000.0}, (1000,)),  # the call's own cost is what counts
-        ({"1000": 10_000.0, "2000": 20_000.0}, (1000, 2000)),  # both as good
-        ({"100": 10_000.0, "1000": 900_000.0}, (100,)),  # out of the cache
+        ({"10": 10.0, "1000": 1000.0}, (1000,)),  # each call costs time of its own
+        ({"1000": 10_000.0, "2000": 20_000.0}, (1000, 2000)),  # equally good
+        ({"100": 10_000.0, "1000": 900_000.0}, (100,)),  # slower beyond the cache
         ({"1": 3.0}, ()),
         ({"nodes=3,edges=5": 10.0}, ()),
         ({}, ()),
@@ -73,21 +73,21 @@ PARTICLENET = {"1": 10_110.9, "32": 435_682.5}
 def test_rows_that_cost_more_in_company_run_alone() -> None:
     """With the times of ParticleNet."""
     assert why_merging_does_not_pay(manifest(PARTICLENET), V3) == (
-        "by its benchmark a row takes 10.1 ms alone and 13.6 ms among 32, so that merged they "
-        "would be 0.76 times as many a second (--merge does it all the same)"
+        "by its benchmark a row takes 10.1 ms alone and 13.6 ms among 32, so merging would "
+        "give 0.76 times as many rows a second (--merge merges all the same)"
     )
 
 
 @pytest.mark.parametrize(
     "times",
     [
-        {"1": 192.7, "32": 3613.1, "1024": 106_851.2},  # the Particle Transformer's: small calls
-        {"10": 169.7, "1000": 44_959.6},  # what 1 row takes is not known
+        {"1": 192.7, "32": 3613.1, "1024": 106_851.2},  # Particle Transformer
+        {"10": 169.7, "1000": 44_959.6},  # no time for 1 row
         {"10": 30_000.0, "1000": 3e6},
         {"1": 10_000.0},
         {"nodes=3,edges=5": 10.0},
         {},
-        {"1": 10_000.0, "8": 20_000.0, "32": 900_000.0},  # one size is enough
+        {"1": 10_000.0, "8": 20_000.0, "32": 900_000.0},  # one size that pays is enough
     ],
 )
 def test_what_may_gain_is_merged(times: dict[str, float]) -> None:
@@ -106,11 +106,11 @@ def test_the_engine_for_few_rows_decides_too() -> None:
     st.lists(st.integers(2, 5000), min_size=1, max_size=4, unique=True),
 )  # fmt: skip
 def test_alone_only_where_no_size_serves_more(once: float, row: float, sizes: list[int]) -> None:
-    """Times that grow with the rows from a part that they share."""
+    """Run times are a constant part and one proportional to the rows."""
     times = {n: once + row * n for n in (1, *sizes)}
     found = why_merging_does_not_pay(manifest({str(n): us for n, us in times.items()}), V3)
     alone = 1 / (300 + times[1])
     merged = max(n / (300 + 100 * (n - 1) + times[n]) for n in sizes)
     assert (found is None) == (0.9 * merged / alone > 1)
-    if once >= 2000 + 3 * row and max(sizes) >= 20:  # most of a run is shared
+    if once >= 2000 + 3 * row and max(sizes) >= 20:  # most of the time is constant
         assert found is None

@@ -1,4 +1,4 @@
-"""config.pbtxt: Triton's own schema reads it, and it says what the signature says."""
+"""config.pbtxt: it is valid for Triton's own schema, and agrees with the signature."""
 
 from __future__ import annotations
 

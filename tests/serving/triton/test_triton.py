@@ -1,4 +1,4 @@
-"""A real Triton: its answers, its batches, and its ends."""
+"""A real Triton: its answers, its batches, and how it ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def event(shop: Shop, name: str, session: Any, n: int) -> tuple[Any, Any]:
 def test_the_answers_are_the_references(
     triton: TritonServer, shop: Shop, name: str, shared: bool
 ) -> None:
-    """Every row count, dtype and shape, poisoned outputs, padding: as an artifact is validated."""
+    """All row counts, dtypes and shapes, poisoned outputs, padding: as in validation."""
     ref = f"{name}@production"
     validate(shop, name, connect(shop, triton, ref, shared_memory=shared, allow_nan=True))
 
@@ -75,7 +75,7 @@ def validate(shop: Shop, name: str, session: RemoteSession) -> None:
 
 
 def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path: Path) -> None:
-    """By remote sessions, which follow the server, and by a client that knows only Triton."""
+    """From remote sessions, which follow the server, and from a client that knows only Triton."""
     from tritonclient import grpc as triton_grpc
 
     forms: dict[str, Form] = {"jets": "rows", "event": "blocks"}
@@ -106,7 +106,7 @@ def test_compression_changes_nothing(triton: TritonServer, shop: Shop) -> None:
 
 
 def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None:
-    """By Triton's own counters: fewer executions than requests; and each answer is its own."""
+    """Triton counts fewer executions than requests, and each request gets its own answer."""
     session = connect(shop, triton, "jets@production", in_flight=32)
     local = pipeline.load("jets@production", registry=shop.registry)
     events = [event(shop, "jets", session, n % 7 + 1) for n in range(300)]
@@ -117,7 +117,7 @@ def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None
         mine = local.collection("tags", written["tags"].n)
         local.run(given, mine)
         assert torch.allclose(written["tags"].tensor("x"), mine.tensor("x"), atol=1e-5)
-    end = time.monotonic() + 10  # it counts an answer after it has sent it
+    end = time.monotonic() + 10  # Triton counts after it answers
     while True:
         after = triton.metrics("jets")
         answered = after["nv_inference_request_success"] - before["nv_inference_request_success"]
@@ -167,7 +167,7 @@ def test_another_clients_bad_request_is_its_own(triton: TritonServer, shop: Shop
 
 
 def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop) -> None:
-    """Told by the model in the server, for each request; a number it does not have likewise."""
+    """The model in the server refuses each request; an unknown version number is refused too."""
     session = connect(shop, triton, "jets@production")
     each = event(shop, "jets", session, 3)
     model: Any = session.executable
@@ -182,7 +182,7 @@ def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop)
 
 
 def stopped(pid: int) -> bool:
-    """Each of its threads: those on other cores may go on for a moment."""
+    """Whether all threads are stopped: those on other cores may run on for a moment."""
     states = [
         (task / "stat").read_text().rpartition(")")[2].split()[0]
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -212,7 +212,7 @@ def test_a_server_that_hangs_then_goes(real_triton: None, shop: Shop) -> None:
                 break
             except DeadlineError:
                 assert time.monotonic() < until
-        # Every region of a request that was given up is the server's no more.
+        # The server has given back every region of a request that was given up.
         client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
         while len(client.get_system_shared_memory_status().regions) > 1:
             session.run(*each)
@@ -239,9 +239,9 @@ def test_tls(real_triton: None, shop: Shop, tmp_path: Path) -> None:
         session.run(*each)
         assert each[1]["tags"]["x"].any()
         session.close()
-        with pytest.raises(ServerGoneError):  # a certificate that nobody vouches for
+        with pytest.raises(ServerGoneError):  # an untrusted certificate
             connect(shop, server, "jets@production", tls=Tls(), retries=0)
-        with pytest.raises(ServerGoneError):  # and without TLS
+        with pytest.raises(ServerGoneError):  # no TLS
             connect(shop, server, "jets@production", retries=0)
 
 
@@ -277,7 +277,7 @@ def test_not_ready_in_time(real_triton: None, shop: Shop) -> None:
 
 
 def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Shop) -> None:
-    """As a daemon under nohup, which lives on when its terminal goes."""
+    """It runs as a daemon under nohup, which survives the end of its terminal."""
     command = [sys.executable, "-c", "import soa_pipeline; soa_pipeline.main()", "serve", "jets/1"]
     process = subprocess.Popen(
         ["nohup", *command, "--json", "--registry", shop.registry.uri],

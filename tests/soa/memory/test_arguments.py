@@ -1,4 +1,4 @@
-"""An artifact's arguments are views of the collections, of the right shape and place."""
+"""An artifact's arguments are views of the collections, with the right shapes and addresses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_values_in_and_blocks_out() -> None:
     values = values_of(JETS, 6, seed=3)
     jets = Collection(JETS, 5, capacity=40)
     for member in JETS.columns:
-        jets.fill(member.name, values[member.name])  # the sixth row is left out
+        jets.fill(member.name, values[member.name])  # without the sixth row
         expected = values[member.name]
         expected = expected if member.kind == "scalar" else expected[:5]
         assert torch.equal(jets.tensor(member.name), expected)

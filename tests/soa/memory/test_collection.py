@@ -1,4 +1,4 @@
-"""Collections: where each element lies, and how values get in."""
+"""Collections: the address of each element, and how values are written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def raw(collection: Collection) -> bytes:
     return bytes(collection.buffer.cpu().numpy())
 
 
-# -- memory of its own -------------------------------------------------------------------------
+# -- memory that a collection allocates --------------------------------------------------------
 
 
 def test_own_memory_is_zeroed_and_aligned() -> None:
@@ -336,7 +336,7 @@ def test_one_read_only_column_makes_the_collection_read_only() -> None:
 
 
 def test_alignment_of_separate_columns() -> None:
-    # The alignment, or the element where that is larger: 1 asks for nothing but the element's.
+    # Each column needs the larger one of the alignment and its element's size.
     layout = Layout([column("d", "float64"), column("b", "int8")], 1, "columns")
     assert (layout.alignment_of("d"), layout.alignment_of("b")) == (8, 1)
     d, b = aligned_array(np.zeros(3), "f8", shift=8), aligned_array(np.zeros(3), "i1", shift=3)

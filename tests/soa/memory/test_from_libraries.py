@@ -1,4 +1,4 @@
-"""`as_collection`: for every source whether it copied, by addresses; or a refusal that says why."""
+"""`as_collection`: addresses show whether each source was copied; refusals name the reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERY = {"pt": PT, "q": Q, "name": np.array([str(i) for i in range(40)])}
 
 
 def address(array: Any) -> int:
-    """Where an Arrow array's first value lies."""
+    """The address of an Arrow array's first value."""
     return int(array.buffers()[-1].address + array.offset * array.type.bit_width // 8)
 
 
@@ -52,7 +52,7 @@ def structured() -> np.ndarray:
     return made
 
 
-# -- what lies where it was ------------------------------------------------------------------------
+# -- sources that are not copied -------------------------------------------------------------------
 
 
 def polars_frame(columns: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ def test_columns_are_bound_where_they_lie(source: str) -> None:
 
 @pytest.mark.parametrize("first", range(34))
 def test_ordinary_arrays_at_every_row(first: int) -> None:
-    """Of NumPy, torch, Arrow and Awkward, as they allocate: a slice may begin anywhere."""
+    """Arrays of NumPy, torch, Arrow and Awkward, as allocated: a slice may begin at any row."""
     sliced = {
         "numpy": {"pt": PT[first:], "q": Q[first:]},
         "torch": {"pt": torch.from_numpy(PT)[first:], "q": torch.from_numpy(Q)[first:]},
@@ -119,7 +119,7 @@ def test_ordinary_arrays_at_every_row(first: int) -> None:
         collection = as_collection(data, PICKED)
         assert (collection.copied, collection.n) == ((), 40 - first), name
         np.testing.assert_array_equal(collection["pt"], PT[first:])
-        if name != "arrow":  # which has memory of its own
+        if name != "arrow":  # pa.array copies
             assert collection["pt"].ctypes.data == PT.ctypes.data + 4 * first, name
 
 
@@ -207,11 +207,11 @@ def test_scalars_and_a_collection() -> None:
 
 
 def test_arrow_memory_lives_as_long_as_a_view() -> None:
-    """And no longer: it does not wait for the garbage collector."""
+    """It does not live longer: it is freed without the garbage collector."""
     size = 1 << 20
     before = pa.total_allocated_bytes()
     view = as_collection({"x": pa.repeat(pa.scalar(1, pa.int8()), size)}).tensor("x")
-    gc.collect(1)  # of young objects: all others of a test process take a second
+    gc.collect(1)  # only young objects: visiting all takes a second
     assert pa.total_allocated_bytes() >= before + size
     assert view.count_nonzero() == size
     del view
@@ -232,7 +232,7 @@ def test_empty_data() -> None:
     assert as_collection(ak.Array({"x": np.zeros(0, "f4")}), ONE).n == 0
 
 
-# -- what is copied, and said ----------------------------------------------------------------------
+# -- sources that are copied and reported ----------------------------------------------------------
 
 
 def pieces_of_h5(tmp_path: Path) -> Any:
@@ -346,7 +346,7 @@ def test_eigen_columns_with_their_entries_together() -> None:
 
 
 def lists_of(values: np.ndarray) -> dict[str, Any]:
-    """The same vectors or matrices, as libraries and files hold them in lists."""
+    """The same vectors or matrices as lists, in the forms of libraries and files."""
     kind = pa.float32()
     for _ in values.shape[1:]:
         kind = pa.list_(kind)
@@ -397,7 +397,7 @@ def test_lists_of_a_file_that_pandas_wrote(tmp_path: Path) -> None:
 
 
 def test_awkward_that_may_be_missing_and_is_not_lies_in_place() -> None:
-    """As Awkward has every column of Arrow and Parquet that nobody declared without nulls."""
+    """Awkward reads each nullable column of Arrow and Parquet like this."""
     mask = np.zeros(40, np.int8)
     masked = ak.contents.ByteMaskedArray(
         ak.index.Index8(mask), ak.contents.NumpyArray(PT), valid_when=False
@@ -517,7 +517,7 @@ def test_what_cannot_be_taken(data: Any, layout: Any, says: str) -> None:
 
 def test_a_fill_that_cannot_be() -> None:
     missing = pa.array([1, None], pa.int32())
-    with pytest.raises(CollectionError, match=r"column 'x' is int32, which has no 0\.5"):
+    with pytest.raises(CollectionError, match=r"column 'x' is int32, which cannot hold fill=0\.5"):
         as_collection({"x": missing}, fill={"x": 0.5})
     with pytest.raises(CollectionError, match="no column 'y'"):
         as_collection({"x": missing}, fill={"y": 0})

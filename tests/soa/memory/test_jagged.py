@@ -75,7 +75,7 @@ def test_awkward_lists_are_seen_in_place(make: Any) -> None:
 
 
 def test_rows_that_may_be_missing_and_are_not() -> None:
-    """As Awkward has the rows of a file of Parquet in which another row is missing."""
+    """Awkward reads the rows of a Parquet file like this if another row is missing."""
     table = pa.table(
         {
             "pt": pa.array([*ROWS, None], pa.list_(pa.float32())),
@@ -114,7 +114,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
     assert rows_of(found) == ROWS
     assert found["jets"]["pt"].ctypes.data == one.values.buffers()[1].address
     assert found["jets_offsets"]["begin"].ctypes.data == one.buffers()[1].address
-    assert rows_of(from_jagged(table, signature(), "jets")) == ROWS  # with offsets of its own
+    assert rows_of(from_jagged(table, signature(), "jets")) == ROWS  # two sets of offsets
     large = arrow(pa.LargeListArray, pa.int64())
     found = from_jagged(large, signature(), "jets")
     assert found["jets_offsets"]["end"].ctypes.data == large["q"].chunk(0).buffers()[1].address + 8
@@ -127,7 +127,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
 @pytest.mark.parametrize(
     "data, says",
     [
-        (of_lists(np.array([0, 2, 4, 4, 6])), "'q', 'pt' are cut differently"),
+        (of_lists(np.array([0, 2, 4, 4, 6])), "'q', 'pt' have different offsets"),
         (ak.Array([{"pt": 1.0, "q": 1}]), "column 'q' has no list in every row"),
         (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
         (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),

@@ -31,11 +31,11 @@ from tests.soa.exporters import (
 LAYOUT = Layout([column("x", "float32"), column("k", "int16"), scalar("s", "float64")])
 N = 33
 NBYTES = 512
-ADDRESS = aligned(64)  # somewhere that exists
+ADDRESS = aligned(64)  # any valid address
 
 
 def views_of(memory: Array) -> dict[str, Any]:
-    """The same bytes through every protocol that a CPU has."""
+    """The same bytes through every protocol for CPU memory."""
     tensor = torch.from_numpy(memory)
     return {
         "numpy": memory,
@@ -113,7 +113,7 @@ def test_wrap_a_mapped_file(tmp_path: Path) -> None:
         assert not collection.readonly
         collection.tensor("x")[1] = 3.0
         with pytest.raises(BufferError):
-            mapped.close()  # the collection still reads it
+            mapped.close()  # the collection still uses it
         del collection
     assert np.frombuffer(path.read_bytes(), "f4")[1] == 3.0
 
@@ -145,7 +145,7 @@ def test_read_only_memory_stays_so(memory: Any) -> None:
 
 
 def test_bytes_and_read_only_maps(tmp_path: Path) -> None:
-    loose = Layout([column("k", "int16")], 2)  # bytes lie anywhere
+    loose = Layout([column("k", "int16")], 2)  # `bytes` objects are not aligned
     collection = Collection.wrap(loose, b"\1\0\2\0", 2)
     assert collection.readonly
     assert collection.tensor("k").tolist() == [1, 2]
@@ -170,7 +170,7 @@ def test_empty_memory() -> None:
 
 
 def quantized() -> torch.Tensor:
-    with warnings.catch_warnings(action="ignore"):  # torch is about to drop them
+    with warnings.catch_warnings(action="ignore"):  # torch is about to remove them
         return torch.quantize_per_tensor(torch.zeros(NBYTES), 0.1, 0, torch.quint8)
 
 
@@ -237,7 +237,7 @@ def test_an_exporter_that_fails() -> None:
 
 def test_an_exporter_of_a_copy() -> None:
     class Copying(OnlyDLPack):
-        """numpy sets DLPack's IS_COPIED flag on a copy."""
+        """Asks NumPy for a copy, which sets DLPack's IS_COPIED flag."""
 
         def __dlpack__(self, **how: Any) -> Any:
             return self._array.__dlpack__(**{**how, "copy": True})
@@ -247,7 +247,7 @@ def test_an_exporter_of_a_copy() -> None:
 
 
 class OnGpu:
-    """An exporter of a GPU's memory, which nobody reads here."""
+    """An exporter of GPU memory, which the tests never read."""
 
     def __init__(self, **changes: Any) -> None:
         said = {"shape": (4, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
@@ -283,12 +283,12 @@ def test_gpu_memory_is_neither_made_nor_read_without_torch() -> None:
 # -- lifetime --------------------------------------------------------------------------------
 
 
-# No test here collects garbage: memory is freed without the collector, which would hold big events
-# back.
+# No test here collects garbage: memory must be freed without the collector, which would keep large
+# events for long.
 
 
 class Owned(np.ndarray[Any, Any]):
-    """An array that a test can watch die."""
+    """An array with weak references, which show when it is freed."""
 
 
 @pytest.mark.parametrize("protocol", [lambda a: a, OnlyArrayInterface, memoryview, OnlyDLPack])
@@ -310,7 +310,7 @@ def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], he
 
 
 def test_a_view_outlives_its_collection() -> None:
-    # Freed memory of this size goes back to the system: reading it would be a segfault.
+    # Freed memory of this size is returned to the system, so reading it would be a segfault.
     size = 64 << 20
     memory = aligned(size)
     memory[:] = 1

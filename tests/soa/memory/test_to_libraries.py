@@ -76,7 +76,7 @@ def test_eigen_columns_and_back() -> None:
 
 def test_what_comes_out_keeps_a_collection_alive() -> None:
     made, records = to_arrow(matrix_collection(), ["k"]), to_awkward(matrix_collection(), ["k"])
-    gc.collect(1)  # of young objects: all others of a test process take a second
+    gc.collect(1)  # only young objects: visiting all takes a second
     assert made.column("k").to_pylist() == records.k.tolist() == [0, 1, 2, 3]
 
 

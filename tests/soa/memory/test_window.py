@@ -1,4 +1,4 @@
-"""Rows of a larger collection: the same memory, the pitch of the whole, nothing beyond its rows."""
+"""Windows: rows of a larger collection in the same memory, with its pitch, and no other rows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from tests.models.forked import in_a_child
 TYPES = {
     np.dtype(t) for t in ("bool", "uint8", "int8", "int16", "int32", "int64", "f2", "f4", "f8")
 }
-# Those whose every example in ONNX's own tests is read.
+# Operators of which every example in ONNX's own tests is read.
 WHOLE = (
     "Abs Add And Ceil Clip Concat Cos Div Equal Erf Exp Expand Flatten Floor Gather Gemm "
     "Greater LeakyRelu Less Log LogSoftmax MatMul Max Mean Min Mul Neg Not Or PRelu "
@@ -38,7 +38,7 @@ WHOLE = (
 
 
 def test_operators_give_what_onnx_says(tmp_path: Path) -> None:
-    """ONNX's own examples: each gives the right answer or is refused, and these are all read."""
+    """Each of ONNX's own examples gives the right answer or is refused; all of WHOLE are read."""
     read, refused, wrong = set[str](), set[str](), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -49,7 +49,7 @@ def test_operators_give_what_onnx_says(tmp_path: Path) -> None:
         types = {getattr(x, "dtype", object) for x in (*given, *expected)}
         if more or not types <= TYPES or case.name.endswith("_expanded"):
             continue
-        # Sizes are inputs there, and constants in networks.
+        # The examples take sizes as inputs; networks have them as constants.
         names = [i.name for i in case.model.graph.input]
         fixed = [x.dtype == np.int64 and x.ndim < 2 and i > 0 for i, x in enumerate(given)]
         for name, x, constant in zip(names, given, fixed, strict=True):
@@ -60,7 +60,7 @@ def test_operators_give_what_onnx_says(tmp_path: Path) -> None:
             graph = OnnxGraph(tmp_path / "case.onnx")
             arrays = [x for x, constant in zip(given, fixed, strict=True) if not constant]
             found = graph(*(torch.from_numpy(np.array(x)) for x in arrays))
-        except Exception:  # ours, or torch's, as where it has no uint16
+        except Exception:  # our error, or torch's, which lacks uint16 operators
             refused.add(node.op_type)
             continue
         read.add(node.op_type)
@@ -136,7 +136,7 @@ def test_a_network_on_every_engine(tmp_path: Path) -> None:
 
 
 def by_hand(folder: Path, *nodes: Any, rows: int | str = "n", **constants: Any) -> Path:
-    """x: (rows, 3) float32 -> y."""
+    """A network from x: (rows, 3) float32 to y."""
     file = folder / "net.onnx"
     graph = helper.make_graph(
         nodes,
@@ -166,7 +166,7 @@ def from_rows(lowest: int) -> Signature:
 
 
 def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
-    """As exporters write `expand` and `view` where rows are counted at run time.
+    """Exporters write `expand` and `view` like this if rows are counted at run time.
 
     ONNX Runtime itself fails there at n = 0.
     """
@@ -202,7 +202,7 @@ PAIRS = [
 
 
 def test_no_rows_are_not_asked_where_onnx_runtime_ends_the_process(tmp_path: Path) -> None:
-    """As ONNX Runtime 1.32 does at such an Einsum of no rows; the engines take them."""
+    """ONNX Runtime 1.32 crashes at such an Einsum without rows; the engines do not."""
     model = build_model(ModelSource(onnx=by_hand(tmp_path, *PAIRS, last=[2])))
 
     def ask() -> None:
@@ -215,7 +215,7 @@ def test_no_rows_are_not_asked_where_onnx_runtime_ends_the_process(tmp_path: Pat
 
 
 def test_some_inputs_without_rows_are_asked_of_a_process_of_its_own(tmp_path: Path) -> None:
-    """Of two row dimensions one may be empty; where that ends the process, it is refused."""
+    """One of two row dimensions may be empty; if that crashes the process, the model is refused."""
     value = helper.make_tensor_value_info
     inputs = [value("x", TensorProto.FLOAT, ["n", 3]), value("w", TensorProto.FLOAT, ["m", 3])]
     outputs = [value("y", TensorProto.FLOAT, ["n", 3]), value("z", TensorProto.FLOAT, ["m", 3])]
@@ -248,7 +248,7 @@ def test_what_is_refused(nodes: list[Any], rows: Any, says: str, tmp_path: Path)
     model = build_model(ModelSource(onnx=file))
     with pytest.raises((CaptureError, SourceError), match=re.escape(says)) as caught:
         if "Tile" in says or "node 'NonZero to z'" in says:
-            as_torch(model)(torch.ones(2, 3))  # its eager answers have other shapes already
+            as_torch(model)(torch.ones(2, 3))  # its eager shapes differ already
         capture(model, signature, random_inputs(signature, 1, {}), tmp_path, "none")
     assert "\n" not in str(caught.value)
 

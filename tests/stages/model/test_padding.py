@@ -1,4 +1,4 @@
-"""Jagged rows: padded inside the graph as Awkward pads them, and the same in every engine."""
+"""Jagged rows are padded inside the graph as Awkward pads them, the same in every engine."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ LENGTH = 6
 
 
 class Echo(nn.Module):
-    """What it is given."""
+    """Returns its inputs."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return inputs
 
 
 def echoed(paddings: list[int | Padding], *blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The padded inputs by the graph's code and by the reference's."""
+    """The padded inputs, by the code of the graph and by that of the reference."""
     model = Padded(Echo(), paddings)
     return list(model(*blocks)), list(by_rows(model)(*blocks))
 
@@ -62,7 +62,7 @@ def test_padding_is_awkwards(
         np.arange(1.0, sum(counts) + 1, dtype=np.float32), np.array(counts, np.int64)
     )
     ends = np.cumsum([0, *counts])
-    rows = order.sample(range(len(counts)), len(counts))  # as Awkward's starts and stops may lie
+    rows = order.sample(range(len(counts)), len(counts))  # in any order, as in Awkward
     offsets = torch.tensor([[ends[row], ends[row + 1]] for row in rows], dtype=dtype).reshape(-1, 2)
     flat = torch.arange(1.0, sum(counts) + 1)
     items = torch.stack([flat, -flat], dim=1)
@@ -113,7 +113,7 @@ def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, e
     model = Padded(Echo(), [Padding(1, 2, 0)])
     (found,) = model(items, offsets)
     assert found.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
-    with pytest.raises(CaptureError):  # a reference has none
+    with pytest.raises(CaptureError):  # no reference has such offsets
         by_rows(model)(items, offsets)
     (whole,) = model(items.long(), offsets)
     assert whole.tolist() == found.tolist()
@@ -123,9 +123,9 @@ def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, e
 
 
 class Sets(nn.Module):
-    """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum, and a maximum, over those there are.
+    """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum and a maximum over the existing items.
 
-    Padding is nowhere in the answer: `torch.where` takes it out, as docs/reference/config.md says.
+    Padding does not enter the answer: `torch.where` removes it, as docs/reference/config.md says.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ def model() -> nn.Module:
 
 
 def by_hand(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
-    """The network on rows that Awkward padded, from the pool of inputs."""
+    """The network's answers on rows of `inputs` that Awkward padded."""
     jets, offsets = inputs["jets"], inputs["jets_offsets"]
     begin, end = (offsets[key][:n].clamp(max=m).numpy() for key in ("begin", "end"))
     pt, eta, charge = (jets[name][:m].float() for name in ("pt", "eta", "charge"))
@@ -202,7 +202,7 @@ def by_hand(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
 
 
 def test_every_engine_gives_the_answers_of_padded_rows(tmp_path: Path) -> None:
-    """`aoti` gives them in the project `lists`, which is validated when it is built."""
+    """`aoti` is tested in the project `lists`, which is validated when it is built."""
     given_to = signature()
     engines = tuple(name for name in ENGINES if name != "aoti")
     built = build(model(), given_to, tmp_path, engines)
@@ -228,7 +228,7 @@ def test_wrong_offsets_show_in_aoti(lists: project.Built) -> None:
 
 
 def assert_wrong_offsets_show(session: Session) -> None:
-    """NaN in the rows whose offsets are wrong, and the other rows as they were."""
+    """Rows with wrong offsets give NaN, and the other rows are unchanged."""
     inputs = {
         name: session.collection(name, 10 if name == "jets" else 8)
         for name in session.signature.input_collections
@@ -268,7 +268,7 @@ def test_one_buffer_of_items_will_do_and_less_precision(tmp_path: Path) -> None:
 
 
 class FromBehind(Padded):
-    """It keeps the last items of an overlong row."""
+    """Keeps the last items of a row that is too long."""
 
     def padded(self, one: Padding, inputs: Any) -> Tensor:
         begin, end = inputs[one.offsets].unbind(1)
@@ -298,7 +298,7 @@ def test_reference_rows_are_consistent_at_every_size() -> None:
 
 
 class Masked(nn.Module):
-    """What the mask leaves: the first item, how many, whether any, and a mean over all rows."""
+    """By the mask: the first item, the count, whether there are any, and a mean over all rows."""
 
     def forward(self, jets: Tensor, exists: Tensor) -> tuple[Tensor, ...]:
         kept = torch.where(exists.unsqueeze(1), jets, 0.0)

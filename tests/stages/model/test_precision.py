@@ -1,4 +1,4 @@
-"""Less precision, chosen by name: what it costs shows against the model as it is."""
+"""Lower precision, chosen by name: the errors are measured against the unchanged model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_within_its_own_tolerance_and_not_within_float32s(
     for name in ("exported", "torchscript"):
         assert judged(signature, made, name, default_tolerance(dtype)).reason is None
         report = judged(signature, made, name, default_tolerance("float32"))
-        assert not report.valid  # so it was computed in less
+        assert not report.valid  # so it did compute in lower precision
         assert report.worst["probabilities"].max_abs > 1e-5
 
 
@@ -123,7 +123,7 @@ def test_a_config_with_tf32_for_a_cpu(tmp_path: Path) -> None:
 
 def test_one_process_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_tf32", [])
-    with tf32_switches("fp32"):  # which puts back what it finds
+    with tf32_switches("fp32"):  # restores the switches afterwards
         process.settle_tf32(True, "jets")
         assert torch.backends.cuda.matmul.allow_tf32
         process.settle_tf32(True, "tags")

@@ -1,4 +1,4 @@
-"""Preprocessing: what the config writes, as torch, against NumPy; and inside an artifact."""
+"""Preprocessing of a config: as torch operations, compared with NumPy, and in an artifact."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def chains(names: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 def by_numpy(written: Any, columns: dict[str, Any]) -> Any:
-    """The same from the written form, with operations of NumPy, in the columns' dtype."""
+    """The same features, computed from the config with NumPy, in the columns' dtype."""
     if isinstance(written, int | float):
         return columns["a"].dtype.type(written)
     if isinstance(written, str):
@@ -105,8 +105,8 @@ def test_random_expressions_are_numpys(written: list[Any], seed: int, n: int) ->
             )
             for dtype in (np.float64, np.longdouble)
         )
-        # Where rounding is magnified, or decides on which side of a threshold a value lies, no two
-        # libraries agree.
+        # Two libraries need not agree where rounding is magnified, or decides on which side of a
+        # threshold a value lies.
         assume(np.allclose(expected, exact.astype(np.float64), rtol=1e-11, atol=0, equal_nan=True))
     block = features_of(PreprocessConfig(features=tuple(written)), MEMBERS)
     given_ = torch.tensor(np.concatenate(list(columns.values()), axis=1))

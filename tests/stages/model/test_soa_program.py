@@ -1,4 +1,4 @@
-"""The calling convention against row-major eager: random layouts, blocks, orders and shapes."""
+"""The calling convention, compared with eager on row-major tensors: random layouts and blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.models.signatures import Problem, problems
 
 
 class Eager(Executable):
-    """The convention's module as it is, as an executable."""
+    """The uncompiled module of the calling convention, as an executable."""
 
     def __init__(self, problem: Problem) -> None:
         self.module = SoaProgram(problem.model, problem.signature)
@@ -52,7 +52,7 @@ def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
 
 
 def test_features_come_in_the_blocks_order() -> None:
-    """By hand: columns a, b, c hold 1, 2, 3; the block asks for c, a, b."""
+    """Columns a, b, c hold 1, 2, 3; the block asks for c, a, b."""
     layout = Layout([column(name, "float32") for name in "abc"])
     signature = Signature.build(
         {"i": layout, "o": Layout([column(name, "float32") for name in "xyz"])},

@@ -1,4 +1,4 @@
-"""Where a model comes from: factories, weights, files; and each way in which they do not fit."""
+"""Sources of models: factories, weights, files; and every way in which they do not fit together."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_files_without_weights(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint(tmp_path: Path) -> None:
-    """Its one state dict is taken; of several the user takes one."""
+    """A single state dict in it is taken; if there are several, the user has to choose."""
     path = tmp_path / "checkpoint.pt"
     optimizer = {"state": {}, "param_groups": [{"lr": 0.1}]}
     torch.save({"state_dict": state_of(), "epoch": 3, "optimizer": optimizer}, path)
@@ -301,7 +301,7 @@ def test_a_fingerprint_changes_with_everything_the_model_is_made_of(tmp_path: Pa
     save_file(state_of(2), weights)
     prints.append(made[0].fingerprint())
     assert len({repr(p) for p in prints}) == len(prints)
-    (tmp_path / "plot.py").write_text("A = 1\n")  # nobody imported it
+    (tmp_path / "plot.py").write_text("A = 1\n")  # not imported by the model
     assert made[0].fingerprint() == prints[-1]
 
 

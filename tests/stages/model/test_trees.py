@@ -1,4 +1,4 @@
-"""Boosted trees answer as XGBoost and LightGBM do themselves, wherever a row may go."""
+"""Boosted trees give the same answers as XGBoost and LightGBM, on every path of a row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def events(n: int = 600, seed: int = 1) -> tuple[Array, Array]:
 
 
 def probes(model: torch.nn.Module) -> Array:
-    """Other rows, and in each feature every threshold, its neighbours, and what is missing."""
+    """Other rows, with every threshold, its neighbouring floats, and missing values."""
     x, _ = events(300, seed=2)
     threshold = np.unique(model.get_buffer("threshold").numpy().astype(np.float32))
     near = [np.nextafter(threshold, np.float32(side)) for side in (-np.inf, np.inf)]
@@ -73,7 +73,7 @@ def test_xgboost(objective: str, more: dict[str, Any], suffix: str, tmp_path: Pa
     model = build_model(ModelSource(trees=tmp_path / f"trees{suffix}"))
     given = probes(model)
     expected = booster.predict(xgboost.DMatrix(given))
-    # Its own sums are float32, one leaf after the other.
+    # XGBoost adds the leaves one after the other in float32.
     np.testing.assert_allclose(answers(model, given), expected, rtol=2e-6, atol=2e-6, strict=True)
 
 
@@ -106,7 +106,8 @@ def test_lightgbm(more: dict[str, Any], tmp_path: Path) -> None:
     np.testing.assert_allclose(answers(model, given), expected, rtol=1e-13, atol=1e-15, strict=True)
 
 
-# Two trees of xgboost's form, and what each row of `x` gets, by hand: 0.5 is the margin's base.
+# Two trees in XGBoost's format, and the answer to each row of `x`, by hand; 0.5 is the base of the
+# margin.
 def by_hand(**changes: Any) -> dict[str, Any]:
     tree = {
         "left_children": [1, -1, -1],
@@ -136,7 +137,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    """Without either library: below the threshold, at it, above it, and missing."""
+    """Without the libraries: rows below, at and above the threshold, and a missing value."""
     model = build_model(ModelSource(trees=written(tmp_path)))
     x = torch.tensor([[1.5, 9.0], [2.0, 9.0], [2.5, 9.0], [torch.nan, 9.0]])
     assert model(x).tolist() == [-1.5, 2.5, 2.5, -1.5]

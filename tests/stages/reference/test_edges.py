@@ -1,4 +1,4 @@
-"""The reference at the edges of what columns hold, and what validation makes of it."""
+"""Extreme values in the reference (infinity, largest integers), and how validation judges them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGNATURE = Signature.build(
 
 @dataclass(eq=False)
 class Limited(nn.Module):
-    """The numbers themselves, up to a limit."""
+    """Passes its inputs on, clamped to limits."""
 
     x: float = torch.inf
     k: int = 127
@@ -49,7 +49,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def judged(eager: Built, folder: Path, **limits: float) -> ValidationReport:
-    """An artifact of another model, which gives the same answers to ordinary numbers."""
+    """Validates a model with limits against the reference of `eager`; ordinary numbers agree."""
     other = build(Limited(**limits), SIGNATURE, folder, ("exported",))  # type: ignore[arg-type]
     tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
     reference = Reference.load(eager.capture.reference, SIGNATURE)
@@ -65,7 +65,7 @@ def test_integers_of_any_size_have_the_models_answers(eager: Built, tmp_path: Pa
 def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) -> None:
     report = judged(eager, tmp_path, x=1e18)
     assert report.valid
-    assert len(report.edges) == 4  # infinity, and three sizes of numbers
+    assert len(report.edges) == 4  # infinity, and numbers of three sizes
     assert report.edges[0] == "infinity" and all("numbers" in each for each in report.edges[1:])
     assert ValidationReport.from_dict(report.to_dict()) == report
     text = "\n".join(p for p in describe_validation("t", [report]) if isinstance(p, str))
@@ -80,7 +80,7 @@ def test_what_agrees_everywhere_says_nothing(eager: Built, tmp_path: Path) -> No
 def test_every_kind_of_value_is_there(eager: Built) -> None:
     reference = Reference.load(eager.capture.reference, SIGNATURE)
     values = {edge.what: edge.inputs["rows"]["x"].numpy() for edge in reference.edges}
-    assert np.isnan(values["NaN"]).all()  # of a single column
+    assert np.isnan(values["NaN"]).all()  # there is one column
     assert (values["infinity"] == np.inf).any() and (values["-infinity"] == -np.inf).any()
     assert np.signbit(values["-0.0"]).any() and not values["-0.0"].any()
     small = np.abs(values["denormal numbers"])
@@ -97,7 +97,7 @@ def test_every_kind_of_value_is_there(eager: Built) -> None:
 
 
 class Index(nn.Module):
-    """It takes integers of one range only."""
+    """Takes integers from 0 to 99 only."""
 
     def __init__(self) -> None:
         super().__init__()

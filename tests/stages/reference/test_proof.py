@@ -1,4 +1,4 @@
-"""What a reference proves: NaN and constants prove nothing, and are refused, counted or noted."""
+"""What a reference proves: NaN and constants prove nothing; they are refused, counted or noted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAWN = random_inputs(SIGNATURE, 1, {})
 
 
 class Model(nn.Module):
-    """A model out of a function of the six features."""
+    """A model that applies a function to the six features."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_the_limit(nonfinite: int, limit: float, says: str | None) -> None:
 
 
 def test_a_logarithm_of_random_numbers_is_refused(tmp_path: Path) -> None:
-    """The author of a model whose first operation is a logarithm, with the default inputs."""
+    """The default inputs do not suit a model that begins with a logarithm."""
     model = Model(lambda x: torch.log(x)[:, :3])
     for limit in (0.0, 0.01, 0.3):
         with pytest.raises(ReferenceDataError, match=r"column '[xyz]', row \d+ at n=") as caught:
@@ -128,7 +128,7 @@ def test_a_mean_over_no_rows_may_be_nan() -> None:
     assert weaknesses(Model(lambda x: x.mean(dim=0)), signature, reference) == ()
 
 
-# -- inputs and outputs that do not move -------------------------------------------------------
+# -- inputs without effect, and constant outputs -----------------------------------------------
 
 
 def noted(function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def test_what_does_not_show_is_noted(
 
 
 def test_a_column_that_matters_seldom_is_asked_about_twice() -> None:
-    """Of the first 32 rows none is above the cut."""
+    """In the first 32 rows no value exceeds the threshold."""
     rare = DRAWN["jets"]["f"].clone()
     rare[:40], rare[60] = 0.0, 9.0
     assert noted(lambda x: every(x[:, :5]) + (x[:, 5:] > 5), with_columns(f=rare)) == ()
@@ -238,11 +238,11 @@ def test_an_older_reference_has_no_notes(tmp_path: Path) -> None:
     assert Reference.load(path).notes == ()
 
 
-# -- a model that has no one answer ------------------------------------------------------------
+# -- a model whose answers vary ----------------------------------------------------------------
 
 
 class Dropping(mlps.Core):
-    """Its dropout works on, whatever mode it is in."""
+    """Its dropout stays active in every mode."""
 
     def __init__(self, drop: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Reference inputs and answers: the sizes, the values, and what does not fit."""
+"""Reference inputs and answers: sizes, values, and inputs that do not fit."""
 
 from __future__ import annotations
 

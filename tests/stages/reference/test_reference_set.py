@@ -58,7 +58,7 @@ def test_windows_cover_every_row(tmp_path: Path, rows: int, minimum: int, sizes:
     unbounded=st.booleans(),
 )  # fmt: skip
 def test_every_row_of_a_file_is_run(count: int, most: int, minimum: int, unbounded: bool) -> None:
-    """At first, or among the further ones; of very many some from all over the file."""
+    """Among the first rows or the further ones; of a very long file, a sample is run."""
     least = 0 if unbounded else min(minimum, most)
     rows = RowRange(least, most, (most,), unbounded=unbounded)
     taken = signature(rows=rows)
@@ -96,7 +96,7 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
-    """The chosen artifact beside a program, here."""
+    """The chosen artifact compared with a program, in this process."""
     manifest = jets.bundle.manifest
     candidate = manifest.targets[TARGET].candidates["torchscript"]
     trial = Trial(
@@ -111,7 +111,7 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
 
 
 def test_artifact_beside_the_portable_program(jets: Built, heavy: Built, tmp_path: Path) -> None:
-    """2,500 rows for a version of at most 1,000; and beside another model's program."""
+    """2,500 rows for a version of at most 1,000; then compared with another model's program."""
     torch.manual_seed(3)
     stored = load_file(jets.bundle.file("reference.safetensors"))
     names = [name for name in stored if name.startswith("input/")]
