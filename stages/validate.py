@@ -134,8 +134,7 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    # This module is not among them: its native runner refuses several threads in a forked child.
-    imports: tuple[str, ...] = ("stages.compile",)
+    imports: tuple[str, ...] = (__name__,)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS
     if program is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from soa.memory import read_block
 from tests.models import building
 
 MOST = 64
+_SCRATCH = Path(tempfile.mkdtemp(prefix="lanes-"))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 
 
 class Function(nn.Module):
@@ -88,7 +92,7 @@ class Prepared:
     program: Path
 
     def compiled(self) -> Compiled:
-        folder = Path(tempfile.mkdtemp(prefix="lanes-"))
+        folder = Path(tempfile.mkdtemp(dir=_SCRATCH))
         source = Portable(self.program, None)
         files = engine("lanes").compile(source, Target.parse("cpu"), {}, folder)
         opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
@@ -105,7 +109,7 @@ def prepared(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -
     for bound, values in zip(signature.inputs, inputs, strict=True):
         flat = values.reshape(len(values), -1)
         arrays[bound.name] = {c: flat[:, k].clone() for k, c in enumerate(bound.block.columns)}
-    file = Path(tempfile.mkdtemp(prefix="lanes-")) / "program.pt2"
+    file = Path(tempfile.mkdtemp(dir=_SCRATCH)) / "program.pt2"
     return Prepared(model, signature, building.exported(model, signature, arrays, file))
 
 
