@@ -141,8 +141,8 @@ def _shadow_record(file: Path, version: Version, replaced: Version | None) -> Sh
     if (found.digest, found.production_digest) != wanted:
         beside = replaced.ref if replaced else "none"
         raise RegistryError(
-            f"{file}: is of {found.version} beside {found.production}; needed is one of "
-            f"{version.ref} beside the version in place, {beside}"
+            f"{file}: {found.version} ran beside {found.production}; this promotion needs the "
+            f"record of {version.ref} beside the version in production, {beside}"
         )
     return found
 

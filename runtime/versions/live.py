@@ -165,7 +165,7 @@ class LiveSession(Session):
             self.current.close()
 
     def _is_news(self, found: Lookup) -> bool:
-        """Whether it is another version, found no earlier than the one in place."""
+        """True if the found version is another one, and was not found before the current one."""
         now = self._found
         same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
         return not same and found.at >= now.at

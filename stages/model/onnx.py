@@ -198,7 +198,7 @@ def _run(a: _Node, given: list[Any]) -> Any:
         elif value is not None:
             given[i] = value.tolist()
     if a.kind not in _OPERATORS:
-        raise CaptureError(f"{a.name} is known for sizes alone; here it works on data")
+        raise CaptureError(f"{a.name} is supported for sizes only; here it works on data")
     return _OPERATORS[a.kind](a, *given)
 
 

@@ -35,7 +35,7 @@ def weighted(labels, outputs, column):
 
 @dataclass(frozen=True)
 class Gated:
-    """Versions of one model with gates of their own; the labels are the answers of the good one.
+    """Versions of one model, each with its own gates. The labels are the answers of `good`.
 
     `project` is this process's own copy of the good version's project.
     """
