@@ -113,7 +113,7 @@ class Access:
         quiet = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
         with self._asked(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
-                _create(self.sqlite, self._new_database)
+                _create(self.sqlite, self._new_database or _new_database())
             yield self._connected()
 
     def get_ready(self) -> None:
@@ -272,44 +272,34 @@ def _ask_sqlite(path: Path, write: bool) -> None:
                 raise
 
 
-def _make_tables(file: Path) -> None:
-    """Make a new SQLite file with all of MLflow's tables."""
+def _new_database() -> bytes:
+    """The content of a new SQLite file with all of MLflow's tables."""
     _prepare()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
-    engine = create_sqlalchemy_engine_with_retry(f"{_SQLITE}{file}")  # type: ignore[no-untyped-call]
-    try:
-        _initialize_tables(engine)  # type: ignore[no-untyped-call]
-    finally:
-        engine.dispose()
-
-
-def _new_database() -> bytes:
-    """The content of a new SQLite file with all of MLflow's tables."""
     with tempfile.TemporaryDirectory(prefix="soa-registry-") as folder:
         file = Path(folder) / "registry.db"
-        _make_tables(file)
+        engine = create_sqlalchemy_engine_with_retry(f"{_SQLITE}{file}")  # type: ignore[no-untyped-call]
+        try:
+            _initialize_tables(engine)  # type: ignore[no-untyped-call]
+        finally:
+            engine.dispose()
         return read_plain(file, largest=None)
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Create the file with all of MLflow's tables, or no file. MLflow cannot complete a file that
-    has only some of the tables, for example after a full disk or Ctrl-C. `content`: what
-    `_new_database` returned before; empty: the tables are made now."""
+    """Create a new database, completely or not at all: MLflow cannot complete a file that has only
+    some of the tables, for example after a full disk or Ctrl-C."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        if content:
-            with partial.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())  # as SQLite does: a power cut leaves no empty registry
-        else:
-            _make_tables(partial)
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())  # as SQLite does: a power cut leaves no empty registry
         with contextlib.suppress(FileExistsError):  # another process was faster: its file is used
             os.link(partial, path)
     finally:
-        for file in path.parent.glob(f"{partial.name}*"):  # SQLite's journal too
-            file.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _prepare() -> None:
