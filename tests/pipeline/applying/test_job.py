@@ -94,8 +94,8 @@ def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("name", "model", "signature", "says"),
     [
-        ("coupled", served.Coupled, served.COUPLED, "where other rows are beside it"),
-        ("running", served.Running, served.COUPLED, "where other rows are beside it"),
+        ("coupled", served.Coupled, served.COUPLED, "depends on the rows beside it"),
+        ("running", served.Running, served.COUPLED, "depends on the rows beside it"),
         ("event", served.Event, served.EVENT, "row dimensions"),
     ],
 )
