@@ -5,9 +5,9 @@ copied to the output. The loop reads batches with pyarrow or uproot, stacks the 
 Runtime with its default number of threads, and writes the answers with the output settings of
 `pipeline apply`. Each run is a separate process. It is timed from its beginning to its end,
 including the start of Python and all imports; the fastest of three counts. A line also gives the
-time before the first row (`pipeline apply` looks up, opens and tests the version), the time of one
-thread for a row by step, and the peak memory. `cached` is `--lookup prefer-cache`, which does not
-import MLflow.
+time before the first row (`pipeline apply` looks up, opens and tests the version), the time that
+one thread takes for a row, for each step, and the peak memory. `cached` is `--lookup prefer-cache`,
+which does not import MLflow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Clients of a Triton server that run in separate processes and time each request.
 
-Each client sends the same prepared request again and again over its own connection, one request at
-a time. Clients and server share this machine. To use little CPU time, clients run on an event loop
-and do not parse answers while they are timed; `python -m benchmarks.serving` prints their CPU time.
+Each client sends the same prepared request again and again, over its own connection, one at a time;
+with `burst`, over as many connections at once. Clients and server share this machine. To use little
+CPU time, clients run on an event loop and do not parse answers while they are timed; `python -m
+benchmarks.serving` prints their CPU time.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ async def _work(
     """Run `count` clients in this process; they begin after a message on its standard input."""
     if core is not None:
         os.sched_setaffinity(0, {core})
-    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each call
+    options = [("grpc.use_local_subchannel_pool", 1)]  # each channel has its own connection
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(count * burst)]
     calls = [channel.unary_unary(_METHOD) for channel in channels]
     answers = [await call(request, timeout=_CALL_S) for call in calls]

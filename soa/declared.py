@@ -62,7 +62,8 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     return by_name
 
 
-# Every process that runs a model searches for classes. So only their first lines are read, once.
+# Every process that runs a model searches for classes. So files are searched once, and only the
+# first lines of classes are parsed.
 _HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 

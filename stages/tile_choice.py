@@ -16,7 +16,7 @@ from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
-_AS_GOOD = 1.03  # the smallest tile within this factor of the best is taken: more threads share it
+_AS_GOOD = 1.03  # the smallest tile within this factor of the best: more threads can share a run
 _SECONDS = 0.3
 _LONG_S = 0.1  # a call takes at most about this long while tiles are tried
 _MANY = 8 * TILES[-1]

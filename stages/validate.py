@@ -134,7 +134,8 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    imports: tuple[str, ...] = (__name__,)
+    # This module is not among them: its native runner refuses several threads in a forked child.
+    imports: tuple[str, ...] = ("stages.compile",)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS
     if program is not None:

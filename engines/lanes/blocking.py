@@ -29,8 +29,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights in the order in which they are read. The index `rest` of the outer loops is the place
-    where the reading begins."""
+    """Weights in the order in which they are read. `rest`: where a read begins, as an index of the
+    outer loops."""
 
     data: torch.Tensor
     rest: Index

@@ -44,8 +44,8 @@ inline constexpr char digest[] = "{digest}";
 {structs}
 inline constexpr char layouts[] = R"({layouts})";
 
-// Loads the bundle in a folder. It must be this bundle. With loading.any_version, it must only have
-// the same columns.
+// Loads the bundle in a folder. It must be this bundle. With loading.any_version, it may be any one
+// with the same columns.
 inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading = {{}}) {{
   loading.digest = digest;
   loading.layouts = layouts;

@@ -79,6 +79,12 @@ def require_openmp(threads: int) -> None:
         )
 
 
+def openmp_unused() -> None:
+    """Allow several threads in this forked child: its parent started none of OpenMP's threads."""
+    global _came_through
+    _came_through = None
+
+
 def _in_child() -> None:
     global _came_through
     _came_through = threading.get_ident()

@@ -2,7 +2,7 @@
 
 Importing torch and its compilers takes seconds; forking a process that has imported them takes
 milliseconds. Other modules of a job are imported before the fork, so that the next job has them,
-too.
+too. These processes compute nothing themselves, so they have no OpenMP threads that a fork loses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait  # unlike select, works with many open files
 from pathlib import Path
 from typing import Any
 
 from engines.processes.child_command import command, search_path
+from engines.processes.forks import openmp_unused
 
 _IMPORTED = ("torch",)
 _IDLE_S = 60.0
@@ -42,7 +42,6 @@ _PATH = search_path()
 NOT_BEGUN = 256
 """The result of `wait` if the process, being idle, had already ended when it got the job."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_STACK = 64 << 20  # bytes: with `ulimit -s unlimited` a thread would get only 2 MB
 # A GPU's driver does not work after a fork, and the import of torch may call the driver. So on a
 # host with a GPU, each child imports torch itself.
 _HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
@@ -239,17 +238,14 @@ def _do(job: Mapping[str, Any], server: int) -> int:
         opened = os.open(path, flags | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
+    openmp_unused()  # a new thread would be no way out: its arena does not keep freed memory
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["folder"])
     sys.path[:] = job["environment"]["PYTHONPATH"].split(os.pathsep)
     from engines.processes.job import run_job
 
-    # In a new thread, because the thread that came through the fork may not run several of OpenMP's
-    # threads (forks.py, soa_runner.cpp).
-    threading.stack_size(_STACK)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run_job, Path(job["job"]), Path(job["answer"])).result()
+    return run_job(Path(job["job"]), Path(job["answer"]))
 
 
 if __name__ == "__main__":

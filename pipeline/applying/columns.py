@@ -44,7 +44,8 @@ class FileColumn:
 
     @property
     def cut(self) -> bytes | None:
-        """The offsets as bytes: equal for columns with equally many items per row. None if flat."""
+        """The offsets as bytes; None if flat. They are equal for two columns if every row has as
+        many items in one as in the other."""
         return None if self.offsets is None else self.offsets.tobytes()
 
 
@@ -189,8 +190,8 @@ def field_of(array: Any, name: str) -> Any:
 
 
 def eigen_shape(kind: Any) -> tuple[int, ...] | None:
-    """The shape of a row, if an Arrow type is a struct of equal entries, as `to_arrow` makes it of
-    an Eigen column; else None."""
+    """The shape of a row, if an Arrow type is the struct that `to_arrow` makes of an Eigen column:
+    entries of one type; else None."""
     import pyarrow as pa
 
     if not pa.types.is_struct(kind) or len({field.type for field in kind}) != 1:

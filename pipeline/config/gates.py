@@ -19,7 +19,7 @@ from pipeline.config.mistakes import (
 
 
 class LimitConfig(Part):
-    """The largest allowed value, `max`, of a number measured with `rows` in each row dimension."""
+    """A bound: a number that is measured with these `rows` must be at most `max`."""
 
     rows: Annotated[dict[Identifier, PositiveInt], Field(min_length=1)]
     max: Positive

@@ -131,8 +131,8 @@ def promote(
 
 
 def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
-    """Read the record of a shadow. RegistryError if it is not of this version next to the one in
-    production."""
+    """Read the record of a shadow. RegistryError if it is not of this version beside the one in
+    place."""
     try:
         found = ShadowRecord.from_json(read_plain(file, links=True), str(file))
     except OSError as error:
@@ -142,7 +142,7 @@ def _shadow_record(file: Path, version: Version, replaced: Version | None) -> Sh
         beside = replaced.ref if replaced else "none"
         raise RegistryError(
             f"{file}: {found.version} ran beside {found.production}; this promotion needs the "
-            f"record of {version.ref} beside the version in production, {beside}"
+            f"record of {version.ref} beside the version in place, {beside}"
         )
     return found
 

@@ -68,7 +68,7 @@ def _root(content: bytes, origin: str) -> Trusted:
     certificates = read_certificates(content, origin)
     if len(certificates) != 1:
         raise TrustError(
-            f"{origin}: {len(certificates)} certificates: a trusted file has one, the root"
+            f"{origin}: {len(certificates)} certificates: the file of a trusted root has only one"
         )
     found = certificates[0]
     try:

@@ -98,7 +98,7 @@ def poisoned_run(
 ) -> PoisonedRun:
     """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
 
-    `moved`: run on windows of larger collections, which begin at different odd rows. Separate
+    `moved`: run on windows that begin at different odd rows of larger collections. Separate
     columns then begin an odd number of elements after a page boundary. In a buffer the padding of
     the last column reaches into a page without access.
     """

@@ -49,8 +49,8 @@ def usable_annexes(
     passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
     withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
     why = (
-        f"was built after the promotion: run `pipeline promote {version.ref} --to {PRODUCTION}` "
-        "on a host that runs it"
+        f"was built after the promotion: to allow it, run `pipeline promote {version.ref} --to "
+        f"{PRODUCTION}` on a host that can run this target"
     )
     withheld |= {target: why for target in version.annexes if target not in passed}
     return [target for target in passed if target not in withheld], withheld

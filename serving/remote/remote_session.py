@@ -58,8 +58,8 @@ class RemoteSession(Session):
         """Bind now, and send as soon as fewer than `in_flight` requests are in progress.
 
         The future gives the output collections once they are written, or raises the errors of
-        `run`. Until then do not use the memory. Read the futures in the order of the calls to get
-        the answers in that order. On a GPU the request uses the stream that is current at the call.
+        `run`. Until then do not use the memory. Each future belongs to its own call; requests may
+        finish in another order. On a GPU the request uses the stream that is current at the call.
 
         Examples
         --------

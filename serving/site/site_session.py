@@ -87,4 +87,5 @@ def _router(opened: Opened, site: Site, folder: Path, closing: list[Executable])
             executable = OnDevice(executable, device, opened.signature)
         places.append(Place(name, executable, site.local.preference))
     fall_back = local("cpu") if site.falls_back(opened.name) else None
-    return Router(opened.label, places, fall_back, site.policy)
+    label = f"{opened.label} at {site.site}" if site.site else opened.label
+    return Router(label, places, fall_back, site.policy)

@@ -272,8 +272,8 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
         raise CollectionError(
             f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
             f"needed, found {past} bytes past it; use session.collection(…), or copy "
-            "with as_collection; or write a smaller alignment: in the model's config, or "
-            "storage: columns, which needs only the alignment of an element"
+            "with as_collection; or write in the model's config a smaller `alignment`, or "
+            "`storage: columns`, which needs only an element's own alignment"
         )
 
 

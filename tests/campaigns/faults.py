@@ -778,7 +778,7 @@ FAULTS = (
         ("test_calls", "test_separate_columns"),
     ),
     Fault(
-        "in C++ all calls after one on fewer rows leave out the other rows, too",
+        "in C++, rows that one call left out are left out by all later calls",
         "void operator()(void *stream = nullptr) { run(bound_, stream); }",
         "void operator()(void *stream = nullptr) { run(rows_, stream); }",
         ("test_calls", "test_separate_columns"),
@@ -871,7 +871,7 @@ FAULTS = (
         ("test_test_mode_runs_the_bundles_own_reference",),
     ),
     Fault(
-        "in Python all calls after one on fewer rows leave out the other rows, too",
+        "in Python, rows that one call left out are left out by all later calls",
         "wanted = self.bound if rows is None else",
         "wanted = self.rows if rows is None else",
         ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
@@ -920,7 +920,7 @@ FAULTS = (
         ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
     ),
     Fault(
-        "an answer of a server with another shape is accepted",
+        "a server's answer that has another shape is accepted",
         "            if found != (t.datatype, t.shape(rows[t.rows])):\n",
         "            if False:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),

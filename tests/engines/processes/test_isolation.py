@@ -190,7 +190,7 @@ def test_what_a_child_changes_stays_its_own(tmp_path: Path) -> None:
 
 
 def test_a_child_runs_with_several_threads(tmp_path: Path) -> None:
-    """The process that forks it has only imported modules and computed nothing."""
+    """The process that forks the child has only imported modules, and has computed nothing."""
     imports = ("torch", "engines.processes.forks")
     for folder in (tmp_path / "first", tmp_path / "second"):
         ran = run_isolated(f"{STEPS}:run_with_threads", {"threads": 2}, folder, 60, imports)

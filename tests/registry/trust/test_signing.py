@@ -415,7 +415,7 @@ def test_what_cannot_be_trusted(house: House, tmp_path: Path) -> None:
         read_trusted(house.office.pem)
     both = tmp_path / "both.pem"
     both.write_bytes(house.root.pem.read_bytes() * 2)
-    with pytest.raises(TrustError, match="2 certificates: a trusted file has one, the root"):
+    with pytest.raises(TrustError, match="2 certificates: the file of a trusted root has only"):
         read_trusted(both)
     both.write_text("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n")
     with pytest.raises(TrustError, match="not a certificate in PEM format"):

@@ -58,10 +58,11 @@ def two(tags: Tags, local: Session) -> Server:
     return Server(local, tags.deployed.service)
 
 
-def site(*urls: str, fall_back: bool = True, **policy: Any) -> Site:
+def site(*urls: str, fall_back: bool = True, name: str = "", **policy: Any) -> Site:
     servers = [{"name": f"s{i}", "url": url} for i, url in enumerate(urls)]
+    local = {"fall_back": fall_back}
     return Site.model_validate(
-        {"servers": servers, "local": {"fall_back": fall_back}, "policy": {**POLICY, **policy}}
+        {"site": name, "servers": servers, "local": local, "policy": {**POLICY, **policy}}
     )
 
 
@@ -315,8 +316,9 @@ def test_without_falling_back_one_clear_error(tags: Tags, one: Server) -> None:
         future.result()
     assert event.untouched
     session.close()
-    with pytest.raises(NowhereError, match="s0: "):
-        load(tags, site(nobody(), fall_back=False, deadline_s=0.5, attempt_s=0.5))
+    nowhere = site(nobody(), fall_back=False, name="T2_XX", deadline_s=0.5, attempt_s=0.5)
+    with pytest.raises(NowhereError, match=r"^tagged/1 at T2_XX: .* s0: "):
+        load(tags, nowhere)
 
 
 def test_without_falling_back_it_waits_for_a_server(
