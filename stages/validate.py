@@ -134,7 +134,7 @@ def validate_candidate(
         "device": device,
         "more": None if more is None else str(more.absolute()),
     }
-    # This module is not among them: its native runner refuses several threads in a forked child.
+    # Not stages.validate: it loads the native runner, which then refuses threads in the child.
     imports: tuple[str, ...] = ("stages.compile",)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS

@@ -95,7 +95,7 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
 
 
 def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
-    """The values at a size; ValueError if they do not fit the signature."""
+    """The stored answers of a case; ValueError if they do not fit the signature."""
     known = set(stored.keys())
     found = {}
     for bound in signature.outputs:
