@@ -161,8 +161,8 @@ class ValidationReport:
     """The code of the refusal, see docs/reference/refusals.md. Empty if the artifact is valid."""
 
     def __post_init__(self) -> None:
-        """Set the verdict. It is `valid` for a valid artifact, and `evidence` for an unverified one.
-        For any other, `failed` and `not applicable` are kept, and all else becomes `refused`."""
+        """Set the verdict: `valid` for a valid artifact, `evidence` for an unverified one. For any
+        other, `failed` and `not applicable` are kept, and all else becomes `refused`."""
         said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
         settled = "valid" if self.valid else self.evidence if self.unverified else said
         object.__setattr__(self, "verdict", settled)
