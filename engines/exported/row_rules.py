@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from engines.exported import shape_rules as shapes
+from engines.exported import shape_rules
 from engines.exported.calls import Answer, Call
 from engines.exported.graph import sizes
 from engines.exported.row_places import (
@@ -42,11 +42,12 @@ def answers(call: Call) -> tuple[Value, ...]:
         raise Mixed(COUNT)
     if kind not in _KEEP_NUMBERS and any(value.numbered for value in given):
         raise Mixed(NUMBER)
-    if kind not in (shapes.sliced, shapes.put_in) and any(value.padded for value in given):
+    padded = any(value.padded for value in given)
+    if padded and kind not in (shape_rules.sliced, shape_rules.put_in):
         raise Mixed("reads behind the rows")
     found = kind(call)
     each = found if isinstance(found, tuple) else (found,) * len(call.shapes)
-    kept = kind is shapes.filled or any(value.rows for value in each)
+    kept = kind is shape_rules.filled or any(value.rows for value in each)
     if not kept and any(value.rows for value in given):
         raise Mixed(ACROSS)
     return each
@@ -61,7 +62,7 @@ def _kind_of(call: Call) -> Kind:
     if call.name and torch.Tag.pointwise in tags:
         return _pointwise
     if call.name and not call.tensors and "empty" not in call.name:
-        return shapes.filled
+        return shape_rules.filled
     raise Mixed("is an operator that is not known here")
 
 
@@ -403,24 +404,28 @@ _KINDS: dict[Kind, str] = {
     _compared: "lt gt ge le eq ne",
     _both: "bitwise_and __and__ logical_and",
     _where: "where",
-    shapes.filled: "zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like",
-    shapes.counting: "arange",
-    shapes.reshaped: "view _unsafe_view reshape flatten unflatten unsqueeze view_as reshape_as",
-    shapes.squeezed: "squeeze",
-    shapes.permuted: "permute",
-    shapes.transposed: "transpose t mT swapaxes",
-    shapes.expanded: "expand expand_as broadcast_to",
-    shapes.repeated: "repeat",
-    shapes.interleaved: "repeat_interleave",
-    shapes.sliced: "slice",
-    shapes.selected: "select unbind",
-    shapes.split: "split split_with_sizes chunk tensor_split",
-    shapes.diagonal: "diagonal",
-    shapes.unfolded: "unfold",
-    shapes.joined: "cat",
-    shapes.stacked: "stack",
-    shapes.put_in: "slice_scatter select_scatter",
-    shapes.edged: "pad constant_pad_nd",
+    shape_rules.filled: (
+        "zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like"
+    ),
+    shape_rules.counting: "arange",
+    shape_rules.reshaped: (
+        "view _unsafe_view reshape flatten unflatten unsqueeze view_as reshape_as"
+    ),
+    shape_rules.squeezed: "squeeze",
+    shape_rules.permuted: "permute",
+    shape_rules.transposed: "transpose t mT swapaxes",
+    shape_rules.expanded: "expand expand_as broadcast_to",
+    shape_rules.repeated: "repeat",
+    shape_rules.interleaved: "repeat_interleave",
+    shape_rules.sliced: "slice",
+    shape_rules.selected: "select unbind",
+    shape_rules.split: "split split_with_sizes chunk tensor_split",
+    shape_rules.diagonal: "diagonal",
+    shape_rules.unfolded: "unfold",
+    shape_rules.joined: "cat",
+    shape_rules.stacked: "stack",
+    shape_rules.put_in: "slice_scatter select_scatter",
+    shape_rules.edged: "pad constant_pad_nd",
     _along: "softmax log_softmax _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp "
     "sort argsort topk flip roll glu diff linalg_cross fft_fft fft_ifft fft_rfft fft_irfft",
     _reduced: "sum mean amax amin argmax argmin aminmax prod any all var std var_mean std_mean "
@@ -460,9 +465,10 @@ _KINDS: dict[Kind, str] = {
 _KIND_OF: dict[str, Kind] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 _KEEP_NUMBERS = frozenset(
     [
-        _same, _arithmetic, _indexed, _index_select, _embedding, shapes.filled, shapes.reshaped,
-        shapes.squeezed, shapes.permuted, shapes.transposed, shapes.expanded, shapes.repeated,
-        shapes.sliced, shapes.selected, shapes.split,
+        _same, _arithmetic, _indexed, _index_select, _embedding,
+        shape_rules.filled, shape_rules.reshaped, shape_rules.squeezed, shape_rules.permuted,
+        shape_rules.transposed, shape_rules.expanded, shape_rules.repeated, shape_rules.sliced,
+        shape_rules.selected, shape_rules.split,
     ]
 )  # fmt: skip
 _GIVE_PLACES = (  # their last answer holds indices along a dimension

@@ -238,7 +238,8 @@ def _do(job: Mapping[str, Any], server: int) -> int:
         opened = os.open(path, flags | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)
-    openmp_unused()  # a new thread would be no way out: its arena does not keep freed memory
+    # In a new thread a job would not need this, but malloc would return freed memory there.
+    openmp_unused()
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["folder"])
