@@ -432,12 +432,18 @@ _KINDS: dict[Kind, str] = {
     "logsumexp norm linalg_vector_norm linalg_norm median nanmedian kthvalue mode nansum nanmean "
     "count_nonzero quantile nanquantile cosine_similarity linalg_vecdot",
     _largest: "max min",
-    partial(_behind, dims=1): "max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
+    partial(
+        _behind, dims=1
+    ): "max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
     "upsample_nearest1d upsample_linear1d",
-    partial(_behind, dims=2): "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
+    partial(
+        _behind, dims=2
+    ): "max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
     "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d tril triu linalg_det linalg_inv "
     "linalg_cholesky linalg_slogdet",
-    partial(_behind, dims=3): "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d "
+    partial(
+        _behind, dims=3
+    ): "max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d "
     "upsample_nearest3d upsample_trilinear3d pixel_shuffle pixel_unshuffle im2col",
     _normalised: "layer_norm rms_norm",
     _attention: "scaled_dot_product_attention",

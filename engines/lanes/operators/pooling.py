@@ -2,96 +2,235 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from engines.lanes.index import Indices
+from engines.lanes.index import Index, Indices, entry
+from engines.lanes.operators.pointwise import divide, select
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.selection import own, picked
 from engines.lanes.operators.views import pad
-from engines.lanes.tensor_builder import Builder, NotKnown
+from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Tensor
+from engines.lanes.values import RANGES
 
-_MAX = ("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
-_MEAN = ("avg_pool1d", "avg_pool2d", "avg_pool3d")
+Windows = list[list[range]]
+"""For each spatial dimension, the places of each window. Only windows that hang over the input have
+places outside of it."""
 
 
-@lowers(*_MAX)
+@lowers("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(
-    build: Builder, step: Step, x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), ceil: bool = False,
+    build: Builder, step: Step, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), ceil_mode: bool = False,
 ) -> list[Tensor]:  # fmt: skip
-    windows = _windows(build, step, x, kernel, stride or kernel, padding, dilation, float("-inf"))
-    return [reduced(build, "max", windows, _inner(windows, step), step.dtype), x]
+    windows = _windows(step, kernel_size, stride or kernel_size, padding, dilation)
+    least = RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
+    elements = _elements(build, step, x, windows, least)
+    inside = _inside(windows, x)
+    return [
+        reduced(build, "max", elements, _inner(step, elements), step.dtype),
+        _places_of_largest(build, step, x, inside),
+    ]
 
 
-@lowers(*_MEAN)
+@lowers("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def mean_pool(
-    build: Builder, step: Step, x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,), ceil: bool = False, padding_counts: bool = True,
-    divisor: int | None = None,
+    build: Builder, step: Step, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    windows = _windows(build, step, x, kernel, stride or kernel, padding, (1,), 0.0)
-    summed = reduced(build, "sum", windows, _inner(windows, step), step.dtype)
-    # torch itself gives the divisors: the sum of a window of ones, divided by its mean.
-    function = getattr(torch.nn.functional, step.name)
-    ones = torch.ones(x.shape, dtype=step.results[0].dtype)
-    size = float(torch.tensor(_each(kernel, len(step.shape) - 2)).prod())
-    if divisor is not None:
-        counts: Any = float(divisor)
-    else:
-        full = function(ones, kernel, stride or kernel, padding, ceil, True) * size
-        mean = function(ones, kernel, stride or kernel, padding, ceil, padding_counts)
-        counts = full / mean
-    return build.map("div", [summed, counts], step.shape, step.dtype, 4)
+    """A window is divided by its own size. The padding counts, but not what hangs over it."""
+    windows = _windows(step, kernel_size, stride or kernel_size, padding, (1,))
+    elements = _elements(build, step, x, windows, 0)
+    summed = reduced(build, "sum", elements, _inner(step, elements), step.dtype)
+    if divisor_override is not None:
+        return _divided(build, step, summed, divisor_override)
+    room = _each(padding, len(windows)) if count_include_pad else [0] * len(windows)
+    return _divided(build, step, summed, _sizes(_inside(windows, x, room)))
+
+
+@lowers("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(
+    build: Builder, step: Step, x: Tensor, output_size: Sequence[int]
+) -> list[Tensor]:
+    windows = _adaptive(x, output_size)
+    elements = _listed(build, step, x, windows)
+    return [
+        reduced(build, "max", elements, _inner(step, elements), step.dtype),
+        _places_of_largest(build, step, x, windows),
+    ]
+
+
+@lowers("_adaptive_avg_pool3d")
+def adaptive_mean_pool(build: Builder, step: Step, x: Tensor, output_size: Sequence[int]) -> Tensor:
+    windows = _adaptive(x, output_size)
+    elements = _listed(build, step, x, windows)
+    shape = [1] * (len(step.shape) - len(windows))
+    own_places = build.tensor(_own_places(windows).view(*shape, *elements.shape[len(shape) :]))
+    zero = build.tensor(0, step.dtype)
+    kept = replace(step, results=(_meta(elements.shape, x.dtype),))
+    elements = select(build, kept, own_places, elements, zero)
+    summed = reduced(build, "sum", elements, _inner(step, elements), step.dtype)
+    return _divided(build, step, summed, _sizes(windows))
+
+
+def _divided(build: Builder, step: Step, summed: Tensor, by: int | torch.Tensor) -> Tensor:
+    mode = "trunc" if step.dtype in RANGES else None
+    return divide(build, step, summed, by, rounding_mode=mode)
 
 
 def _windows(
-    build: Builder, step: Step, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], outside: float,
-) -> Tensor:  # fmt: skip
-    """The elements of every window, of shape (…, results, window). Places outside of the input have
-    the value `outside`."""
-    spatial = step.shape[2:] if len(x.shape) > 2 else step.shape[1:]
-    dims, lead = len(spatial), len(x.shape) - len(spatial)
+    step: Step, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Windows:  # fmt: skip
+    dims = next(d for d in (1, 2, 3) if f"{d}d" in step.name)  # before them: channels, or both
     kernel, stride, padding, dilation = (
         _each(given, dims) for given in (kernel, stride, padding, dilation)
     )
-    needed = [
-        (out - 1) * by + apart * (k - 1) + 1
-        for out, by, apart, k in zip(spatial, stride, dilation, kernel, strict=True)
+    return [
+        [range(o * by - before, o * by - before + k * apart, apart) for o in range(results)]
+        for results, k, by, before, apart in zip(
+            step.shape[-dims:], kernel, stride, padding, dilation, strict=True
+        )
     ]
+
+
+def _adaptive(x: Tensor, sizes: Sequence[int]) -> Windows:
+    """Windows of nearly equal sizes that cover the input."""
+    return [
+        [range(o * size // results, -(-(o + 1) * size // results)) for o in range(results)]
+        for size, results in zip(x.shape[-len(sizes) :], sizes, strict=True)
+    ]
+
+
+def _inside(windows: Windows, x: Tensor, room: Sequence[int] | None = None) -> Windows:
+    """The windows without the places outside of the input; with `room` places on both sides."""
+    sizes = x.shape[-len(windows) :]
+    return [
+        [_cut(each, -more, size + more) for each in along]
+        for along, size, more in zip(windows, sizes, room or [0] * len(sizes), strict=True)
+    ]
+
+
+def _cut(window: range, begin: int, end: int) -> range:
+    kept = [at for at in window if begin <= at < end]
+    return range(kept[0], kept[-1] + 1, window.step)
+
+
+def _sizes(windows: Windows) -> torch.Tensor:
+    """The number of places of each window, of shape (results of each dimension)."""
+    found = torch.ones([])
+    for along in windows:
+        found = found.unsqueeze(-1) * torch.tensor([float(len(each)) for each in along])
+    return found
+
+
+def _elements(build: Builder, step: Step, x: Tensor, windows: Windows, outside: float) -> Tensor:
+    """The elements of windows of equal sizes, of shape (…, results, window). Places outside of the
+    input have the value `outside`."""
+    lead = len(x.shape) - len(windows)
     sides = [
-        (p, max(room - size - p, 0))
-        for p, room, size in zip(padding, needed, x.shape[lead:], strict=True)
+        (max(-along[0][0], 0), max(along[-1][-1] + 1 - size, 0))
+        for along, size in zip(windows, x.shape[lead:], strict=True)
     ]
     if any(map(any, sides)):
         flat = [side for pair in reversed(sides) for side in pair]
-        shape = [
-            *x.shape[:lead],
-            *(n + a + b for n, (a, b) in zip(x.shape[lead:], sides, strict=True)),
-        ]
-        result = torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta")
-        x = pad(build, Step("constant_pad_nd", (result,)), x, flat, outside)
-    elif x.dtype != step.dtype:
-        raise NotKnown("pooling that changes the dtype")
+        shape = [n + a + b for n, (a, b) in zip(x.shape[lead:], sides, strict=True)]
+        wide = _meta((*x.shape[:lead], *shape), x.dtype)
+        x = pad(build, Step("constant_pad_nd", (wide,)), x, flat, outside)
+    moved = [
+        [range(each[0] + before, each[-1] + before + 1, each.step) for each in along]
+        for along, (before, _) in zip(windows, sides, strict=True)
+    ]
+    return _listed(build, step, x, moved)
+
+
+def _listed(build: Builder, step: Step, x: Tensor, windows: Windows) -> Tensor:
+    """The elements of windows that lie inside of the input, of shape (…, results, longest window).
+    A shorter window repeats its last element."""
+    dims, lead = len(windows), len(x.shape) - len(windows)
 
     def where(index: Indices) -> Indices:
         results, inside = index[lead : lead + dims], index[lead + dims :]
-        places = (
-            i * by + k * apart
-            for i, by, k, apart in zip(results, stride, inside, dilation, strict=True)
-        )
-        return (*index[:lead], *places)
+        return (*index[:lead], *map(_place, windows, results, inside))
 
-    return build.view(x, (*step.shape, *kernel), where)
+    return build.view(x, (*step.shape, *(len(_table(along)[0]) for along in windows)), where)
 
 
-def _inner(windows: Tensor, step: Step) -> list[int]:
-    return list(range(len(step.shape), len(windows.shape)))
+def _place(along: Sequence[range], result: Index, k: Index) -> Index:
+    """The place of element k of a window. It is a plain sum if the windows are regular."""
+    first = along[0]
+    by = along[-1][0] - along[-2][0] if len(along) > 1 else 0
+    starts = (first[0] + o * by for o in range(len(along)))
+    if list(along) == [range(at, at + len(first) * first.step, first.step) for at in starts]:
+        return result * by + k * first.step + first[0]
+    table = _table(along)
+    return entry(tuple(at for each in table for at in each), result * len(table[0]) + k)
+
+
+def _table(along: Sequence[range]) -> list[list[int]]:
+    longest = max(map(len, along))
+    return [[each[min(k, len(each) - 1)] for k in range(longest)] for each in along]
+
+
+def _own_places(windows: Windows) -> torch.Tensor:
+    """For each element of `_listed`: true if it is no repetition. Shape (results, window)."""
+    found = torch.ones([], dtype=torch.bool)
+    for d, along in enumerate(windows):
+        longest = max(map(len, along))
+        own_places = torch.tensor([[k < len(each) for k in range(longest)] for each in along])
+        shape = [1] * (2 * len(windows))
+        shape[d], shape[len(windows) + d] = own_places.shape
+        found = found & own_places.view(shape)
+    return found
+
+
+def _places_of_largest(build: Builder, step: Step, x: Tensor, windows: Windows) -> Tensor:
+    """The place of each window's largest element in the flat input. Of equal elements torch takes
+    the first, but of several NaN the last."""
+    elements = _listed(build, step, x, windows)
+    inner, lead = _inner(step, elements), len(step.shape) - len(windows)
+    at = reduced(build, "argmax", elements, inner, "int64")
+    if x.dtype not in RANGES:
+        last = math.prod(elements.shape[d] for d in inner) - 1
+        nan = build.map("isnan", [elements], elements.shape, "bool", of=x.dtype)
+        mirrored = build.view(nan, nan.shape, lambda index: _mirrored(index, nan.shape, inner))
+        behind = reduced(build, "argmax", build.cast(mirrored, "int32"), inner, "int64")
+        of_nan = build.map("sub", [last, behind], step.shape, "int64")
+        found = Step("where", (_meta(step.shape, "int64"),))
+        at = select(build, found, reduced(build, "any", nan, inner, "bool"), of_nan, at)
+    numbers = build.tensor(_flat_places(windows, x.shape[lead:]))
+    return picked(build, numbers, step.shape, [*(own(d) for d in range(lead, len(step.shape))), at])
+
+
+def _mirrored(index: Indices, shape: Sequence[int], dims: Sequence[int]) -> Indices:
+    return tuple(i * -1 + (shape[d] - 1) if d in dims else i for d, i in enumerate(index))
+
+
+def _flat_places(windows: Windows, shape: Sequence[int]) -> torch.Tensor:
+    """The places of all elements of `_listed` in the flat input, of shape (results, elements)."""
+    found = torch.zeros([], dtype=torch.int64)
+    for d, (along, size) in enumerate(zip(windows, shape, strict=True)):
+        places = torch.tensor(_table(along))
+        own_shape = [1] * (2 * len(windows))
+        own_shape[d], own_shape[len(windows) + d] = places.shape
+        found = found * size + places.view(own_shape)
+    return found.flatten(len(windows))
+
+
+def _inner(step: Step, elements: Tensor) -> list[int]:
+    return list(range(len(step.shape), len(elements.shape)))
+
+
+def _meta(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
 def _each(given: Sequence[int], dims: int) -> list[int]:
-    return list(given) * (dims if len(given) == 1 else 1)
+    given = [given] if isinstance(given, int) else list(given)
+    return given * (dims if len(given) == 1 else 1)

@@ -230,6 +230,42 @@ def layers() -> Table:
     }
 
 
+def _indices(pool: Callable[..., tuple[Tensor, Tensor]], *given: object) -> Callable[..., Tensor]:
+    """The places that a pool gives, with ceil_mode if `given` are a window and its parameters."""
+    named = {"ceil_mode": True} if len(given) > 1 else {}
+    return lambda v, images: pool(images, *given, **named, return_indices=True)[1]
+
+
+def pools() -> Table:
+    """Windows that hang over the input at its end, over padding, and with gaps."""
+    over: dict[str, bool] = {"ceil_mode": True}
+    return {
+        "mean": lambda v, images: F.avg_pool1d(v, 3, 2, **over),
+        "mean, padded": lambda v, images: F.avg_pool1d(v, 3, 3, 1, **over),
+        "mean without padding": lambda v, images: F.avg_pool1d(v, 4, 3, 2, True, False),
+        "mean 2d": lambda v, images: F.avg_pool2d(images, (3, 2), (2, 3), (1, 1), **over),
+        "mean 2d without padding": lambda v, images: F.avg_pool2d(images, 4, 3, 2, True, False),
+        "own divisor": lambda v, images: F.avg_pool2d(images, 2, 2, 1, True, divisor_override=5),
+        "mean 3d": lambda v, images: F.avg_pool3d(images, 2, 2, 1, **over),
+        "mean 3d, own divisor": lambda v, images: F.avg_pool3d(
+            images, (1, 2, 3), 2, (0, 1, 1), True, divisor_override=3
+        ),
+        "mean of integers": lambda v, images: F.avg_pool1d((images[:, 0] * 9).long(), 3, 2, 1),
+        "norm": lambda v, images: F.lp_pool1d(v, 2.0, 3, 2, **over),
+        "norm 2d": lambda v, images: F.lp_pool2d(images, 3.0, (3, 2), 2, **over),
+        "adaptive mean": lambda v, images: F.adaptive_avg_pool1d(v, 3),
+        "adaptive mean 3d": lambda v, images: F.adaptive_avg_pool3d(images, (3, 4, 3)),
+        "adaptive largest": lambda v, images: F.adaptive_max_pool1d(v, 3),
+        "adaptive largest 3d": lambda v, images: F.adaptive_max_pool3d(images, (1, 4, 3)),
+        "largest": lambda v, images: F.max_pool1d(v, 3, 2, 1, 2, ceil_mode=True),
+        "largest 2d": lambda v, images: F.max_pool2d(images, (3, 2), 2, 1, ceil_mode=True),
+        "places": lambda v, images: F.max_pool1d(v, 3, 2, 1, 2, True, return_indices=True)[1],
+        "places 2d": _indices(F.max_pool2d, (3, 2), 2, 1),
+        "places 3d": _indices(F.max_pool3d, (1, 3, 2), 2, (0, 1, 1), (1, 2, 1)),
+        "adaptive places": _indices(F.adaptive_max_pool2d, (4, 3)),
+    }
+
+
 def distance(found: Tensor, wanted: Tensor, cancelling: bool) -> float:
     """The largest difference, in units in the last place of the wanted value.
 
@@ -338,6 +374,16 @@ def test_selections() -> None:
     values[:5] = values[:5].round()  # with ties
     values[7, 2, 1], values[8, 3] = NAN, INF
     agree(SELECTIONS, [values, torch.randint(0, 6, (MOST, 5))], 1)
+
+
+def test_pools() -> None:
+    torch.manual_seed(2)
+    images = torch.rand(MOST, 4, 9, 7).mul(5).round() / 5 + 0.1  # with ties
+    agree(pools(), [torch.rand(MOST, 6, 8), images], 16)
+    with_nan = images.clone()
+    with_nan[:, 1, ::3, 1::2], with_nan[:, 2, 1:4], with_nan[:, 3] = NAN, NAN, -INF
+    places = {name: call for name, call in pools().items() if "places" in name and "2d" in name}
+    agree(places, [torch.rand(MOST, 6, 8), with_nan], 0)
 
 
 @pytest.mark.parametrize("table", [products, layers])
