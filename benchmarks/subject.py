@@ -92,13 +92,16 @@ class Subject:
 
     def executable(self, name: str, device: torch.device = CPU, **options: Any) -> Executable:
         """Compile the model with one engine for `device`, and open the artifact."""
+        return engine(name).open(self.compiled(name, device, **options), device)
+
+    def compiled(self, name: str, device: torch.device = CPU, **options: Any) -> Path:
+        """Compile the model with one engine for `device`; returns the artifact's first file."""
         out = self.folder / "-".join([name, device.type, *options])
         out.mkdir(exist_ok=True)
         source = Portable(self.capture.program, self.capture.script)
         target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
         files = engine(name).compile(source, target, options, out)
-        file = artifact_file(name, tuple(files), out, self.capture)
-        return engine(name).open(file, device)
+        return artifact_file(name, tuple(files), out, self.capture)
 
     def session(self, name: str = "aoti", device: torch.device = CPU, **options: Any) -> Session:
         executable = self.executable(name, device, **options)

@@ -1,11 +1,13 @@
 """Events per second from several threads: `python -m benchmarks.threads [1 2 16]`.
 
 It times Python threads, each with its own binding of one session, and `run_many`, which uses native
-threads.
+threads. `python -m benchmarks.threads rows` shows only what `load(threads=2)` does: two threads
+share the rows of one call of `lanes`.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import numpy as np
 import torch
 
 from benchmarks.plot import save_plot
-from benchmarks.subject import Subject, subject
+from benchmarks.subject import CPU, Subject, Wide, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
+from engines import engine
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 
 CAPTION = f"Events a second of a small MLP.\nx: to one thread; {SPREAD}."
@@ -33,6 +37,7 @@ def main(counts: list[int]) -> None:
     panels = measure(made, made.session(), (10, 1000, 10_000), counts, _ROUNDS, _SECONDS)
     print_panels(CAPTION, panels)
     print(by_length(made, made.session(), (64, 256, 1000, 4000), _ROUNDS))
+    show_shared_rows()
     print(f"the machine itself: {_machine():.2f} times the work of one process with two at once")
     save_plot("threads", CAPTION, panels)
 
@@ -82,6 +87,43 @@ def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: i
         ratio = statistics.median(took[1]) / statistics.median(took[2])
         found.append(f"{length}: {ratio:.2f}")
     return f"run_many with 2 threads against 1, 10 rows, by events a call: {', '.join(found)}"
+
+
+def shared_rows(made: Subject, sizes: Sequence[int], rounds: int, seconds: float) -> str:
+    """For each n: the median time of a call with one thread and with two that share its rows, and
+    the processor time of the second, divided by its wall time. It is 2 if both threads work all the
+    time."""
+    name = "lanes"
+    file = made.compiled(name)
+    sessions = [
+        Session(made.signature, engine(name).open(file, CPU, threads), any_start=True)
+        for threads in (1, 2)
+    ]
+    lines = []
+    for n in sizes:
+        bindings = [session.bind(*made.collections(n)) for session in sessions]
+        took = [[_busy(binding, seconds) for binding in bindings] for _ in range(rounds)]
+        (one, _), (two, busy) = np.median(np.array(took), axis=0)
+        lines.append(
+            f"{n:>9,} rows: {one:10.1f} µs, two threads {two:10.1f} µs, {one / two:.2f} times as "
+            f"fast; processor time over wall time {busy:.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _busy(binding: Binding, seconds: float) -> tuple[float, float]:
+    """The time of a call in µs, and processor time over wall time."""
+    binding()
+    count, begun, before = 0, time.perf_counter(), _processor_s()
+    while (wall := time.perf_counter() - begun) < seconds:
+        binding()
+        count += 1
+    return wall / count * 1e6, (_processor_s() - before) / wall
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _machine() -> float:
@@ -147,5 +189,16 @@ def _many(made: Subject, session: Session, n: int, count: int) -> Callable[[floa
     return rate
 
 
+def show_shared_rows() -> None:
+    torch.set_num_threads(1)
+    for hidden, sizes in ((48, (10, 100, 1000, 8192, 20_000)), (256, (8, 64, 512, 8192, 20_000))):
+        made = subject(features=20, highest=20_000, model=Wide(20, hidden))
+        print(f"An MLP 20 → {hidden} → {hidden} → 3")
+        print(shared_rows(made, sizes, 5, _SECONDS), flush=True)
+
+
 if __name__ == "__main__":
-    main([int(text) for text in sys.argv[1:]] or [1, 2])
+    if sys.argv[1:] == ["rows"]:
+        show_shared_rows()
+    else:
+        main([int(text) for text in sys.argv[1:]] or [1, 2])

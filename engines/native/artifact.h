@@ -116,7 +116,7 @@ class Bound {
   // Replaces the memory of some arguments. If it throws, all arguments are as before.
   virtual void replace(const std::vector<size_t> &indices, const std::vector<Memory> &memory) = 0;
 
-  // threads: how many threads the libraries of the artifact may use; 0: as they are set.
+  // threads: how many threads may compute this run; 0: as the artifact's libraries are set.
   virtual void run(const Tiling &tiling, int threads, void *stream) = 0;
 };
 

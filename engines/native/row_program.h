@@ -3,6 +3,8 @@
 #define SOA_ROW_PROGRAM_H
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -66,6 +68,7 @@ class RowProgram : public Artifact {
 
   const RowFacts facts;
   const Run run;
+  mutable std::atomic<double> row_us{0};  // how long a row took in the last run that measured it
 
  private:
   RowProgram(const RowFacts &said, Run function) : Artifact(false), facts(said), run(function) {
@@ -145,19 +148,51 @@ class RowArguments : public ColumnArguments {
   RowArguments(const RowProgram &program, const std::vector<Memory> &memory)
       : ColumnArguments(program.facts, memory), program_(program) {}
 
-  void run(const Tiling &tiling, int, void *) override {
-    const int64_t blocks = (rows_ + facts().rows - 1) / facts().rows;
-    if (tiling.threads < 2 || blocks < 2 * tiling.threads) {
-      return program_.run(columns_.data(), items_.data(), 0, rows_, Scratch::of_this_thread(facts().scratch));
+  // Runs in this thread until it is known that the rows which are left are work for more threads.
+  void run(const Tiling &tiling, int threads, void *) override {
+    threads = std::max(threads, tiling.threads);
+    if (threads < 2 || little()) return run_rows(0, rows_);
+    const auto begun = Clock::now();
+    const auto since = [&] { return std::chrono::duration<double, std::micro>(Clock::now() - begun).count(); };
+    int64_t done = 0;
+    int sharing = sharers(rows_, threads);
+    for (int64_t size = facts().rows; sharing < 2 && rows_ - done > size; size *= 2) {
+      run_rows(done, done + size);
+      done += size;
+      const double took = since();
+      program_.row_us = took / static_cast<double>(done);
+      if (took >= kShareUs) sharing = sharers(rows_ - done, threads);
     }
-    // A few pieces of whole blocks for each thread. The cuts between pieces change no bit of the results.
-    const int64_t piece = std::max<int64_t>(1, blocks / (4 * tiling.threads)) * facts().rows;
-    in_pieces(rows_, piece, tiling.threads, [&](int64_t begin, int64_t end) {
-      program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
-    });
+    if (sharing < 2) return run_rows(done, rows_);
+    // Pieces of whole blocks, several for each thread: a thread that begins late or is slow takes fewer.
+    const int64_t blocks = (rows_ - done) / facts().rows / (kPieces * sharing);
+    in_pieces(rows_ - done, std::max<int64_t>(1, blocks) * facts().rows, sharing,
+              [&](int64_t begin, int64_t end) { run_rows(done + begin, done + end); });
+    program_.row_us = since() * sharing / static_cast<double>(rows_);
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // The least work of a thread. A helper begins 5 to 50 us after it is woken (benchmarks/threads.py).
+  static constexpr double kShareUs = 50;
+  static constexpr int64_t kPieces = 16;  // for each thread
+
+  // Whether the rows are known to be too little work for two threads. A jagged collection may have few items in one
+  // run and many in the next.
+  bool little() const { return items_.empty() && program_.row_us > 0 && sharers(rows_, 2) < 2; }
+
+  // How many threads can have kShareUs of work each, by the time that a row took last.
+  int sharers(int64_t rows, int threads) const {
+    const double shares = std::min(static_cast<double>(rows) * program_.row_us / kShareUs, 1.0 * threads);
+    return static_cast<int>(std::min<int64_t>(static_cast<int64_t>(shares), (rows + facts().rows - 1) / facts().rows));
+  }
+
+  // Cuts between blocks change no bit of the results.
+  void run_rows(int64_t begin, int64_t end) const {
+    program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
+  }
+
   const RowProgram &program_;
 };
 

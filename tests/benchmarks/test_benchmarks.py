@@ -35,6 +35,7 @@ def test_threads(made: Subject) -> None:
     panels = threads.measure(made, made.session("exported"), (3,), (1, 2), 2, 0.01)
     assert [panel.title for panel in panels] == ["3 rows"]
     assert all(cell and cell.value > 0 for cells in panels[0].rows.values() for cell in cells)
+    assert "3 rows" in threads.shared_rows(made, (3,), 1, 0.01)
 
 
 def test_shadow(made: Subject) -> None:

@@ -31,6 +31,7 @@ from tests.models.cplusplus import ROOT, computed, execute, run
 from tests.models.keys import make_keys
 from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
 from tests.models.shared import made_once
+from tests.models.watched import watched
 
 HERE = Path(__file__).parent
 AOTI = f"targets/{TARGET}/aoti"
@@ -392,6 +393,16 @@ def test_tiles_and_threads_give_the_same_bits(project: Path, jets: Built, tmp_pa
         for threads in (1, 2, 3)
     ]
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("configured", [1, 2])
+def test_threads_share_the_rows_of_lanes(
+    project: Path, bare_jets: Built, tmp_path: Path, configured: int
+) -> None:
+    folder = promoted(watched(bare_jets.bundle, tmp_path / "watched", configured).path)
+    asked = () if configured == 2 else ("threads=2",)
+    lines = score(project, folder, "any_version", *asked, n=1000, env={"TOGETHER": "1"})
+    assert len({line.split()[2] for line in lines[1:] if line.startswith("x")}) == 2
 
 
 def test_many_threads_on_one_model(project: Path, jets: Built) -> None:

@@ -62,8 +62,9 @@ const char *soa_refusal(void);
  * instances: how many threads can run at the same time; others wait. The weights are held only once.
  * With 0, one thread runs at a time, and a run may be recorded into a CUDA graph (AOTInductor's usual
  * run queries events, which is not possible in a graph).
- * threads: how many OpenMP threads torch's kernels may use in one run. With 1 every calling thread gets
- * the same bits; with 0 each keeps its own setting. The calling thread's setting is restored. */
+ * threads: how many threads may compute one run. An artifact of `lanes` shares the rows between them, if each
+ * has enough to do; the bits do not depend on it. For torch's kernels it is the number of OpenMP threads: with 1
+ * every calling thread gets the same bits; with 0 each keeps its own setting, which is restored afterwards. */
 int soa_model_open(const char *library, const char *device, const char *folder,
                    int32_t instances, int32_t threads, soa_model **model, char *message,
                    size_t message_size);

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
 from engines.exported import load_program, why_dependent
+from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
-from tests.models.building import exported
+from tests.models.building import exported, mlp_signature, reference_collections
+from tests.models.mlps import PointwiseFirst
 
 SIGNATURE = Signature.build(
     {"rows": Layout([column("x", "float32")]), "answers": Layout([column("y", "float32")])},
@@ -19,6 +22,25 @@ SIGNATURE = Signature.build(
     [Block("y", "answers", ("y",))],
     {"n": RowRange(0, 100)},
 )
+
+
+def test_threads_that_share_the_rows_give_the_same_bits(tmp_path: Path) -> None:
+    """A network that is work enough for three threads; also with a last part of a row block."""
+    signature = mlp_signature(highest=5000)
+    inputs = random_inputs(signature, 1, {})
+    program = exported(PointwiseFirst(hidden=512), signature, inputs, tmp_path / "program.pt2")
+    files = engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
+
+    def bits(threads: int, n: int) -> bytes:
+        opened = engine("lanes").open(tmp_path / files[0], torch.device("cpu"), threads)
+        given, written = reference_collections(signature, inputs, {"n": n})
+        binding = Session(signature, opened).bind(given, written)
+        for _ in range(3):
+            binding()
+        return written["tags"].memory()[0].numpy().tobytes()
+
+    for n in (1, 33, 4099, 5000):
+        assert bits(1, n) == bits(2, n) == bits(3, n)
 
 
 class Centred(nn.Module):

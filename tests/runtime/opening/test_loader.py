@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from runtime.session.session import Session
 from tests.models.forked import in_a_child
 from tests.models.mlps import PointwiseFirst
 from tests.models.project import PASSED, TARGET, Built, described, resealed
+from tests.models.watched import watched
 
 ENGINES = ("aoti", "torchscript", "exported")
 
@@ -123,6 +125,29 @@ def test_threads(registry: Registry, jets: Built) -> None:
     assert torch.get_num_threads() == 2
     said = in_a_child(lambda: load(jets.bundle.path, mode="test", threads=2))
     assert said.startswith("RunError: OpenMP's threads do not come through a fork")
+
+
+def computing_threads(session: Session, n: int) -> set[int]:
+    """The threads that compute n rows with the artifact of `watched`."""
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    session.run(jets, tags)
+    return set(tags.tensor("x").view(torch.int32).tolist())
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_threads_share_the_rows_of_lanes(
+    bare_jets: Built, tmp_path: Path, configured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`load(threads=2)` and `session.threads` of the config; few rows stay in one thread."""
+    bundle = watched(bare_jets.bundle, tmp_path / "watched", 2 if configured else None)
+    write_note(bundle.path, PulledNote("jets/7", bundle.digest, "ada", "2026-01-01"))
+    here = {threading.get_native_id()}
+    assert computing_threads(load(bundle.path, threads=1), 1000) == here
+    monkeypatch.setenv("TOGETHER", "1")
+    session = load(bundle.path, threads=None if configured else 2)
+    assert computing_threads(session, 5) == here
+    both = computing_threads(session, 1000)
+    assert len(both) == 2 and here < both
 
 
 # Folders
