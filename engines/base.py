@@ -1,7 +1,8 @@
 """The base classes of engines. An engine is a class with two methods, `compile` and `open`.
 
-It lies in a file or subpackage of `engines/` and declares its name there. The libraries of an
-engine may be missing, slow to import or broken. So engines are found by reading the source files
+It lies in a file or subpackage of `engines/` and declares its name there, or in another package
+that declares it by an entry point (docs/howto/engines.md). The libraries of an engine may be
+missing, slow to import or broken. So our engines are found by reading the source files
 (`soa/declared.py`), and `engine(name)` imports only the engine of that name.
 """
 
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from engines.errors import EngineError
+from engines.errors import EngineError, first_line
 from engines.target import Target
-from soa.declared import declared
+from soa.declared import Declared, declared, of_packages
 
 if TYPE_CHECKING:  # reading a config needs only the names of engines, and no torch
     import torch
@@ -159,10 +160,32 @@ class Engine(ABC):
         """
 
 
+def known_engines() -> tuple[str, ...]:
+    """The names of all engines: ours, then those of other installed packages."""
+    return (*ENGINES, *(name for name in of_packages("engines") if name not in _FOUND))
+
+
 def engine(name: str) -> Engine:
     """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)
-    if name not in _FOUND:
-        raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}")
-    made: Engine = _FOUND[name].load()()
-    return made
+    found = _FOUND.get(name) or of_packages("engines").get(name)
+    if found is None:
+        raise EngineError(f"unknown engine {name!r}: use one of {', '.join(known_engines())}")
+    return _made(found)
+
+
+def _made(found: Declared) -> Engine:
+    """An engine, after a check that a class of another package is one, under its own name."""
+    if not found.package:
+        made: Engine = found.load()()
+        return made
+    where = f"{found.package} declares the engine {found.name!r} as {found.module}:"
+    try:
+        kind = found.load()
+    except Exception as error:  # the package's own code may raise any type
+        raise EngineError(f"{where}{found.class_name}: {first_line(error)}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Engine) and kind.name == found.name):
+        raise EngineError(
+            f"{where}{found.class_name}, which is no subclass of Engine with engine={found.name!r}"
+        )
+    return kind()

@@ -4,7 +4,8 @@ The first line of a class gives its name in a family (here `engine`) and its pla
 
     class TorchScriptEngine(Engine, engine="torchscript", order=40): ...
 
-Other keywords are settings of the family. `Declared.load` imports the class.
+Other keywords are settings of the family. `Declared.load` imports the class. Other installed
+packages declare a class of a family by an entry point (`of_packages`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from soa.errors import SoaPipelineError
 
 @dataclass(frozen=True)
 class Declared:
-    """A class that was found: its name in the family, its module, and its settings."""
+    """A class that was found: its name in the family, its module, and its settings.
+
+    `package`: the name and version of the installed package that declares it; empty for ours.
+    """
 
     name: str
     module: str
     class_name: str
     settings: dict[str, Any]
+    package: str = ""
 
     def load(self) -> Any:
         """Import and return the class."""
@@ -60,6 +65,27 @@ def declared(package: str, family: str) -> dict[str, Declared]:
             )
         by_name[each.name] = each
     return by_name
+
+
+@cache
+def of_packages(family: str) -> dict[str, Declared]:
+    """The classes that other installed packages declare, by name.
+
+    A package lists them as entry points of the group `soa_pipeline.<family>`. Raises
+    SoaPipelineError if two packages declare one name.
+    """
+    from importlib.metadata import entry_points  # reads every installed package: some 40 ms
+
+    found: dict[str, Declared] = {}
+    for entry in entry_points(group=f"soa_pipeline.{family}"):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
+        other = found.get(entry.name)
+        if other is not None and other.package != package:
+            raise SoaPipelineError(
+                f"two packages declare the {family} {entry.name!r}: {other.package}, {package}"
+            )
+        found[entry.name] = Declared(entry.name, entry.module, entry.attr, {}, package)
+    return found
 
 
 # Every process that runs a model searches for classes. So files are searched once, and only the

@@ -66,7 +66,7 @@ NO_EXAMPLE = {"pipeline.building.run_config.RunResult", "soa.memory.jagged.from_
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
-LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "cpp", "fortran"}
+LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "toml", "cpp", "fortran"}
 NAME = "jet-tagger"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from engines.base import DEFAULT_ENGINES, ENGINES
+from engines.base import DEFAULT_ENGINES, known_engines
 from engines.errors import EngineError
 from engines.target import Target, check_torch_runs
 from pipeline.building.candidates import build_targets
@@ -149,8 +149,8 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     """The recipe of a version: engines and options of its config, tolerances of its manifest."""
     recorded = BuiltFrom(manifest).compile
     chosen = tuple(dict.fromkeys(engines or BuiltFrom(manifest).engines))
-    if unknown := [name for name in chosen if name not in ENGINES]:
-        raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(ENGINES)}")
+    if unknown := [name for name in chosen if name not in known_engines()]:
+        raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(known_engines())}")
     return Recipe(
         chosen,
         {str(name): options for name, options in recorded.options.items()},

@@ -15,6 +15,7 @@ from pathlib import Path
 from engines.kinds import host_cpu_levels
 from pipeline.config import Config
 from registry.bundle import Provenance
+from soa.declared import of_packages
 from soa_pipeline import __version__
 
 _PACKAGES = (
@@ -34,8 +35,9 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 
 @cache
 def tools() -> dict[str, str]:
-    """The versions of the packages and the compiler that a build uses."""
+    """The versions of the packages and the compiler that a build uses, with those of engines."""
     found = {"soa-pipeline": __version__}
+    found |= dict(each.package.rsplit(" ", 1) for each in of_packages("engines").values())
     for name in _PACKAGES:
         try:
             found[name] = version(name)

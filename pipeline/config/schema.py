@@ -24,7 +24,13 @@ from pydantic import (
     model_validator,
 )
 
-from engines.base import DEFAULT_ENGINES, ENGINES, QUICK_ENGINES, WITH_OPTIONS
+from engines.base import (
+    DEFAULT_ENGINES,
+    ENGINES,
+    QUICK_ENGINES,
+    WITH_OPTIONS,
+    known_engines,
+)
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import (
     Identifier,
@@ -67,7 +73,8 @@ if TYPE_CHECKING:
     _Engine = str
     _EngineWithOptions = str
 else:
-    _Engine, _EngineWithOptions = Literal[ENGINES], Literal[WITH_OPTIONS]
+    _Engine = Literal[known_engines()]
+    _EngineWithOptions = Literal[(*WITH_OPTIONS, *known_engines()[len(ENGINES) :])]
 
 
 SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
