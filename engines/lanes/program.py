@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.errors import NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch, why_dependent
-from engines.lanes.operators import LOWERINGS, Step, sizes
+from engines.lanes.operators import LOWERINGS, Step, agrees, lowered, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Argument, Program, Tensor
 from engines.lanes.values import Value
@@ -257,7 +257,11 @@ class _Walk:
         arguments = _known(node.args, self.found)
         named = _known(node.kwargs, self.found)
         if node.target is operator.getitem:
-            return arguments[0][arguments[1]]
+            made = arguments[0][arguments[1]]
+            if node.users and not agrees(made, node.meta["val"]):
+                what = f"{node.args[0]} with these arguments"
+                raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}")
+            return made
         name = _name(node.target)
         if _writes(node):
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
@@ -272,7 +276,10 @@ class _Walk:
         if name not in LOWERINGS:
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         try:
-            return LOWERINGS[name](self.build, step, *arguments, **named)
+            made = lowered(self.build, step, node.target, arguments, named)
+            if not isinstance(made, list) and not agrees(made, value):
+                raise NotKnown(f"{node.target} with these arguments")
+            return made
         except NotKnown as what:
             raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}") from None
 

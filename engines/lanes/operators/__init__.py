@@ -10,6 +10,8 @@ from engines.lanes.operators import (  # each module registers its functions
 )
 from engines.lanes.operators.registry import LOWERINGS as LOWERINGS
 from engines.lanes.operators.registry import Step as Step
+from engines.lanes.operators.registry import agrees as agrees
+from engines.lanes.operators.registry import lowered as lowered
 from engines.lanes.operators.registry import sizes as sizes
 
 _ROOMS = (pointwise, pooling, products, reductions, selection, views)

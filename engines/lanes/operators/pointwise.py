@@ -32,24 +32,24 @@ _POWERS = {0.5: ("sqrt", 5), 1.0: ("same", 0), 2.0: ("square", 1), 3.0: ("cube",
 
 
 @lowers(*_UNARY)
-def unary(build: Builder, step: Step, x: Tensor) -> Tensor:
+def unary(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     if step.name in ("floor", "ceil", "round", "trunc") and step.dtype in RANGES:
         return x
     return build.map(step.name, [x], step.shape, step.dtype, _UNARY[step.name])
 
 
 @lowers(*_BINARY)
-def binary(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def binary(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return build.map(step.name, [a, b], step.shape, step.dtype, _BINARY[step.name])
 
 
 @lowers(*_SHIFTS)
-def shift(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def shift(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype, 2)
 
 
 @lowers("add", "sub", "rsub")
-def add(build: Builder, step: Step, a: Any, b: Any, alpha: float = 1) -> Tensor:
+def add(build: Builder, step: Step, a: Any, b: Any, /, alpha: float = 1) -> Tensor:
     if step.name == "rsub":
         a, b = b, a
     if alpha != 1:
@@ -59,25 +59,27 @@ def add(build: Builder, step: Step, a: Any, b: Any, alpha: float = 1) -> Tensor:
 
 
 @lowers("div")
-def divide(build: Builder, step: Step, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+def divide(
+    build: Builder, step: Step, a: Any, b: Any, /, rounding_mode: str | None = None
+) -> Tensor:
     if rounding_mode is None:
         return build.map("div", [a, b], step.shape, step.dtype, 4)
     return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype, 8)
 
 
 @lowers("floor_divide")
-def floor_divide(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def floor_divide(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return divide(build, step, a, b, "floor")
 
 
 @lowers("reciprocal", "rsqrt")
-def reciprocal(build: Builder, step: Step, x: Tensor) -> Tensor:
+def reciprocal(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     root = build.map("sqrt", [x], step.shape, step.dtype, 5) if step.name == "rsqrt" else x
     return build.map("div", [1.0, root], step.shape, step.dtype, 4)
 
 
 @lowers("pow")
-def power(build: Builder, step: Step, base: Any, exponent: Any) -> Tensor:
+def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
     known = _POWERS.get(float(exponent)) if isinstance(exponent, int | float) else None
     if known is not None and (step.dtype not in RANGES or known[0] != "sqrt"):
         return build.map(known[0], [base], step.shape, step.dtype, known[1])
@@ -90,27 +92,27 @@ def power(build: Builder, step: Step, base: Any, exponent: Any) -> Tensor:
 
 
 @lowers(*_COMPARISONS)
-def compare(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def compare(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return build.map(step.name, [a, b], step.shape, "bool", of=common_dtype(a, b))
 
 
 @lowers(*_LOGICAL)
-def logical(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def logical(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return build.map(_LOGICAL[step.name], [a, b], step.shape, "bool")
 
 
 @lowers("logical_not")
-def logical_not(build: Builder, step: Step, x: Tensor) -> Tensor:
+def logical_not(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.map("bitwise_not", [x], step.shape, "bool")
 
 
 @lowers("isnan", "isinf")
-def is_special(build: Builder, step: Step, x: Tensor) -> Tensor:
+def is_special(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.map(step.name, [x], step.shape, "bool", of=x.dtype)
 
 
 @lowers("where")
-def where(build: Builder, step: Step, condition: Any, a: Any, b: Any) -> Tensor:
+def where(build: Builder, step: Step, condition: Any, a: Any, b: Any, /) -> Tensor:
     one, other = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
     return select(build, step, build.tensor(condition, "bool"), one, other)
 
@@ -126,17 +128,15 @@ def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) 
 
 
 @lowers("clamp", "clamp_min", "clamp_max")
-def clamp(build: Builder, step: Step, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    """NaN stays NaN. If `low` exceeds `high`, the result is `high`."""
-    if step.name == "clamp_max":
-        low, high = None, low
-    if low is not None:
-        x = build.map("maximum", [x, low], step.shape, step.dtype, 2)
-    return x if high is None else build.map("minimum", [x, high], step.shape, step.dtype, 2)
+def clamp(build: Builder, step: Step, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
+    """NaN stays NaN. If `min` exceeds `max`, the result is `max`."""
+    if min is not None:
+        x = build.map("maximum", [x, min], step.shape, step.dtype, 2)
+    return x if max is None else build.map("minimum", [x, max], step.shape, step.dtype, 2)
 
 
 @lowers("_to_copy", "convert_element_type")
-def convert(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def convert(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.cast(x, step.dtype)
 
 

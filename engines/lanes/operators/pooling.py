@@ -25,8 +25,8 @@ places outside of it."""
 
 @lowers("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(
-    build: Builder, step: Step, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), ceil_mode: bool = False,
+    build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
+    stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
 ) -> list[Tensor]:  # fmt: skip
     windows = _windows(step, kernel_size, stride or kernel_size, padding, dilation)
     least = RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
@@ -40,8 +40,8 @@ def max_pool(
 
 @lowers("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def mean_pool(
-    build: Builder, step: Step, x: Tensor, kernel_size: Sequence[int], stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
+    build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
+    stride: Sequence[int] = (), padding: Sequence[int] = (0,), count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """A window is divided by its own size. The padding counts, but not what hangs over it."""
@@ -55,10 +55,8 @@ def mean_pool(
 
 
 @lowers("adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(
-    build: Builder, step: Step, x: Tensor, output_size: Sequence[int]
-) -> list[Tensor]:
-    windows = _adaptive(x, output_size)
+def adaptive_max_pool(build: Builder, step: Step, x: Tensor, /) -> list[Tensor]:
+    windows = _adaptive(step, x)
     elements = _listed(build, step, x, windows)
     return [
         reduced(build, "max", elements, _inner(step, elements), step.dtype),
@@ -67,8 +65,8 @@ def adaptive_max_pool(
 
 
 @lowers("_adaptive_avg_pool3d")
-def adaptive_mean_pool(build: Builder, step: Step, x: Tensor, output_size: Sequence[int]) -> Tensor:
-    windows = _adaptive(x, output_size)
+def adaptive_mean_pool(build: Builder, step: Step, x: Tensor, /) -> Tensor:
+    windows = _adaptive(step, x)
     elements = _listed(build, step, x, windows)
     shape = [1] * (len(step.shape) - len(windows))
     own_places = build.tensor(_own_places(windows).view(*shape, *elements.shape[len(shape) :]))
@@ -88,7 +86,7 @@ def _windows(
     step: Step, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Windows:  # fmt: skip
-    dims = next(d for d in (1, 2, 3) if f"{d}d" in step.name)  # before them: channels, or both
+    dims = _dims(step)
     kernel, stride, padding, dilation = (
         _each(given, dims) for given in (kernel, stride, padding, dilation)
     )
@@ -100,12 +98,18 @@ def _windows(
     ]
 
 
-def _adaptive(x: Tensor, sizes: Sequence[int]) -> Windows:
+def _adaptive(step: Step, x: Tensor) -> Windows:
     """Windows of nearly equal sizes that cover the input."""
+    dims = _dims(step)
     return [
         [range(o * size // results, -(-(o + 1) * size // results)) for o in range(results)]
-        for size, results in zip(x.shape[-len(sizes) :], sizes, strict=True)
+        for size, results in zip(x.shape[-dims:], step.shape[-dims:], strict=True)
     ]
+
+
+def _dims(step: Step) -> int:
+    """The number of dimensions that are pooled: those before them are channels and batches."""
+    return next(d for d in (1, 2, 3) if f"{d}d" in step.name)
 
 
 def _inside(windows: Windows, x: Tensor, room: Sequence[int] | None = None) -> Windows:

@@ -21,7 +21,7 @@ _FLOATS = ("float32", "float64")
 
 
 @lowers("mm", "bmm")
-def matmul(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def matmul(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
 
     def left_at(index: Indices, steps: Indices) -> Indices:
@@ -37,7 +37,7 @@ def matmul(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
 
 @lowers("addmm", "baddbmm")
 def addmm(
-    build: Builder, step: Step, c: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1
+    build: Builder, step: Step, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     found = matmul(build, step, a, b)
     if alpha != 1:
@@ -50,7 +50,7 @@ def addmm(
 
 
 @lowers("mv", "dot", "vdot")
-def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+def vector(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
     return build.add(
         Product(
@@ -77,7 +77,7 @@ def operand(build: Builder, step: Step, given: Any) -> Tensor:
 def convolution(
     build: Builder, step: Step, x: Any, weight: Any, bias: Any, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool,
-    output_padding: Sequence[int], groups: int, *_: Any,
+    groups: int, /,
 ) -> Tensor:  # fmt: skip
     if not isinstance(weight, torch.Tensor):
         raise NotKnown("a convolution whose weights depend on the row")

@@ -30,11 +30,11 @@ def reduced(
 
 @lowers("sum", "mean")
 def total(
-    build: Builder, step: Step, x: Tensor, dims: Any = None, keep: bool = False, **_: Any
+    build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not x.shape:
         return build.cast(x, step.dtype)
-    found = reduced(build, "sum", build.cast(x, step.dtype), dims, step.dtype, keep)
+    found = reduced(build, "sum", build.cast(x, step.dtype), dim, step.dtype, keepdim)
     if step.name == "sum":
         return found
     # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
@@ -43,53 +43,57 @@ def total(
 
 @lowers(*_KINDS)
 def extremum(
-    build: Builder, step: Step, x: Tensor, dims: Any = None, keep: bool = False, **_: Any
+    build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not x.shape:
         return build.cast(x, step.dtype)
-    return reduced(build, _KINDS[step.name], build.cast(x, step.dtype), dims, step.dtype, keep)
+    return reduced(build, _KINDS[step.name], build.cast(x, step.dtype), dim, step.dtype, keepdim)
 
 
 @lowers("argmax", "argmin")
 def place_of_extremum(
-    build: Builder, step: Step, x: Tensor, dim: int | None = None, keep: bool = False
+    build: Builder, step: Step, x: Tensor, /, dim: int | None = None, keepdim: bool = False
 ) -> Tensor:
     if dim is None:
         flat = torch.empty(x.count, device="meta")
         x, dim = reshape(build, Step("view", (flat,)), x), 0
         found = reduced(build, step.name, x, 0, "int64")
-        return reshape(build, step, found) if keep else found
-    return reduced(build, step.name, x, dim, "int64", keep)
+        return reshape(build, step, found) if keepdim else found
+    return reduced(build, step.name, x, dim, "int64", keepdim)
 
 
 @lowers("max", "min")
 def extremum_with_place(
-    build: Builder, step: Step, x: Tensor, *given: Any
+    build: Builder,
+    step: Step,
+    x: Tensor,
+    /,
+    other: Any = None,
+    dim: int | None = None,
+    keepdim: bool = False,
 ) -> Tensor | list[Tensor]:
     """The extremum of all elements or of two tensors; or along a dimension, with its index."""
-    if not given:
-        return reduced(build, step.name, x, None, step.dtype)
-    if isinstance(given[0], Tensor | torch.Tensor):
+    if other is not None:
         function = {"max": "maximum", "min": "minimum"}[step.name]
-        return build.map(function, [x, given[0]], step.shape, step.dtype, 2)
-    dim, keep = given[0], bool(given[1:] and given[1])
-    value = reduced(build, step.name, x, dim, step.dtype, keep)
-    return [value, reduced(build, f"arg{step.name}", x, dim, "int64", keep)]
+        return build.map(function, [x, other], step.shape, step.dtype, 2)
+    if dim is None:
+        return reduced(build, step.name, x, None, step.dtype)
+    value = reduced(build, step.name, x, dim, step.dtype, keepdim)
+    return [value, reduced(build, f"arg{step.name}", x, dim, "int64", keepdim)]
 
 
 @lowers("var", "var_mean")
 def variance(
-    build: Builder, step: Step, x: Tensor, dims: Any = None, unbiased: Any = True, keep: Any = None,
-    *, correction: float | None = None, keepdim: bool = False,
+    build: Builder, step: Step, x: Tensor, /, dim: Any = None, unbiased: bool = True,
+    correction: float | None = None, keepdim: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
     """The variance, from the differences to the mean in a second pass."""
     if correction is None:
-        correction = float(bool(unbiased))
-    keepdim = keepdim or bool(keep)
-    mean, var = moments(build, x, dims, correction)
+        correction = float(unbiased)
+    mean, var = moments(build, x, dim, correction)
     shapes = [sizes(result) for result in step.results]
     found = [
-        build.view(each, shape, _dropped(each.shape, shape, x, dims)) if not keepdim else each
+        build.view(each, shape, _dropped(each.shape, shape, x, dim)) if not keepdim else each
         for each, shape in zip((var, mean), shapes, strict=False)
     ]
     return found if step.name == "var_mean" else found[0]
@@ -123,7 +127,14 @@ def moments(build: Builder, x: Tensor, dims: Any, correction: float) -> tuple[Te
 
 @lowers("native_layer_norm")
 def layer_norm(
-    build: Builder, step: Step, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
+    build: Builder,
+    step: Step,
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Any,
+    bias: Any,
+    eps: float,
+    /,
 ) -> list[Tensor]:
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     mean, var = moments(build, x, dims, 0)
@@ -136,7 +147,7 @@ def layer_norm(
 @lowers("native_group_norm")
 def group_norm(
     build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
-    rest: int, groups: int, eps: float,
+    rest: int, groups: int, eps: float, /,
 ) -> list[Tensor]:  # fmt: skip
     shape = (n, groups, channels // groups, rest)
     grouped = reshape(build, _like(x, shape), x)
@@ -152,8 +163,8 @@ def group_norm(
 
 @lowers("_native_batch_norm_legit_no_training")
 def batch_norm(
-    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any,
-    momentum: float, eps: float,
+    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, /,
+    eps: float,
 ) -> list[Tensor]:  # fmt: skip
     """One fma for each element. Its constants are computed in double precision."""
     scale = 1 / torch.sqrt(var.double() + eps)
@@ -177,7 +188,7 @@ def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
 
 
 @lowers("_softmax", "_log_softmax")
-def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
+def softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     """One division for all probabilities along `dim`."""
     x = build.cast(x, step.dtype)
     if not x.shape:
@@ -197,7 +208,7 @@ def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
 
 
 @lowers("_safe_softmax")
-def safe_softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
+def safe_softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     """As `softmax`, but 0 if all elements along `dim` are -inf."""
     least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
     masked = reduced(build, "all", least, dim, "bool", True)
@@ -206,7 +217,7 @@ def safe_softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Te
 
 
 @lowers("cumsum", "cumprod")
-def scan(build: Builder, step: Step, x: Tensor, dim: int, **_: Any) -> Tensor:
+def scan(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     if not x.shape:
         return build.cast(x, step.dtype)
     kind = {"cumsum": "sum", "cumprod": "prod"}[step.name]
@@ -215,7 +226,7 @@ def scan(build: Builder, step: Step, x: Tensor, dim: int, **_: Any) -> Tensor:
 
 
 @lowers("_cdist_forward")
-def distances(build: Builder, step: Step, a: Any, b: Any, p: float, mode: Any = None) -> Tensor:
+def distances(build: Builder, step: Step, a: Any, b: Any, /, p: float) -> Tensor:
     if p != 2:
         raise NotKnown(f"distances of norm {p}")
     left, right = build.tensor(a, step.dtype), build.tensor(b, step.dtype)

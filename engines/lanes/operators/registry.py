@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 
-from engines.lanes.tensors import UNKNOWN
+from engines.lanes.tensor_builder import Builder, NotKnown
+from engines.lanes.tensors import UNKNOWN, Tensor
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,10 @@ LOWERINGS: dict[str, Callable[..., Any]] = {}
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     """Registers a function that lowers the operators with these names, for all overloads.
 
-    It takes the builder, the step and the operator's arguments. It returns a tensor, or a list if
-    the operator has several results. It raises NotKnown for arguments that it cannot lower.
+    It takes the builder, the step and the operator's arguments: by position up to a `/`, the others
+    by their names in ATen. `lowered` drops those in `NO_EFFECT`, and refuses those that it does not
+    take. It returns a tensor, or a list if the operator has several results. It raises NotKnown for
+    arguments that it cannot lower.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -46,6 +51,104 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
         return function
 
     return register
+
+
+_RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze",
+             "unflatten", "flatten", "expand")  # fmt: skip
+_FILLS = ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
+          "new_empty", "full", "zeros", "ones")  # fmt: skip
+NO_EFFECT = frozenset(
+    [
+        # They say where and how torch stores the result, or how it computes it.
+        "device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad",
+        "benchmark", "deterministic", "cudnn_enabled", "allow_tf32", "sparse_grad",
+        "embedding.padding_idx", "embedding.scale_grad_by_freq", "embedding.sparse",
+        "_native_batch_norm_legit_no_training.momentum", "_cdist_forward.compute_mode",
+        # They are seen in the dtype or the shape of the result.
+        "dtype", "out_dtype", "out_int32", "half_to_float", "ceil_mode",
+        "output_size", "output_padding",
+        *(f"{name}.{size}" for name in _RESHAPES for size in (
+            "size", "sizes", "shape", "stride", "dim", "start_dim", "end_dim", "implicit")),
+        *(f"{name}.{like}" for name in _FILLS for like in ("self", "size")),
+        "unfold.size", "slice.end", "slice_scatter.end",
+        "copy.self",
+        "split.split_size", "split.split_sizes", "split_with_sizes.split_sizes", "chunk.chunks",
+        # Every sort is stable, and `topk` always sorts.
+        "sort.stable", "topk.sorted",
+    ]
+)  # fmt: skip
+"""The arguments that no lowering reads: `name` for all operators, `operator.name` for one."""
+
+
+def lowered(
+    build: Builder, step: Step, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+) -> Any:
+    """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it."""
+    function = LOWERINGS[step.name]
+    positional, by_name = arguments(step.name, target, given, named)
+    return function(build, step, *positional, **by_name)
+
+
+def arguments(
+    name: str, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call that the operator's lowering takes, by position and by name."""
+    own, positional, by_name = _parameters(LOWERINGS[name]), list[Any](), dict[str, Any]()
+    for argument, value in _in_order(target, given, named):
+        if argument.name in NO_EFFECT or f"{name}.{argument.name}" in NO_EFFECT:
+            continue
+        if len(positional) < own.positional:
+            positional.append(value)
+        elif argument.name in own.names:
+            by_name[argument.name] = value
+        elif not (type(value) is type(argument.default_value) and value == argument.default_value):
+            raise NotKnown(f"{name} with {argument.name}={value}")
+    if len(positional) < own.needed or not own.needed_names <= by_name.keys():
+        raise NotKnown(f"{target}")
+    return positional, by_name
+
+
+def _in_order(
+    target: Any, given: Sequence[Any], named: Mapping[str, Any]
+) -> Iterator[tuple[torch._C.Argument, Any]]:
+    """Each argument of a call with its description in the operator's schema."""
+    for number, argument in enumerate(target._schema.arguments):
+        if number < len(given):
+            yield argument, given[number]
+        elif argument.name in named:
+            yield argument, named[argument.name]
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """The parameters of a lowering behind the builder and the step: the number of those by position
+    and of the needed ones among them, and the names of the others."""
+
+    positional: int
+    needed: int
+    names: frozenset[str]
+    needed_names: frozenset[str]
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> _Parameters:
+    every = list(inspect.signature(function).parameters.values())
+    first = [each for each in every if each.kind is each.POSITIONAL_ONLY][2:]
+    rest = [each for each in every if each.kind is not each.POSITIONAL_ONLY]
+    return _Parameters(
+        len(first),
+        sum(each.default is each.empty for each in first),
+        frozenset(each.name for each in rest),
+        frozenset(each.name for each in rest if each.default is each.empty),
+    )
+
+
+def agrees(made: Any, result: torch.Tensor) -> bool:
+    """True if a lowered result has the dtype and the shape that torch gives it."""
+    if not isinstance(made, Tensor):
+        return True
+    dtype = str(result.dtype).removeprefix("torch.")
+    return made.dtype == dtype and made.shape == sizes(result)
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from engines.lanes.tensors import (
 
 
 @lowers("gather")
-def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, **_: Any) -> Tensor:
+def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [own(d) for d in range(len(base.shape))]
@@ -34,7 +34,7 @@ def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, **_: Any) -
 
 
 @lowers("index_select")
-def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any) -> Tensor:
+def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [own(d) for d in range(len(base.shape))]
@@ -43,7 +43,7 @@ def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any) -> Te
 
 
 @lowers("embedding")
-def embedding(build: Builder, step: Step, weight: Any, index: Any, *_: Any) -> Tensor:
+def embedding(build: Builder, step: Step, weight: Any, index: Any, /) -> Tensor:
     base = build.tensor(weight)
     last = len(step.shape) - 1
     shape = step.shape[:-1]
@@ -56,7 +56,7 @@ def embedding(build: Builder, step: Step, weight: Any, index: Any, *_: Any) -> T
 
 
 @lowers("index", "_unsafe_index")
-def index(build: Builder, step: Step, x: Any, indices: Sequence[Any]) -> Tensor:
+def index(build: Builder, step: Step, x: Any, indices: Sequence[Any], /) -> Tensor:
     """NumPy's rules: indices are broadcast against each other. Their dimensions replace the indexed
     dimensions if those are adjacent, else they come first."""
     base = build.tensor(x)
@@ -145,24 +145,25 @@ def _formula(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pick:
     return lambda at: entry(table, flat(at[begin : begin + len(shape)], shape))
 
 
+def _torch_dtype(given: Any) -> torch.dtype:
+    return getattr(torch, _dtype(given))  # type: ignore[no-any-return]
+
+
 def _dtype(given: Any) -> str:
     return str(given.dtype).removeprefix("torch.")
 
 
 @lowers("topk")
 def topk(
-    build: Builder, step: Step, x: Tensor, k: int, dim: int = -1, largest: bool = True,
-    in_order: bool = True,
+    build: Builder, step: Step, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     return _first(build, x, dim, k, largest)
 
 
 @lowers("sort")
-def sort(build: Builder, step: Step, x: Tensor, *given: Any, **named: Any) -> list[Tensor]:
-    stable = given and isinstance(given[0], bool) and len(given) > 1
-    dim = named.get("dim", given[1] if stable else given[0] if given else -1)
-    rest = given[2:] if stable else given[1:]
-    descending = named.get("descending", rest[0] if rest else False)
+def sort(
+    build: Builder, step: Step, x: Tensor, /, dim: int = -1, descending: bool = False
+) -> list[Tensor]:
     return _first(build, x, dim, x.shape[dim], descending)
 
 
@@ -173,8 +174,8 @@ def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) ->
 
 @lowers("scatter", "scatter_add", "scatter_reduce")
 def scatter(
-    build: Builder, step: Step, x: Any, dim: int, index: Any, source: Any, reduce: str = "put",
-    **_: Any,
+    build: Builder, step: Step, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
+    include_self: bool = True,
 ) -> Tensor:  # fmt: skip
     how = {"scatter_add": "sum"}.get(step.name, reduce)
     how = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}.get(how, how)
@@ -188,12 +189,15 @@ def scatter(
         if given.shape:
             given = build.view(given, shape, lambda at: at)
         given = build.expand(given, shape)
+    if not include_self:  # the sum starts from 0 where something is added
+        zeros = build.expand(build.tensor(0, step.dtype), shape)
+        x = _put(build, step, x, zeros, picks, "put")
     return _put(build, step, x, given, picks, how)
 
 
 @lowers("index_put", "_unsafe_index_put")
 def index_put(
-    build: Builder, step: Step, x: Any, indices: Sequence[Any], source: Any,
+    build: Builder, step: Step, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
 ) -> Tensor:  # fmt: skip
     given = [*indices, *[None] * (len(step.shape) - len(indices))]
@@ -224,7 +228,9 @@ def _put(
 
 
 @lowers("index_fill")
-def index_fill(build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any) -> Tensor:
+def index_fill(
+    build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any, /
+) -> Tensor:
     if not isinstance(index, torch.Tensor):
         raise NotKnown("filling at indices that differ between rows")
     chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)
@@ -234,19 +240,65 @@ def index_fill(build: Builder, step: Step, x: Tensor, dim: int, index: Any, valu
     return select(build, step, build.tensor(chosen.view(shape)), filled, x)
 
 
-@lowers("bucketize", "searchsorted")
-def bucketize(
-    build: Builder, step: Step, a: Any, b: Any, *, out_int32: bool = False, right: bool = False,
-    **_: Any,
+@lowers("bucketize")
+def bucketize(build: Builder, step: Step, x: Any, edges: Any, /, right: bool = False) -> Tensor:
+    return _searched(build, step, x, edges, right)
+
+
+@lowers("searchsorted")
+def searchsorted(
+    build: Builder, step: Step, edges: Any, x: Any, /, right: bool = False,
+    side: str | None = None, sorter: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Counts the constant boundaries below each value."""
-    values, edges = (a, b) if step.name == "bucketize" else (b, a)
-    if not isinstance(edges, torch.Tensor) or edges.dim() != 1:
-        raise NotKnown("boundaries that depend on the row")
-    x, dtype = build.tensor(values), common_dtype(values, edges)
-    shape = (*x.shape, len(edges))
-    each = build.view(x, shape, lambda at: at[:-1])
-    above = build.map("ge" if right else "gt", [each, edges], shape, "bool", of=dtype)
-    counted = reduced(build, "sum", build.cast(above, step.dtype), -1, step.dtype)
-    counted.bounds = 0, len(edges)
-    return counted
+    if sorter is not None:
+        result = torch.empty(tuple(edges.shape), dtype=_torch_dtype(edges), device="meta")
+        edges = gather(build, Step("gather", (result,)), edges, -1, sorter)
+    return _searched(build, step, x, edges, right or side == "right")
+
+
+def _searched(build: Builder, step: Step, x: Any, edges: Any, right: bool) -> Tensor:
+    """The number of edges below each value. It is the number of all edges for NaN."""
+    dtype, count = common_dtype(x, edges), edges.shape[-1]
+    values = build.expand(build.tensor(x, dtype), step.shape)
+    compared = "gt" if right else "ge"
+    if isinstance(edges, torch.Tensor) and edges.dim() == 1 and _ascending(edges):
+        shape = (*step.shape, count)
+        each = build.view(values, shape, lambda at: at[:-1])
+        above = build.map(compared, [edges, each], shape, "bool", of=dtype)
+        behind = reduced(build, "sum", build.cast(above, step.dtype), -1, step.dtype)
+        behind.bounds = 0, count
+        found = build.map("sub", [count, behind], step.shape, step.dtype)
+    else:
+        found = build.cast(
+            _halved(build, step, values, build.tensor(edges, dtype), compared), step.dtype
+        )
+    found.bounds = 0, count
+    return found
+
+
+def _ascending(edges: torch.Tensor) -> bool:
+    return bool((edges[:-1] <= edges[1:]).all()) and not bool(edges.isnan().any())
+
+
+def _halved(build: Builder, step: Step, values: Tensor, edges: Tensor, compared: str) -> Tensor:
+    """torch's own search by halves, so that edges which are not in order give the same numbers."""
+    count, lead = edges.shape[-1], len(edges.shape) - 1
+
+    def integer(function: str, *given: Any) -> Tensor:
+        return build.map(function, given, step.shape, "int64")
+
+    def truth(function: str, *given: Any, of: str = "bool") -> Tensor:
+        return build.map(function, given, step.shape, "bool", of=of)
+
+    of_integers = Step("where", (torch.empty(step.shape, dtype=torch.int64, device="meta"),))
+    begin, end = (build.expand(build.tensor(at, "int64"), step.shape) for at in (0, count))
+    for _ in range(count.bit_length()):
+        middle = integer("bitwise_right_shift", integer("add", begin, end), 1)
+        place = integer("maximum", integer("minimum", middle, count - 1), 0)
+        edge = picked(build, edges, step.shape, [*(own(d) for d in range(lead)), place])
+        going = truth("lt", begin, end, of="int64")
+        behind = truth(compared, edge, values, of=values.dtype)
+        before = truth("bitwise_and", going, truth("bitwise_not", behind))
+        begin = select(build, of_integers, before, integer("add", middle, 1), begin)
+        end = select(build, of_integers, truth("bitwise_and", going, behind), middle, end)
+    return begin

@@ -15,40 +15,50 @@ from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
         "flatten")  # fmt: skip
-def reshape(build: Builder, step: Step, x: Tensor, *_: Any) -> Tensor:
+def reshape(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     shape, before = step.shape, x.shape
     if shape == before:
         return x
     return build.view(x, shape, lambda index: reshaped(index, shape, before))
 
 
-@lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "dropout", "positive",
+@lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
         "lift_fresh")  # fmt: skip
-def same(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def same(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return x
 
 
-@lowers("permute", "transpose", "t", "movedim", "swapaxes")
-def permute(build: Builder, step: Step, x: Tensor, *given: Any) -> Tensor:
-    dims = len(x.shape)
-    order = list(range(dims))
-    if step.name == "permute":
-        order = [d % dims for d in given[0]]
-    elif dims > 1:
-        a, b = (d % dims for d in (given or (0, 1)))
-        order[a], order[b] = b, a
-    back = [order.index(d) for d in range(dims)]
+@lowers("dropout")
+def dropout(build: Builder, step: Step, x: Tensor, p: float, train: bool, /) -> Tensor:
+    if train and p:
+        raise NotKnown("dropout while training")
+    return x
+
+
+@lowers("transpose", "t", "swapaxes")
+def transpose(build: Builder, step: Step, x: Tensor, first: int = 0, second: int = 1, /) -> Tensor:
+    order = list(range(len(x.shape)))
+    if len(order) > 1:
+        order[first], order[second] = order[second], order[first]
+    return permute(build, step, x, order)
+
+
+@lowers("permute")
+def permute(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
+    rank = len(x.shape)
+    order = [d % rank for d in dims]
+    back = [order.index(d) for d in range(rank)]
     return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))
 
 
 @lowers("expand")
-def expand(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def expand(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.expand(x, step.shape)
 
 
 @lowers("broadcast_in_dim")
 def broadcast_in_dim(
-    build: Builder, step: Step, x: Tensor, shape: Sequence[int], dims: Sequence[int]
+    build: Builder, step: Step, x: Tensor, shape: Sequence[int], dims: Sequence[int], /
 ) -> Tensor:
     own = x.shape
 
@@ -60,8 +70,7 @@ def broadcast_in_dim(
 
 @lowers("slice")
 def cut(
-    build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, end: Any = None,
-    by: int = 1,
+    build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     size = x.shape[dim]
     first = start if isinstance(start, int) else 0
@@ -70,14 +79,14 @@ def cut(
 
 
 @lowers("select")
-def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int) -> Tensor:
+def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int, /) -> Tensor:
     dim %= len(x.shape)
     place = constant(at % x.shape[dim])
     return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
 @lowers("flip")
-def flip(build: Builder, step: Step, x: Tensor, dims: Sequence[int]) -> Tensor:
+def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     for dim in dims:
         last = x.shape[dim] - 1
         x = moved(build, x, x.shape, dim, lambda i, last=last: i * -1 + last)
@@ -85,7 +94,7 @@ def flip(build: Builder, step: Step, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 @lowers("repeat")
-def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int]) -> Tensor:
+def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Tensor:
     lacking, own = len(times) - len(x.shape), x.shape
 
     def where(index: Indices) -> Indices:
@@ -96,7 +105,7 @@ def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int]) -> Tenso
 
 @lowers("diagonal")
 def diagonal(
-    build: Builder, step: Step, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+    build: Builder, step: Step, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
     a, b = dim1 % len(x.shape), dim2 % len(x.shape)
 
@@ -109,7 +118,7 @@ def diagonal(
 
 
 @lowers("unfold")
-def unfold(build: Builder, step: Step, x: Tensor, dim: int, size: int, by: int) -> Tensor:
+def unfold(build: Builder, step: Step, x: Tensor, dim: int, by: int, /) -> Tensor:
     dim %= len(x.shape)
 
     def where(index: Indices) -> Indices:
@@ -119,12 +128,10 @@ def unfold(build: Builder, step: Step, x: Tensor, dim: int, size: int, by: int) 
 
 
 @lowers("split", "split_with_sizes", "unbind", "chunk")
-def split(build: Builder, step: Step, x: Tensor, *given: Any) -> list[Tensor]:
+def split(build: Builder, step: Step, x: Tensor, /, dim: int = 0) -> list[Tensor]:
     if step.name == "unbind":
-        dim = given[0] if given else 0
         each = [Step("select", (result,)) for result in step.results]
         return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
-    dim = given[1] if len(given) > 1 else 0
     found, first = [], 0
     for result in step.results:
         shape = sizes(result)
@@ -144,7 +151,7 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
 
 
 @lowers("cat", "stack")
-def cat(build: Builder, step: Step, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+def cat(build: Builder, step: Step, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
     given = [build.tensor(x, step.dtype) for x in tensors]
     dim %= len(step.shape)
     if step.name == "stack":
@@ -184,7 +191,7 @@ def shift(dim: int, by: int) -> Any:
 
 
 @lowers("constant_pad_nd")
-def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], value: float = 0) -> Tensor:
+def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], /, value: float = 0) -> Tensor:
     """`sides`: the widths before and behind for each dimension, the last dimension first. Negative
     widths cut elements off."""
     pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)]
@@ -222,7 +229,7 @@ def _around(
 @lowers("slice_scatter", "select_scatter")
 def put(
     build: Builder, step: Step, x: Any, source: Any, dim: int = 0, start: Any = None,
-    end: Any = None, by: int = 1,
+    by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     """`x` with `source` in place of a slice or of one index along `dim`."""
     dim %= len(step.shape)
@@ -242,17 +249,15 @@ def put(
 
 
 @lowers("copy")
-def copy(build: Builder, step: Step, x: Any, source: Any, *_: Any) -> Tensor:
+def copy(build: Builder, step: Step, source: Any, /) -> Tensor:
     return build.expand(build.tensor(source, step.dtype), step.shape)
 
 
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
         "new_empty", "full", "zeros", "ones")  # fmt: skip
-def filled(build: Builder, step: Step, *given: Any, **_: Any) -> Any:
+def filled(build: Builder, step: Step, /, fill_value: Any = None) -> Any:
     """A tensor with the same number in all elements."""
-    value: Any = 1 if "ones" in step.name else 0
-    if "full" in step.name:
-        value = given[-1]
+    value = fill_value if "full" in step.name else int("ones" in step.name)
     made = build.tensor(value, step.dtype)
     if UNKNOWN in step.shape:
         return build.expand(made, step.shape)

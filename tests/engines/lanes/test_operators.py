@@ -125,6 +125,7 @@ VIEWS: Table = {
     "selected": lambda x: x[:, 1, 2] * x[:, 0, -1],
     "beside each other": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
     "stacked": lambda x: torch.stack([x, x + 1], 2),
+    "moved": lambda x: torch.movedim(x, (1, 2), (3, 1)) * 1,
     "split": lambda x: torch.cat(x.split([1, 3], 2)[::-1], 2),
     "expanded": lambda x: x[:, :1].expand(-1, 5, -1, -1) * 1,
     "repeated": lambda x: x.repeat(1, 2, 1, 3),
@@ -161,9 +162,29 @@ SELECTIONS: Table = {
     "index_add": lambda x, i: x.index_add(1, torch.tensor([1, 1, 3]), x[:, :3]),
     "index_fill": lambda x, i: x.index_fill(1, torch.tensor([1, 3]), 7.0),
     "one_hot": lambda x, i: F.one_hot(i, 6),
-    "bucketize": lambda x, i: torch.bucketize(
-        x.nan_to_num(0.0), torch.tensor([-1.0, 0.0, 0.5]), right=True
+    "scatter_reduce without itself": lambda x, i: x[:, :, 0].scatter_reduce(
+        1, i, x[:, :5, 1], "sum", include_self=False
     ),
+    **{
+        f"{title}, {side}": lambda x, i, edges=edges, side=side: torch.searchsorted(
+            torch.tensor(edges), x.reshape(-1, 24), side=side, out_int32=side == "left"
+        )
+        for side in ("left", "right")
+        for title, edges in {
+            "edges": [-1.0, 0.0, 0.5],
+            "edges with NaN": [-INF, -0.0, INF, NAN],
+            "edges out of order": [1.0, 0.0, 3.0, -2.0, 7.0, NAN, NAN],
+        }.items()
+    },
+    "bucketize": lambda x, i: torch.bucketize(x, torch.tensor([-1, 0, 1]), right=True),
+    "a bucket of integers": lambda x, i: torch.bucketize(i, torch.tensor([0.5, 2.0])),
+    "edges of the row": lambda x, i: torch.searchsorted(
+        x[:, :, 0].sort(1).values, x[:, :, 1].contiguous(), right=True
+    ),
+    "edges by a sorter": lambda x, i: torch.searchsorted(
+        x[:, :, 0].contiguous(), x[:, :, 1].contiguous(), sorter=torch.sort(x[:, :, 0], 1).indices
+    ),
+    "the class of a NaN": lambda x, i: WEIGHTS[torch.bucketize(x[:, 2], torch.tensor([-0.5, 0.5]))],
     "pairs alike": lambda x, i: (i[:, :, None] == i[:, None, :]).sum(2),
 }
 
@@ -372,7 +393,7 @@ def test_selections() -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 6, 4)
     values[:5] = values[:5].round()  # with ties
-    values[7, 2, 1], values[8, 3] = NAN, INF
+    values[7, 2, 1], values[8, 3], values[9, 1], values[10] = NAN, INF, -INF, -0.0
     agree(SELECTIONS, [values, torch.randint(0, 6, (MOST, 5))], 1)
 
 
