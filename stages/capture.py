@@ -29,14 +29,17 @@ from soa.files import digest_of
 from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
+from stages.independence import rows_differ
 from stages.model import (
     Copied,
     InFront,
     Precision,
+    RowWise,
     SoaProgram,
     TracedProgram,
     Trees,
     as_torch,
+    checks_off,
     in_precision,
     mutation_line,
     what_differs,
@@ -60,6 +63,9 @@ from stages.reference import (
 
 Route = Literal["auto", "script", "trace", "none"]
 
+_UNCHECKED = (
+    "the artifact does not check the arguments of torch.distributions: the checks branch on values"
+)
 # Row counts to export at: primes, so that no size in a model is equal to one of them by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
@@ -75,6 +81,8 @@ class Capture:
     precision: Precision = "fp32"
     dependence: str | None = None
     """Why a row's answer may depend on other rows. Empty: it does not. None: not recorded."""
+    tried: str = ""
+    """If no graph shows that rows are independent, but a trial found it: why none shows it."""
 
     @cached_property
     def why_dependent(self) -> str | None:
@@ -123,7 +131,10 @@ class Capture:
 def dependence_of(recorded: str | None, program: Path) -> str | None:
     """Why a row's answer may depend on other rows; None if it does not. `recorded` is this text in
     a capture or manifest; older ones did not record it (None), so the program is read."""
-    return (why_dependent(load_program(program)) if recorded is None else recorded) or None
+    if recorded is not None:
+        return recorded or None
+    found = why_dependent(load_program(program))
+    return None if found is None else found.text
 
 
 def capture(
@@ -137,14 +148,17 @@ def capture(
     nonfinite: float = 0.0,
     more: Arrays | None = None,
     stated: frozenset[str] = frozenset(),
+    tried_is_enough: bool = False,
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
 
     `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
     more.safetensors is written too. Integer columns named in `stated` get no extreme values. The
     program is in `precision`; the reference is in the precision of the model. Of each output of the
-    reference, at most the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with the
-    model's line if capture fails, ReferenceDataError if the reference proves nothing.
+    reference, at most the fraction `nonfinite` may be NaN or infinite. `tried_is_enough`: rows may
+    be cut into tiles if a trial finds that they are independent, though no graph shows it. Raises
+    CaptureError with the model's line if capture fails, ReferenceDataError if the reference proves
+    nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -158,18 +172,24 @@ def capture(
         say(f"note: the model writes into {names}: in the graph it gets copies of its own")
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
-    program = _exported(exportable, signature, arguments, soa_arguments)
-    dependence = _dependence(program, signature, say)
+    with checks_off() as checks:
+        exported = _exported(exportable, signature, arguments, soa_arguments)
+    program = exported.program
+    dependence = _dependence(exported, signature, lambda: rows_differ(model, signature, inputs))
+    dependence.tell(signature, tried_is_enough, say)
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
     if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
         raise ReferenceDataError(refusal)
-    reference = replace(reference, notes=weaknesses(model, signature, reference))
+    notes = weaknesses(model, signature, reference)
+    reference = replace(reference, notes=notes + ((_UNCHECKED,) if checks.read else ()))
     for weakness in reference.notes:
         say(f"note: {weakness}")
     say("scripting")
-    made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
+    made, note = _torchscript(
+        taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
+    )
     say("computing the eager model's answers to extreme values")
     at_edges, untried = edge_rows(model, signature, inputs, stated)
     for each in untried:
@@ -180,23 +200,66 @@ def capture(
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
-    result = Capture(folder, signature, made, note, precision, dependence)
+    result = Capture(
+        folder, signature, made, note, precision,
+        "" if dependence.tried and tried_is_enough else dependence.why,
+        dependence.why if dependence.tried else "",
+    )  # fmt: skip
     result.save()
     return result
 
 
-def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[str], None]) -> str:
-    """Why a row's answer may depend on other rows, else "". Such a model cannot run in tiles: this
-    prints a note, or raises CaptureError if rows are unbounded."""
-    found = why_dependent(program)
-    if found and any(rows.unbounded for rows in signature.ranges.values()):
-        raise CaptureError(
-            f"rows are unbounded, and so run in tiles, but a row may see other rows: {found}. Let "
-            "each answer come from its own row, or leave out unbounded"
-        )
-    if found and signature.tile_kinds is not None:
-        say(f"note: all rows run at once, since a row may see others: {found}")
-    return found or ""
+@dataclass(frozen=True)
+class _Dependence:
+    """Why a row's answer may depend on other rows; empty if the graph shows that it does not.
+
+    `tried`: a trial found that it does not.
+    """
+
+    why: str = ""
+    tried: bool = False
+
+    def tell(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
+        """Print a note if rows are not shown to be independent. Raises CaptureError if this does
+        not allow unbounded rows, which run in tiles."""
+        if not self.why or signature.tile_kinds is None:
+            return
+        unbounded = any(rows.unbounded for rows in signature.ranges.values())
+        if self.tried:
+            if unbounded and not tried_is_enough:
+                raise CaptureError(
+                    "rows are unbounded, and that rows are independent is only tried, not shown: "
+                    f"{self.why}. Leave out unbounded, or write gates: independence: tried"
+                )
+            say(f"note: that rows are independent is tried, not shown: {self.why}")
+            return
+        if unbounded:
+            raise CaptureError(
+                "rows are unbounded, and so run in tiles, but a row may see other rows: "
+                f"{self.why}. Let each answer come from its own row, or leave out unbounded"
+            )
+        say(f"note: all rows run at once, since a row may see others: {self.why}")
+
+
+def _dependence(
+    exported: _Exported, signature: Signature, trial: Callable[[], str | None]
+) -> _Dependence:
+    """What is known about the rows. Raises CaptureError if the program is one for each row, and
+    the `trial` finds that the model's rows depend on each other."""
+    if exported.row_wise:
+        if found := trial():
+            raise CaptureError(
+                f"{exported.row_wise}. Captured one by one, its rows are wrong: {found}"
+            )
+        refusal, _, _ = exported.row_wise.partition(". ")  # without the advice
+        return _Dependence(f"its rows were captured one by one, since {refusal}", tried=True)
+    reason = why_dependent(exported.program)
+    if reason is None:
+        return _Dependence()
+    if reason.known or signature.tile_kinds is None:
+        return _Dependence(reason.text)
+    found = trial()
+    return _Dependence(f"{reason.text}; {found}" if found else reason.text, tried=not found)
 
 
 def example_case(signature: Signature) -> Case:
@@ -283,31 +346,66 @@ def _dims(signature: Signature) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Exported:
+    """A program in the calling convention. `row_wise`: why torch.export takes the model only at
+    one row, so that the program runs each row on its own; empty if it takes all rows at once."""
+
+    program: ExportedProgram
+    row_wise: str = ""
+
+
 def _exported(
     model: torch.nn.Module,
     signature: Signature,
     arguments: list[torch.Tensor],
     soa_arguments: list[torch.Tensor],
-) -> ExportedProgram:
+) -> _Exported:
     """The program in the calling convention. An error names the model's own line."""
     try:
         program = export_convention(model, signature, soa_arguments)
-    except CaptureError:
-        _check_export(model, signature, arguments)  # raises a clearer error if it finds a reason
-        raise
+    except CaptureError as error:
+        refusal = _why_refused(model, signature, arguments) or error
+        made = _row_wise(model, signature, arguments, soa_arguments)
+        if made is None:
+            raise refusal from error
+        return _Exported(made, str(refusal))
+    if _writes_state(program):
+        plain = CaptureError("the model writes into its own state: an artifact keeps none")
+        raise _why_refused(model, signature, arguments) or plain
+    return _Exported(program)
+
+
+def _writes_state(program: ExportedProgram) -> bool:
     found = program.graph_signature
-    if any(
+    return any(
         "MUTATION" in s.kind.name and s.target not in found.user_inputs for s in found.output_specs
-    ):
-        _check_export(model, signature, arguments)
-        raise CaptureError("the model writes into its own state: an artifact keeps none")
-    return program
+    )
 
 
-def _check_export(
+def _row_wise(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    soa_arguments: list[torch.Tensor],
+) -> ExportedProgram | None:
+    """The program that runs each row on its own, or None if the model does not export at one row
+    either, or has more than rows of one dimension."""
+    if len(signature.dims) > 1 or signature.jagged or signature.tile_kinds is None:
+        return None
+    try:
+        with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            by_row = RowWise(model, signature, arguments)
+        return export_convention(by_row, signature, soa_arguments)
+    except Exception:  # torch has no exception type for this; the first refusal says more
+        return None
+
+
+def _why_refused(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
-) -> None:
-    """Export the bare model with every row count dynamic. CaptureError names the line at fault."""
+) -> CaptureError | None:
+    """The reason why the bare model does not export with every row count dynamic, and the line at
+    fault; None if it does."""
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
@@ -323,14 +421,15 @@ def _check_export(
                 )
             functional = exported.run_decompositions({})
         except Exception as error:
-            raise CaptureError(why_not_exported(model, arguments, shapes, error)) from error
+            return CaptureError(why_not_exported(model, arguments, shapes, error))
     found = functional.graph_signature
     mutated = [s.target for s in found.output_specs if "MUTATION" in s.kind.name]
     if state := [name for name in mutated if name not in found.user_inputs]:
-        raise CaptureError(
+        return CaptureError(
             f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
             "artifact keeps no state; use the out-of-place operation"
         )
+    return None
 
 
 def export_convention(
@@ -396,8 +495,12 @@ def _torchscript(
     soa_arguments: list[torch.Tensor],
     route: Route,
     folder: Path,
+    row_wise: bool = False,
 ) -> tuple[Literal["scripted", "traced"] | None, str | None]:
-    """Write model.ts by scripting, else by tracing. Returns which one, and why the other failed."""
+    """Write model.ts by scripting, else by tracing. Returns which one, and why the other failed.
+
+    A `row_wise` model is not traced: the trace would keep the example's number of rows.
+    """
     if route == "none":
         return None, "not wanted"
     notes: list[str] = []
@@ -418,7 +521,7 @@ def _torchscript(
         if core is None:
             made = "traced"
             try:
-                core = torch.jit.trace(model, tuple(arguments), check_trace=False)
+                core = _traced(model, arguments, row_wise)
             except Exception as error:
                 notes.append(f"does not trace: {first_line(error)}")
                 if route == "trace":
@@ -433,6 +536,15 @@ def _torchscript(
             return None, "; ".join([*notes, f"does not trace: {first_line(error)}"])
         _write(folder / "model.ts", lambda buffer: torch.jit.save(traced, buffer))
     return made, "; ".join(notes) or None
+
+
+def _traced(
+    model: torch.nn.Module, arguments: list[torch.Tensor], row_wise: bool
+) -> torch.nn.Module:
+    if row_wise:
+        raise CaptureError("it takes the number of rows as a plain number")
+    traced: torch.nn.Module = torch.jit.trace(model, tuple(arguments), check_trace=False)
+    return traced
 
 
 def _scripted(model: torch.nn.Module) -> torch.nn.Module:

@@ -1,24 +1,59 @@
-"""Test an artifact: does each row's answer depend on this row only?
+"""Try a model and an artifact: does each row's answer depend on this row only?
 
-The graph of a program shows it first, at capture (engines/exported/row_dependence.py). Then the
-artifact is tested: some of the reference's rows, alone and in another order, must give the answers
-that they gave among the others.
+The graph of a program shows it first, at capture (engines/exported/row_dependence.py). If it does
+not, the eager model is tried with many numbers of rows, in other orders, beside other rows. Then
+the artifact is tested: some of the reference's rows, alone and in another order, must give the
+answers that they gave among the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FunctionType
 
 import torch
 
-from runtime.checked import Tolerance, compare
+from engines.errors import first_line
+from runtime.checked import Tolerance, compare, default_tolerance
 from runtime.session import Session
 from soa.memory import Collection, read_block
+from soa.signature import Signature
+from stages.reference import Arrays, eager_outputs, row_major_inputs
 
 SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
 Columns = Mapping[str, Mapping[str, torch.Tensor]]
 
 _ROWS = 256
+_EVERY = 64  # all numbers of rows up to this one are tried
+_MOST_CONSTANTS = 32
+
+
+def rows_differ(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str | None:
+    """How the eager model's answer to a row depends on other rows or on their number; None if the
+    trial finds nothing. The signature has one row dimension.
+
+    The rows are drawn from the reference `inputs`, for each number of rows in another order. So
+    beside a row lie other rows each time. In a second run most rows are scaled.
+    """
+    (dim,) = signature.dims
+    rows = signature.ranges[dim]
+    generator = torch.Generator().manual_seed(1)
+    most = {dim: rows.proven}
+    whole = eager_outputs(model, signature, row_major_inputs(signature, inputs, most), most)
+    for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
+        chosen = torch.randperm(rows.proven, generator=generator)[:n]
+        for kept in dict.fromkeys((n, 1 + n // 8)):
+            given = _taken(signature, inputs, chosen, kept)
+            try:
+                answers = eager_outputs(
+                    model, signature, row_major_inputs(signature, given, {dim: n}), {dim: n}
+                )
+            except Exception as error:  # of any type: it is the user's model
+                return f"it fails at {n} rows: {first_line(error)}"
+            if why := _difference(answers, whole, chosen[:kept]):
+                beside = "" if kept == n else " beside rows with other values"
+                return f"{why} among {n} rows{beside}"
+    return None
 
 
 def rows_are_independent(
@@ -41,6 +76,79 @@ def rows_are_independent(
     whole = _answers(session, inputs, range(high))
     trials = [shuffled[:some], shuffled, list(range(high - some, high)), shuffled[-some:]]
     return all(_agree(_answers(session, inputs, rows), whole, rows, tolerances) for rows in trials)
+
+
+def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
+    """All small numbers, numbers around powers of two, primes, the largest, and those around the
+    integers in the model's own code, where it may take another path."""
+    constants = sorted(_constants(model))[:_MOST_CONSTANTS]
+    powers = [2**k for k in range(6, high.bit_length() + 1)]
+    around = [n + more for n in (*powers, *constants, high) for more in (-1, 0, 1)]
+    primes = (101, 257, 521, 1031, 2053, 4099, 8209, 16411, 32771)
+    every = {*range(low, _EVERY + 1), *around, *primes, *(2 * n for n in constants)}
+    return sorted(n for n in every if low <= n <= high)
+
+
+def _constants(model: torch.nn.Module) -> set[int]:
+    """The integers above _EVERY in the model's code: in the methods of its own classes, in
+    functions that its modules hold, and in the functions of their files that these call."""
+    modules = [each for each in model.modules() if not _is_torchs(type(each))]
+    held = [
+        each
+        for module in modules
+        for each in (*vars(type(module)).values(), *vars(module).values())
+    ]
+    functions = [each for each in held if isinstance(each, FunctionType)]
+    seen: set[FunctionType] = set()
+    found: set[int] = set()
+    while functions:
+        function = functions.pop()
+        if function in seen or _is_torchs(function):
+            continue
+        seen.add(function)
+        for code in _codes(function.__code__):
+            found |= {c for c in code.co_consts if isinstance(c, int) and c > _EVERY}
+            called = [function.__globals__.get(name) for name in code.co_names]
+            functions += [each for each in called if isinstance(each, FunctionType)]
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of the functions that are defined in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _is_torchs(named: type | FunctionType) -> bool:
+    return named.__module__.split(".")[0] == "torch"
+
+
+def _taken(signature: Signature, inputs: Arrays, rows: torch.Tensor, kept: int) -> Arrays:
+    """These rows of the inputs. The floats of all rows after the first `kept` are scaled."""
+    found: Arrays = {}
+    for name, columns in inputs.items():
+        kinds = {column.name: column.kind for column in signature.layouts[name].numbers}
+        found[name] = {
+            key: values if kinds[key] == "scalar" else values[rows]
+            for key, values in columns.items()
+        }
+        for values in found[name].values():
+            if values.dim() and values.is_floating_point():
+                values[kept:] *= -3
+    return found
+
+
+def _difference(
+    part: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], rows: torch.Tensor
+) -> str | None:
+    for name, found in part.items():
+        allowed = default_tolerance(str(found.dtype).removeprefix("torch."))
+        compared = compare(found[: len(rows)], whole[name][rows], allowed, classifier=False)
+        if compared.outside:
+            return f"answers of output {name!r} differ by up to {compared.max_abs:.2g}"
+    return None
 
 
 def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str, torch.Tensor]:

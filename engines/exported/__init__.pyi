@@ -6,4 +6,5 @@ from .graph import bytes_for_bools as bytes_for_bools
 from .graph import insert as insert
 from .graph import placed as placed
 from .graph import sizes as sizes
+from .row_dependence import Dependence as Dependence
 from .row_dependence import why_dependent as why_dependent

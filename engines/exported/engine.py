@@ -74,6 +74,7 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
                 # binding checks n against the compiled range, and validation runs with n == S.
                 module = program.module(check_guards=False)
                 _store_in_place(module)
+                _map_at_once(module)
             except Exception as error:
                 raise EngineError(
                     f"{file.name} is not a program torch can load: {error}"
@@ -100,3 +101,29 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
         store.args = (into, value)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _map_at_once(module: torch.fx.GraphModule) -> None:
+    """Let a program that runs a graph for each row (`map_impl`) run it for all rows at once where
+    torch can: that takes a third to a twentieth of the time."""
+    found = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.map_impl)
+    for node in found:
+        node.target = _each_row
+        functorch: Any = torch._C._functorch
+        functorch._set_vmap_fallback_warning_enabled(False)
+    module.recompile()
+
+
+def _each_row(
+    graph: torch.fx.GraphModule, of_rows: list[torch.Tensor], shared: list[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    if not len(of_rows[0]):  # map_impl needs a row
+        some = _each_row(graph, [each.new_zeros(1, *each.shape[1:]) for each in of_rows], shared)
+        return tuple(each[:0] for each in some)
+    try:
+        made: tuple[torch.Tensor, ...] = torch.vmap(lambda *row: tuple(graph(*row, *shared)))(
+            *of_rows
+        )
+    except RuntimeError:  # torch cannot do an operator for many rows at once
+        made = torch.ops.higher_order.map_impl(graph, of_rows, shared)
+    return made

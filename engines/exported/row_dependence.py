@@ -8,6 +8,7 @@ them, or uses their number other than as a size, and also if an operator is unkn
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,18 +18,39 @@ from torch.fx import Node
 
 from engines.exported.calls import Answer, Call, shapes_of
 from engines.exported.graph import placed, sizes
-from engines.exported.row_places import Mixed, Numbers, Rows, Value, uniform
+from engines.exported.row_places import (
+    ACROSS,
+    WITH_OTHERS,
+    Mixed,
+    Numbers,
+    Rows,
+    Unknown,
+    Value,
+    together,
+    uniform,
+)
 from engines.exported.row_rules import answers
 
 _DIMENSIONS = "there are several row dimensions, and nothing says which items belong to which row"
 
 
-def why_dependent(program: ExportedProgram) -> str | None:
+@dataclass(frozen=True)
+class Dependence:
+    """Why a row's result may depend on other rows or on their number.
+
+    `text` names the operator and the model's line. `known`: the operator is known to do this; else
+    it is unknown to the rules, and rows may be independent.
+    """
+
+    text: str
+    known: bool
+
+
+def why_dependent(program: ExportedProgram) -> Dependence | None:
     """Why a row's result may depend on other rows or on their number; None if it does not.
 
     `program` is in the calling convention and takes any number of rows. With jagged inputs (items
-    and offsets), a row may read only the items from its begin to its end. The returned text names
-    the operator and the model's line.
+    and offsets), a row may read only the items from its begin to its end.
     """
     return _Walk(program).why_dependent()
 
@@ -44,15 +66,16 @@ class _Walk:
         self.reads: set[tuple[Any, Any]] = set()
         """Pairs of symbols: a number of rows, and the number of items that these rows read."""
 
-    def why_dependent(self) -> str | None:
+    def why_dependent(self) -> Dependence | None:
         for node in self.program.graph.nodes:
             try:
                 self.visit(node)
             except Mixed as why:
+                known = not isinstance(why, Unknown)
                 if node.op != "call_function":
-                    return str(why)
+                    return Dependence(str(why), known)
                 named = f"{node.target} {why}"
-                return placed(named, [node.meta.get("stack_trace") or ""])
+                return Dependence(placed(named, [node.meta.get("stack_trace") or ""]), known)
         return None
 
     def visit(self, node: Node) -> None:
@@ -63,6 +86,8 @@ class _Walk:
         elif node.target is operator.getitem:
             source, number = node.args
             self.values[node] = self.values[source][number]  # type: ignore[index]
+        elif node.target is torch.ops.higher_order.map_impl:
+            self.values[node] = self.mapped(node)
         elif shapes_of(node):
             found = answers(Call(node, self.values, self.reads))
             self.require_shapes(node, found)
@@ -86,6 +111,23 @@ class _Walk:
             return Value(padded=True)
         whole = shape and not isinstance(shape[0], int) and _is_whole(node)
         return Value(uniform(shape), Numbers(0, 0, base=node) if whole else None)
+
+    def mapped(self, node: Node) -> tuple[Value, ...]:
+        """`map_impl` runs a graph for each row of some tensors. All rows share the others."""
+        given: Any = node.args
+        of_rows, shared = ([self.whole(each) for each in some] for some in given[1:])
+        rows = together(value.rows for value in of_rows)
+        numbered = any(value.numbered or value.padded for value in (*of_rows, *shared))
+        if rows is None or numbered or any(value.rows for value in shared):
+            raise Mixed(WITH_OTHERS)
+        if any(value.rows != Rows(rows.n, 0) for value in of_rows):
+            raise Mixed(ACROSS)
+        return (Value(rows),) * len(shapes_of(node))
+
+    def whole(self, node: Node) -> Value:
+        found = self.values[node]
+        assert isinstance(found, Value)
+        return found
 
     def constant(self, name: str) -> Any:
         return self.program.state_dict.get(name, self.program.constants.get(name))

@@ -21,6 +21,10 @@ class Mixed(Exception):
     """Rows may depend on each other. The text says what an operator does to them."""
 
 
+class Unknown(Mixed):
+    """The rules do not know what an operator does to rows."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where the rows lie in a tensor. `n` is the symbol of the number of rows.

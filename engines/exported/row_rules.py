@@ -26,6 +26,7 @@ from engines.exported.row_places import (
     Mixed,
     Numbers,
     Rows,
+    Unknown,
     Value,
     picked,
     together,
@@ -61,9 +62,12 @@ def _kind_of(call: Call) -> Kind:
         raise Mixed("is random")
     if call.name and torch.Tag.pointwise in tags:
         return _pointwise
-    if call.name and not call.tensors and "empty" not in call.name:
-        return shape_rules.filled
-    raise Mixed("is an operator that is not known here")
+    if call.name and "empty" not in call.name:
+        if not call.tensors:
+            return shape_rules.filled
+        if not any(value.rows or value.padded for value in call.tensors.values()):
+            return _constant
+    raise Unknown("is an operator that is not known here")
 
 
 # -- element by element ----------------------------------------------------------------------------
@@ -71,6 +75,11 @@ def _kind_of(call: Call) -> Kind:
 
 def _pointwise(call: Call) -> Value:
     return Value(call.broadcast())
+
+
+def _constant(call: Call) -> Value:
+    """Any operator on tensors without rows, such as weights."""
+    return Value()
 
 
 def _same(call: Call) -> Value:
@@ -152,6 +161,13 @@ def _picks(call: Call, side: str) -> Any:
         return None
     constant, symbol = number.as_coeff_Add()
     return symbol if symbol.is_Symbol and constant.is_Integer and constant >= 0 else None
+
+
+def _mixed(call: Call) -> Value:
+    """An operator for which every element counts, or that reads other places of the memory."""
+    if any(value.rows for value in call.tensors.values()):
+        raise Mixed(ACROSS)
+    return Value()
 
 
 # -- along dimensions ------------------------------------------------------------------------------
@@ -247,7 +263,7 @@ def _product(call: Call, left: str, right: str, added: str = "", turned: bool = 
 def _einsum(call: Call) -> Value:
     terms, arrow, result = call.given["equation"].replace(" ", "").partition("->")
     if not arrow or "." in terms:
-        raise Mixed("is written in a way that is not known here")
+        raise Unknown("is written in a way that is not known here")
     found: set[tuple[str, Rows]] = set()
     for letters, node in zip(terms.split(","), call.given["tensors"], strict=True):
         value = call.values[node]
@@ -398,12 +414,14 @@ _KINDS: dict[Kind, str] = {
     "floor_divide true_divide divide multiply subtract rsub negative absolute fix arccos arccosh "
     "arcsin arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isclose "
     "isreal real imag conj complex polar view_as_real special_expit special_expm1 special_erf "
-    "special_log1p fill copy __or__ one_hot",
+    "special_log1p fill copy __or__ one_hot broadcast_tensors",
     _same: "clone alias detach _to_copy to contiguous lift_fresh_copy type_as positive",
     _arithmetic: "add sub mul",
     _compared: "lt gt ge le eq ne",
     _both: "bitwise_and __and__ logical_and",
     _where: "where",
+    _mixed: "as_strided nonzero masked_select unique_dim _unique2 unique_consecutive bincount "
+    "histc dot vdot trace _native_batch_norm_legit native_batch_norm",
     shape_rules.filled: (
         "zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like"
     ),
@@ -440,7 +458,7 @@ _KINDS: dict[Kind, str] = {
         _behind, dims=2
     ): "max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
     "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d tril triu linalg_det linalg_inv "
-    "linalg_cholesky linalg_slogdet",
+    "linalg_cholesky linalg_cholesky_ex linalg_inv_ex linalg_slogdet linalg_solve_triangular",
     partial(
         _behind, dims=3
     ): "max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d "

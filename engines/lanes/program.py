@@ -44,8 +44,9 @@ def row_program(file: Path) -> Program:
     or if there is no code for an operator."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
-        if why := why_dependent(captured):
-            raise NotApplicableError(f"a row may see other rows: {why}")
+        why = why_dependent(captured)
+        if why is not None and why.known:
+            raise NotApplicableError(f"a row may see other rows: {why.text}")
         arguments = _arguments(captured)
         try:
             row = at_one_row(captured, arguments)
@@ -165,11 +166,18 @@ def _writes(node: Node) -> bool:
 
 
 class _Reshaping(torch.fx.Interpreter):
-    """Replaces `view` by `reshape`: at one row, strides may differ and `view` could fail."""
+    """Replaces `view` by `reshape`: at one row, strides may differ and `view` could fail.
+
+    A program that runs a graph for each row (`map_impl`) runs it for the one row.
+    """
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
+        if target is torch.ops.higher_order.map_impl:
+            body, of_rows, shared = args
+            made = _Reshaping(body).run(*[each.select(0, 0) for each in of_rows], *shared)
+            return tuple(each.unsqueeze(0) for each in made)
         return super().call_function(target, args, kwargs)
 
 

@@ -19,6 +19,8 @@ from .precision import tf32_switches as tf32_switches
 from .preprocess import Copied as Copied
 from .preprocess import InFront as InFront
 from .preprocess import Preprocessed as Preprocessed
+from .row_wise import RowWise as RowWise
+from .row_wise import checks_off as checks_off
 from .soa_program import SoaProgram as SoaProgram
 from .soa_program import TracedProgram as TracedProgram
 from .soa_program import outputs_in_order as outputs_in_order

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +77,6 @@ AS_NUMBER = (ROWS, "takes the row count for a plain number", "which fixes it to 
     [
         (mlps.CountsCalls, "mutates buffer", ("'calls' at ", *WRITES)),
         (mlps.BakesRows, "bakes rows", (ROWS, "fixes the row count to 37", "(x.shape[0])")),
-        (mlps.LoopsOverRows, "loops over rows", (*AS_NUMBER[:2], "which fixes it to 7")),
         (mlps.RootOfRows, "root of rows", AS_NUMBER),
         (mlps.CountsRows, "counts rows", AS_NUMBER),
         (
@@ -108,14 +109,131 @@ def test_the_refusal_names_the_line_of_the_model(
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.delenv("TORCH_TRACE", raising=False)
-    highest = 8 if model is mlps.LoopsOverRows else 300  # the graph grows with the example
-    text = refusal(model(), tmp_path, mlp_signature(highest))
+    text = refusal(model(), tmp_path, mlp_signature(300))
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
     held = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
     assert not any(file.is_relative_to(temporary) for file in held)
     assert all(part in text for part in says), text
     assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
     assert ("Take sizes from the input" in text) == (ROWS in says and AS_NUMBER[1] not in says)
+
+
+class Density(mlps.Core):
+    """The log-likelihood of the last column; torch.distributions checks its arguments."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.core(x)
+        found: torch.Tensor = torch.distributions.Normal(mean, mean.exp()).log_prob(x[:, 5:])
+        return found
+
+
+class Unknown(mlps.Core):
+    """The rules of rows do not know `cholesky_solve`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        root = torch.eye(3).expand(x.shape[0], 3, 3)
+        return torch.cholesky_solve(self.core(x)[..., None], root)[..., 0]
+
+
+def test_checks_of_distributions_are_no_branch_of_the_model(tmp_path: Path) -> None:
+    made = captured(Density(), tmp_path)
+    assert (made.dependence, made.tried) == ("", "")
+    assert any("torch.distributions" in note for note in Reference.load(made.reference).notes)
+    assert torch.distributions.Distribution._validate_args is True
+
+
+def test_rows_are_tried_if_an_operator_is_unknown_to_the_rules(tmp_path: Path) -> None:
+    made = captured(Unknown(), tmp_path, signature=mlp_signature(300))
+    assert "cholesky_solve" in made.tried and made.dependence == made.tried
+    signature = mlp_signature(300)
+    unbounded = replace(signature, ranges={"n": RowRange(0, 300, unbounded=True)})
+    with pytest.raises(CaptureError, match=r"only tried, not shown: .*cholesky_solve"):
+        captured(Unknown(), tmp_path, signature=unbounded)
+    inputs = random_inputs(unbounded, 1, {})
+    made = capture(Unknown(), unbounded, inputs, tmp_path, "none", tried_is_enough=True)
+    assert made.tried and made.dependence == ""
+
+
+# -- models that torch.export takes only at one row ------------------------------------------------
+
+
+class Tokens(mlps.Core):
+    """Attention among the columns of a row. Python takes the number of rows as a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.linspace(-1, 1, 4))
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.token.expand(len(x), 1, 4)
+        given = torch.cat([first, x[..., None] * self.token], 1)
+        found, _ = self.attend(given, given, given, need_weights=False)
+        chosen = found[torch.arange(len(x)), 0]
+        answers: torch.Tensor = self.core(x) + chosen[:, :3]
+        return answers
+
+
+@pytest.fixture(scope="module")
+def by_rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("by-rows")
+    return build(Tokens(), mlp_signature(300), folder, ("lanes", "exported"))
+
+
+def test_a_model_that_takes_its_row_count_as_a_number_is_captured_at_one_row(
+    by_rows: Built,
+) -> None:
+    """Each engine gives eager's answers at all sizes of the reference, 0 and 1 among them."""
+    assert reasons(by_rows) == dict.fromkeys(by_rows.files)
+    made = by_rows.capture
+    assert made.tried == made.dependence and "test_capture.py" in made.tried
+    assert (made.torchscript, made.script) == ("scripted", made.folder / "model.ts")
+
+
+def test_a_loop_over_rows_is_captured_at_one_row(tmp_path: Path) -> None:
+    """It cannot be traced: a trace would keep the row count of the example."""
+    made = captured(mlps.LoopsOverRows(), tmp_path, signature=mlp_signature(8))
+    assert made.tried and made.dependence
+    with pytest.raises(CaptureError, match=r"does not trace: .*\(torchscript_route: trace\)"):
+        captured(mlps.LoopsOverRows(), tmp_path, "trace", mlp_signature(8))
+
+
+class AtOneNumber(mlps.Core):
+    """Gives other answers at some row counts, which Python reads as a number."""
+
+    def __init__(self, other: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.core(x), len(x))
+
+
+def _sorted_at(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.sort(0).values if n == 211 else x
+
+
+AT_ONE_NUMBER: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "times n": lambda x, n: x * n,
+    "many": lambda x, n: x * (1 + n // 5001),
+    "one large n": lambda x, n: x + (n == 4711),
+    "one small n": lambda x, n: x * (2 if n == 29 else 1),
+    "odd n": lambda x, n: x + n % 2,
+    "above a limit": lambda x, n: -x if n > 3000 else x,
+    "the largest": lambda x, n: x + n // 6000,
+    "a power of two": lambda x, n: x + (n & (n - 1) == 0),
+    "one row alone": lambda x, n: 2 * x if n == 1 else x,
+    "sorts some": _sorted_at,
+    "the first row": lambda x, n: torch.cat([x[:1] + (n == 777), x[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONE_NUMBER)
+def test_a_model_that_acts_otherwise_at_one_row_count_is_refused(name: str, tmp_path: Path) -> None:
+    model = AtOneNumber(AT_ONE_NUMBER[name])
+    text = refusal(model, tmp_path, mlp_signature(6000))
+    assert "Captured one by one, its rows are wrong: " in text and "test_capture.py" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""A model captured at exactly one row, and run for each row.
+
+torch.export needs a graph that is right for every number of rows. It refuses a model in which
+Python takes this number as a plain number, as `len(x)` does. At one row all sizes are numbers, and
+the model exports. `RowWise` runs the exported program for each row, so no row can see another one.
+Whether the rows of the model itself are independent is another question: stages/independence.py
+tries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributions import Distribution
+from torch.fx import Interpreter, traceback
+
+from soa.signature import Signature
+from stages.errors import CaptureError
+from stages.model.soa_program import outputs_in_order
+
+
+class RowWise(torch.nn.Module):
+    """Runs the program for one row of a model for each row of its inputs.
+
+    Takes the model's inputs and returns its outputs, in the order of the output blocks. All
+    outputs have rows.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, signature: Signature, arguments: Sequence[torch.Tensor]
+    ) -> None:
+        """`arguments`: row-major inputs with any number of rows. Raises CaptureError, or an error
+        of torch.export, if the model does not export at one row."""
+        super().__init__()
+        self.training = False
+        self.shared = [bound.rowless for bound in signature.inputs]
+        example = [
+            each if shared else each[:1].clone()
+            for each, shared in zip(arguments, self.shared, strict=True)
+        ]
+        exported = torch.export.export(_InOrder(model, signature), tuple(example), strict=False)
+        program = exported.run_decompositions({})
+        if any("MUTATION" in spec.kind.name for spec in program.graph_signature.output_specs):
+            raise CaptureError("the model writes into its own state: an artifact keeps none")
+        tensors = {**program.state_dict, **program.constants}
+        specs = [s for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
+        self.weights = [f"weight_{i}" for i in range(len(specs))]
+        for name, spec in zip(self.weights, specs, strict=True):
+            self.register_buffer(name, tensors[str(spec.target)].detach())
+        self._one_row = (program.graph_module,)  # in a tuple: not a part of this module
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weights = [self.get_buffer(name) for name in self.weights]
+        of_all = [each for each, shared in zip(inputs, self.shared, strict=True) if shared]
+        of_rows = [each for each, shared in zip(inputs, self.shared, strict=True) if not shared]
+
+        def one_row(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            own = iter(given[: len(of_rows)])
+            common = iter(given[len(of_rows) : len(given) - len(weights)])
+            arguments = [
+                next(common) if shared else next(own).unsqueeze(0) for shared in self.shared
+            ]
+            with traceback.preserve_node_meta():  # keeps the lines of the model
+                found = Interpreter(self._one_row[0]).run(
+                    *given[len(given) - len(weights) :], *arguments
+                )
+            return tuple(each.squeeze(0).clone() for each in found)
+
+        made: tuple[torch.Tensor, ...] = torch.ops.higher_order.map_impl(
+            one_row, of_rows, [*of_all, *weights]
+        )
+        return made
+
+
+class _InOrder(torch.nn.Module):
+    """The model with its outputs as a tuple, each with one row."""
+
+    def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.training = False
+        self.model, self.signature = model, signature
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = outputs_in_order(self.model(*inputs), self.signature)
+        if any(each.dim() == 0 or each.shape[0] != 1 for each in found):
+            raise CaptureError("an output does not have one answer for each row")
+        return tuple(found)
+
+
+class _Off:
+    """Stands for `Distribution._validate_args`: false, and remembers if it was read."""
+
+    read = False
+
+    def __get__(self, instance: Any, owner: Any) -> bool:
+        self.read = True
+        return False
+
+
+@contextmanager
+def checks_off() -> Iterator[_Off]:
+    """Inside the block torch.distributions does not check its arguments.
+
+    The checks branch on values ("is the variance positive?"), so that a model which uses them has
+    no graph. They are no part of an answer. Not thread-safe.
+    """
+    as_found, off = Distribution._validate_args, _Off()
+    Distribution._validate_args = off  # type: ignore[assignment]
+    try:
+        yield off
+    finally:
+        Distribution._validate_args = as_found
