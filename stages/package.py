@@ -123,6 +123,7 @@ def package(
             torchscript_note=capture.torchscript_note,
             precision=capture.precision,
             dependence=capture.why_dependent or "",
+            tried=capture.tried,
         ),
         torchscript="model.ts" if capture.script else None,
         targets={t: _target_record(r, f"targets/{t}") for t, r in results.items()},

@@ -136,6 +136,7 @@ def build_candidates(
         manifest.capture.torchscript_note,
         manifest.capture.precision,
         manifest.capture.dependence,
+        manifest.capture.tried,
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
     recipe = recipe_of(manifest, engines)

@@ -151,6 +151,7 @@ def _keys(config: Config) -> dict[str, str]:
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
+        "independence": config.gates.independence,
         "signature": config.signature().to_dict(),
         "reference": reference_fingerprint(config),
         "code": code_digest(),
@@ -274,6 +275,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
                     nonfinite=config.reference.nonfinite,
                     more=further_inputs(config, signature),
                     stated=stated_columns(config, signature),
+                    tried_is_enough=config.gates.independence == "tried",
                 )
             except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
                 if not out_of_memory(error):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -90,11 +90,16 @@ class ShadowConfig(Part):
 
 
 class GatesConfig(Part):
-    """The conditions for a promotion. `required_targets`: None means all targets of the config."""
+    """The conditions for a promotion. `required_targets`: None means all targets of the config.
+
+    `independence`: `shown`: the graph must show that rows are independent. `tried`: a trial is
+    enough, also for unbounded rows and tiles. None: a trial is enough for other versions.
+    """
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
     reproducible: bool = False
+    independence: Literal["shown", "tried"] | None = None
     required_targets: (
         Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(once)] | None
     ) = None

@@ -160,6 +160,7 @@ def requirements(
         policies,
         production=alias == PRODUCTION,
         own_reproducible=gates.reproducible,
+        own_shown=gates.independence == "shown",
     )
 
 

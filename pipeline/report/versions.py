@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.report.tables import Cell, Table, new_table
-from registry.bundle import Bundle, Manifest, TargetRecord, spans_of
+from registry.bundle import Bundle, Capture, Manifest, TargetRecord, spans_of
 from registry.errors import BundleError
 from registry.history import Event
 from registry.promotion import Decision
@@ -198,7 +198,6 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
     """Facts about a version and its origin, by name."""
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
-    dependence = manifest.capture.dependence
     source = "not in a git repository"
     if provenance.git_commit is not None:
         changed = " with changes" if provenance.git_dirty else ""
@@ -213,7 +212,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items()),
-        "dependence": "none: no row depends on other rows" if dependence == "" else dependence,
+        "dependence": _dependence(manifest.capture),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
@@ -225,6 +224,15 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         ),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _dependence(capture: Capture) -> str:
+    """What is known about rows that depend on other rows, and how."""
+    if capture.tried:
+        return f"none found, tried: {capture.tried}"
+    return (
+        "none, shown: no row depends on other rows" if capture.shown else capture.dependence or ""
+    )
 
 
 def blocks_of(manifest: Manifest) -> Table:

@@ -82,6 +82,13 @@ class Capture(Record):
     dependence: str | None = None
     """The reason, from the program's graph, why rows may depend on each other; empty: they do not.
     None: not analysed, in bundles of older releases."""
+    tried: str = ""
+    """If no graph shows that rows are independent, but a trial found it: why none shows it."""
+
+    @property
+    def shown(self) -> bool:
+        """True if the program's graph shows that rows are independent."""
+        return self.dependence == "" and not self.tried
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,6 +146,21 @@ def reproducible(found: Findings) -> Iterable[Decision]:
         yield Decision("reproducible", False, "other engines", _SAME_BITS, detail)
 
 
+def independence(found: Findings) -> Iterable[Decision]:
+    """If asked for: does the program's graph show that rows are independent?"""
+    if not found.needed.shown:
+        return
+    capture = found.manifest.capture
+    why = capture.tried or capture.dependence
+    known = "shown" if capture.shown else "tried" if capture.tried else "not shown"
+    detail = "that rows are independent is shown by the program's graph"
+    if not capture.shown:
+        detail = (
+            f"that rows are independent is {known}: {why or 'an older release recorded nothing'}"
+        )
+    yield Decision("independence", capture.shown, known, "shown", detail)
+
+
 def reference(found: Findings) -> Iterable[Decision]:
     """Are few enough values of the reference NaN or infinite?"""
     proof = found.proof
@@ -264,6 +279,7 @@ GATES: tuple[Callable[[Findings], Iterable[Decision]], ...] = (
     verified,
     tolerance,
     reproducible,
+    independence,
     reference,
     reference_set,
     speed,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -51,6 +51,8 @@ class Policy(BaseModel):
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reproducible: bool = False
     """True: the outputs must have the same bits on every processor. See docs/howto/same_bits.md."""
+    independence: Literal["shown"] | None = None
+    """`shown`: the program's graph must show that rows are independent; a trial is not enough."""
     reference: str | None = None
     """The path of a safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
@@ -87,6 +89,8 @@ class Requirements:
     max_outside_by_output: Mapping[str, float]
     max_slowdown: float
     reproducible: bool
+    shown: bool
+    """True if the program's graph must show that rows are independent."""
     references: tuple[ReferenceFile, ...]
     min_time_in_staging: timedelta
     approvals: tuple[str, ...]
@@ -105,6 +109,7 @@ def strictest(
     *,
     production: bool = True,
     own_reproducible: bool = False,
+    own_shown: bool = False,
 ) -> Requirements:
     """The requirements of the config (the `own_...` arguments) and of all policies together.
 
@@ -129,6 +134,7 @@ def strictest(
         max_outside_by_output=by_output,
         max_slowdown=min((own_max_slowdown, *slowdown)),
         reproducible=own_reproducible or any(policy.reproducible for policy in every),
+        shown=own_shown or any(policy.independence == "shown" for policy in every),
         references=tuple(references.values()),
         min_time_in_staging=max(waits, default=timedelta(0)),
         approvals=tuple(dict.fromkeys(name for p in for_production for name in p.approvals or ())),

@@ -32,7 +32,7 @@ inline constexpr char kSchemas[] = R"json(
 "properties":{"program":{"const":"torch.export", "type":"string"}, "torchscript":{"anyOf":[{"enum":["scripted",
 "traced"], "type":"string"}, {"type":"null"}]}, "torchscript_note":{"anyOf":[{"type":"string"}, {"type":"null"}]},
 "precision":{"enum":["fp32", "tf32", "fp16", "bf16"], "type":"string"}, "dependence":{"anyOf":[{"type":"string"},
-{"type":"null"}]}}, "type":"object"}, "LabelledData":{"additionalProperties":false,
+{"type":"null"}]}, "tried":{"type":"string"}}, "type":"object"}, "LabelledData":{"additionalProperties":false,
 "properties":{"file":{"format":"path-inside", "type":"string"}, "source":{"type":"string"},
 "sha256":{"type":"string"}, "rows":{"type":"integer"}, "code":{"additionalProperties":{"format":"path-inside",
 "type":"string"}, "type":"object"}}, "required":["file", "source", "sha256", "rows"], "type":"object"},

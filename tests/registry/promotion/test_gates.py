@@ -266,6 +266,23 @@ def test_reproducible(ask: Ask, found: list[Bits], passes: bool, says: str) -> N
     assert "reproducible" not in ask(bits=found)
 
 
+@pytest.mark.parametrize(
+    ("capture", "known"),
+    [
+        ({"dependence": ""}, "shown"),
+        ({"dependence": "", "tried": "aten.some is unknown"}, "tried"),
+        ({"dependence": "aten.sum works across the rows"}, "not shown"),
+        ({}, "not shown"),
+    ],
+)
+def test_independence(ask: Ask, capture: dict[str, Any], known: str) -> None:
+    version = as_record(Manifest, manifest_data() | {"capture": capture})
+    decision = ask(version, shown=True)["independence"]
+    assert (decision.passed, decision.found) == (known == "shown", known)
+    assert capture.get("tried", "") in decision.detail
+    assert "independence" not in ask(version)
+
+
 def test_reproducible_between_levels(ask: Ask, manifest: Manifest) -> None:
     v4 = "cpu/x86-64-v4"
     data = manifest_data()

@@ -1,0 +1,104 @@
+"""A model that takes its number of rows as a plain number, from its config to production.
+
+No graph shows that its rows are independent. A trial does, and the version says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import pipeline
+from registry import Bundle
+from stages.reference.answers import random_inputs
+from tests.models.project import Project, cli, refusal, write_project
+
+ROWS = "n: {max: 1000, typical: [1000]}"
+UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
+MODEL = """
+
+class _Tokens(PointwiseFirst):
+    def __init__(self, hidden):
+        super().__init__(0, hidden)
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        token = torch.linspace(-1, 1, 4)
+        given = torch.cat([token.expand(len(x), 1, 4), x[..., None] * token], 1)
+        found, _ = self.attend(given, given, given, need_weights=False)
+        return (super().forward(x) + found[torch.arange(len(x)), 0, :3]).softmax(1)
+
+
+def tokens(hidden=48):
+    torch.manual_seed(1)
+    return _Tokens(hidden)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = write_project(tmp_path_factory.mktemp("tried"))
+    model = project.folder / "model.py"
+    (project.folder / "tokens.py").write_text(model.read_text() + MODEL)
+    text = project.config.read_text()
+    for old, new in (
+        ("model.py:talkative", "tokens.py:tokens"),
+        ("  weights: weights.safetensors\n", ""),
+        ("[aoti, torchscript, exported]", "[lanes, exported]"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    project.config.write_text(text)
+    return project
+
+
+@pytest.fixture(scope="module")
+def bundle(project: Project) -> Bundle:
+    return Bundle.open(project.run()["bundle"])
+
+
+def test_from_the_config_to_production(project: Project, bundle: Bundle) -> None:
+    where = ("--registry", project.registry)
+    (record,) = bundle.manifest.targets.values()
+    assert record.chosen == "lanes"
+    capture = bundle.manifest.capture
+    assert "tokens.py:" in capture.tried and not capture.shown
+    cli("promote", "jets/1", "--to", "production", *where)
+    session = pipeline.load("jets@production", registry=project.registry)
+    x = random_inputs(session.signature, 3, {})["jets"]
+    jets, tags = session.collection("jets", 1000), session.collection("tags", 1000)
+    for name, values in x.items():
+        jets.fill(name, values)
+    session.run(jets, tags)
+    namespace: dict[str, object] = {}
+    exec((project.folder / "tokens.py").read_text(), namespace)
+    factory = namespace["tokens"]
+    assert callable(factory)
+    model = factory()
+    with torch.no_grad():
+        expected = model.eval()(torch.stack(list(x.values()), 1))
+    found = torch.stack([torch.as_tensor(tags[name]) for name in "xyz"], 1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_policy_may_ask_that_it_is_shown(project: Project, bundle: Bundle) -> None:
+    policy = project.folder / "policy.yaml"
+    policy.write_text("independence: shown\n")
+    where = ("--policy", policy, "--registry", project.registry)
+    said = cli("promote", "jets/1", "--to", "staging", *where, code=1).output
+    assert "independence" in said and "tokens.py:" in said
+    shown = cli("show", "jets/1", "--registry", project.registry).output
+    assert "none found, tried" in shown
+
+
+def test_unbounded_rows_need_that_it_is_shown_or_a_config_that_says_otherwise(
+    project: Project, tmp_path: Path
+) -> None:
+    said = refusal("run", project.variant("any.yaml", UNBOUNDED), "--work", tmp_path)
+    assert "only tried, not shown" in said and "tokens.py:" in said
+    enough = project.variant("enough.yaml", UNBOUNDED)
+    enough.write_text(enough.read_text() + "gates: {independence: tried}\n")
+    capture = Bundle.open(project.run(enough)["bundle"]).manifest.capture
+    assert capture.dependence == "" and capture.tried
