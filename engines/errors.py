@@ -23,6 +23,12 @@ class RunError(EngineError):
     code = "run"
 
 
+class CrashError(SoaPipelineError):
+    """A user's model, or other code of a user, ended the process in which it ran."""
+
+    code = "crash"
+
+
 class TargetError(SoaPipelineError):
     """A target is unknown, or this host cannot build or run it."""
 

@@ -1,5 +1,7 @@
 from .child_command import command as command
 from .child_command import search_path as search_path
+from .forked import doing as doing
+from .forked import in_fork as in_fork
 from .forks import Lock as Lock
 from .forks import OwnProcess as OwnProcess
 from .forks import require_openmp as require_openmp

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.processes import expect_jobs
+from engines.processes import expect_jobs, in_fork
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.candidates import build_targets, chosen_session, first_engines
@@ -38,6 +38,7 @@ from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain, write_whole
 from soa.records import as_record, parse_json
+from soa.signature import Signature
 from stages.capture import Capture, capture
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, MetricError
@@ -253,6 +254,8 @@ def _build(
 def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, str]]:
     """The capture, and the files of the user's code that it depends on, with digests."""
 
+    sources: dict[str, str] = {}
+
     def build(folder: Path) -> Capture:
         with work.step("capture"):
             first = first_engines(config.engines, not config.names_engines)
@@ -260,31 +263,37 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
             expect_jobs(jobs, TO_READ_PROGRAMS)
             signature = config.signature()
 
-            def say(text: str) -> None:
-                work.say(f"  {text}")
+            def made(say: Say) -> dict[str, str]:
+                _capture_here(config, signature, folder, say)
+                return loaded_sources()
 
-            try:
-                capture(
-                    build_model(source_of(config), say),
-                    signature,
-                    reference_inputs(config, signature),
-                    folder,
-                    config.model.torchscript_route,
-                    say=say,
-                    precision=config.precision,
-                    nonfinite=config.reference.nonfinite,
-                    more=further_inputs(config, signature),
-                    stated=stated_columns(config, signature),
-                    tried_is_enough=config.gates.independence == "tried",
-                )
-            except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
-                if not out_of_memory(error):
-                    raise
-                largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
-                raise CaptureError(
-                    f"out of memory while the model is captured with {largest}: {MORE_MEMORY}"
-                ) from error
+            sources.update(in_fork("the model", made, lambda text: work.say(f"  {text}")))
         return Capture.load(folder)
 
-    captured = work.cache.result("capture", key, build, Capture.load, depends_on=loaded_sources)
+    captured = work.cache.result("capture", key, build, Capture.load, depends_on=lambda: sources)
     return captured, work.cache.files(captured.folder)
+
+
+def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
+    """Build and run the user's model. If it crashes, this process ends."""
+    try:
+        capture(
+            build_model(source_of(config), say),
+            signature,
+            reference_inputs(config, signature),
+            folder,
+            config.model.torchscript_route,
+            say=say,
+            precision=config.precision,
+            nonfinite=config.reference.nonfinite,
+            more=further_inputs(config, signature),
+            stated=stated_columns(config, signature),
+            tried_is_enough=config.gates.independence == "tried",
+        )
+    except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
+        if not out_of_memory(error):
+            raise
+        largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
+        raise CaptureError(
+            f"out of memory while the model is captured with {largest}: {MORE_MEMORY}"
+        ) from error

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engines.processes import in_fork
 from pipeline.applying import Array, FileColumn, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
@@ -72,6 +73,12 @@ def init(request: Request, ask: Ask) -> list[Path]:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
+    return in_fork("the model", lambda asked: _made(request, asked, stored), ask)
+
+
+def _made(request: Request, ask: Ask, stored: Path) -> list[Path]:
+    """`init` in a child, since the model runs here."""
+    out = request.out
     found = _found(request, ask)
     columns, outputs = found.outputs
     name = request.name or ask("--name", "the name to register it by", _name(request))

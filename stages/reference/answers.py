@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from engines.errors import first_line
+from engines.processes import doing
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory import Collection, Device
@@ -315,6 +316,7 @@ def eager_outputs(
     model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
 ) -> dict[str, torch.Tensor]:
     """Run the eager model; its outputs by block name, checked against the output blocks."""
+    doing(f"with the first rows, {label(case)}")
     with torch.no_grad():
         values = outputs_in_order(by_rows(model)(*inputs), signature)
     found: dict[str, torch.Tensor] = {}

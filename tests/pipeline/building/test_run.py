@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -95,6 +96,40 @@ def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
     done = json.loads(cli("promote", "jets", "--to", "staging", *at[2:], "--json").stdout)
     (gate,) = [d for d in done["decisions"] if d["gate"] == "reference"]
     assert gate["limit"] == "not finite <= 0.6"
+
+
+CRASHES = """
+import torch
+
+class Divides(torch.nn.Module):
+    def forward(self, x):
+        return torch.div(x[:, :1], x[:, 1:], rounding_mode="trunc")
+"""
+
+CRASHES_CONFIG = (
+    "{name: divides, model: {factory: model.py:Divides, torchscript_route: none},"
+    "collections: {given: {columns: [{name: a, dtype: int32}, {name: b, dtype: int32}]},"
+    "answers: {columns: [{name: c, dtype: int32}]}},"
+    "inputs: [{name: x, collection: given, columns: [a, b]}],"
+    "outputs: [{name: y, collection: answers, columns: [c]}],"
+    "rows: {n: {max: 64, typical: [64]}}, reference: {file: rows.npz}, engines: [exported]}"
+)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ARM's division does not trap")
+def test_a_model_that_crashes_on_the_users_own_rows(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(CRASHES)
+    (tmp_path / "config.yaml").write_text(CRASHES_CONFIG)
+    a, b = np.arange(64, dtype=np.int32), np.full(64, 3, np.int32)
+    a[50], b[50] = np.iinfo(np.int32).min, -1
+    arrays: dict[str, Any] = {"given/a": a, "given/b": b}
+    np.savez(tmp_path / "rows.npz", **arrays)
+    registry = f"sqlite:///{tmp_path}/registry.db"
+    work = tmp_path / "work"
+    said = refusal("run", tmp_path / "config.yaml", "--work", work, "--registry", registry)
+    assert "SIGFPE" in said and "computing the reference" in said and "n=64" in said
+    assert not Registry(registry).list()
+    assert not list(work.rglob("done.json"))
 
 
 FORGETS = """

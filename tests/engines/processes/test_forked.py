@@ -1,0 +1,110 @@
+"""A user's code in a forked child: its result, its errors, its output, and its crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from engines.errors import CrashError, EngineError
+from engines.processes import doing, in_fork
+
+
+def test_the_result_and_what_is_said_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def work(say: Callable[[str], None]) -> tuple[int, list[float]]:
+        print("from the model")
+        say("half of it")
+        return os.getpid(), torch.ones(3).tolist()
+
+    pid, values = in_fork("the model", work, said.append)
+    assert pid != os.getpid() and values == [1.0] * 3
+    assert said == ["half of it"]
+    assert capsys.readouterr().out == "from the model\n"
+
+
+def test_a_question_is_asked_in_this_process() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def ask(option: str, question: str) -> str:
+        asked.append((option, question))
+        return "x"
+
+    assert in_fork("the model", lambda ask: ask("--name", "which?") + "y", ask) == "xy"
+    assert asked == [("--name", "which?")]
+
+
+def test_products_of_many_threads_end() -> None:
+    """OpenMP's threads of this process do not exist in the child."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        many = torch.ones(600, 600)
+        expected = (many @ many).sum().item()
+        assert in_fork("the model", lambda say: (many @ many).sum().item()) == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_errors_keep_their_type_and_code() -> None:
+    def fail(say: Callable[[str], None]) -> NoReturn:
+        raise EngineError("no such thing", code="engine-special")
+
+    with pytest.raises(EngineError, match="no such thing") as refused:
+        in_fork("the model", fail)
+    assert refused.value.code == "engine-special"
+
+
+def test_an_error_of_a_class_that_only_the_child_knows() -> None:
+    def fail(say: Callable[[str], None]) -> NoReturn:
+        class Own(Exception):
+            pass
+
+        raise Own("of the model")
+
+    with pytest.raises(RuntimeError, match="Own: of the model"):
+        in_fork("the model", fail)
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: signal.raise_signal(signal.SIGFPE), "SIGFPE"),
+        (lambda: signal.raise_signal(signal.SIGKILL), "memory"),
+        (lambda: os._exit(3), "3"),
+    ],
+)
+def test_a_crash_names_the_step(
+    end: Callable[[], None], how: str, own_thread: bool, tmp_path: Path
+) -> None:
+    def work(say: Callable[[str], None]) -> None:
+        say("computing")
+        say("note: of no importance")
+        doing("with n=7")
+        end()
+        (tmp_path / "after").touch()
+
+    def ask() -> CrashError:
+        with pytest.raises(CrashError) as crashed:
+            in_fork("the model", work)
+        return crashed.value
+
+    found = [ask()]
+    if own_thread:
+        thread = threading.Thread(target=lambda: found.append(ask()))
+        thread.start()
+        thread.join()
+    for each in found:
+        assert each.code == "crash"
+        assert "(computing, with n=7)" in str(each) and how in str(each)
+    assert not (tmp_path / "after").exists()
+    with pytest.raises(ChildProcessError):  # no zombie is left
+        os.waitpid(-1, os.WNOHANG)
