@@ -42,10 +42,13 @@ from stages.model import (
     checks_off,
     in_precision,
     mutation_line,
+    stack_arguments,
+    stacks_of,
     what_differs,
     where_raised,
     why_not_exported,
     why_not_run,
+    with_columns,
 )
 from stages.reference import (
     Arrays,
@@ -445,20 +448,23 @@ def export_convention(
             shapes.append(None)
         else:
             shapes.append({0: dims[argument.rows]})
-    wrapped = SoaProgram(model, signature)
+    stacks = stacks_of(signature)
+    wrapped = SoaProgram(model, signature, frozenset(stack.block for stack in stacks))
+    given = tuple(stack_arguments(arguments, stacks, lambda columns: torch.stack(columns, 1)))
+    shapes = stack_arguments(shapes, stacks, lambda columns: columns[0])
     with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
             # written outputs are the program's results.
             exported = torch.export.export(
-                wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
+                wrapped, given, dynamic_shapes=(tuple(shapes),), strict=False
             )
-            functional: ExportedProgram = exported.run_decompositions({})
+            functional = with_columns(exported.run_decompositions({}), stacks, arguments)
             _keep_apart(functional)
             return functional
         except Exception as error:
             if "data-dependent" in str(error):  # from state that changes, such as a counter
-                why = why_not_exported(wrapped, arguments, (tuple(shapes),), error)
+                why = why_not_exported(wrapped, list(given), (tuple(shapes),), error)
                 raise CaptureError(why) from error
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "

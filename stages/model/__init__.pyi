@@ -29,4 +29,7 @@ from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
 from .source import read_state as read_state
+from .stacked import stack_arguments as stack_arguments
+from .stacked import stacks_of as stacks_of
+from .stacked import with_columns as with_columns
 from .trees import Trees as Trees

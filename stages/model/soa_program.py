@@ -21,8 +21,15 @@ from stages.model.padding import begin_and_end, wrong_offsets
 class SoaProgram(torch.nn.Module):
     """`forward(*arguments)` with the arguments of a signature, in its order; returns nothing."""
 
-    def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        signature: Signature,
+        stacked: frozenset[int] = frozenset(),
+    ) -> None:
+        """`stacked`: indices of input blocks whose columns come as one tensor (n, columns)."""
         super().__init__()
+        self.stacked = stacked
         self.training = False  # not by eval(): an exported model refuses a second call of it
         self.model = model
         self.signature = signature
@@ -39,7 +46,7 @@ class SoaProgram(torch.nn.Module):
         at = len(signature.dims)
         inputs: list[torch.Tensor] = []
         for i, bound in enumerate(signature.inputs):
-            count = _count(bound.plan)
+            count = 1 if i in self.stacked else _count(bound.plan)
             inputs.append(self._read(i, bound, arguments[at : at + count], rows[bound.rows]))
             at += count
         outputs = outputs_in_order(self.model(*inputs), signature)
@@ -78,7 +85,7 @@ class SoaProgram(torch.nn.Module):
             values = torch.cat([a.to(dtype) for a in given]).view(plan.feature_shape)
             return values if bound.rowless else values.expand(n, *plan.feature_shape)
         if plan.kind == "columns":
-            block = torch.stack([a.to(dtype) for a in given], dim=1)
+            block = given[0] if i in self.stacked else torch.stack(_cast(given, dtype), dim=1)
         else:
             block = given[0].narrow(1, 0, n)
             if _is_eigen(bound):
@@ -171,6 +178,11 @@ def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             raise CaptureError(f"output {name!r} is a {type(value).__name__}, not a tensor")
     return values
+
+
+def _cast(given: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The columns in a dtype. A cast costs export 20 ms also if it changes nothing."""
+    return [a if a.dtype == dtype else a.to(dtype) for a in given]
 
 
 def _count(plan: Plan) -> int:

@@ -1,0 +1,116 @@
+"""Exports the columns of a block as one tensor, and puts the columns back into the graph.
+
+torch.export takes some 40 ms for each argument. So the columns of a block are exported as the
+tensor that they are stacked to; then its placeholder is replaced by one for each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_flatten
+
+from soa.signature import Signature
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The arguments from `first` on, `count` columns, are the input block `block`."""
+
+    block: int
+    first: int
+    count: int
+
+
+def stacks_of(signature: Signature) -> list[Stack]:
+    """The blocks that need no cast of their columns, and have more than one."""
+    found: list[Stack] = []
+    at = len(signature.dims)
+    for i, bound in enumerate(signature.inputs):
+        count = 1 if bound.plan.kind == "matrix" else len(bound.plan.components)
+        own = {argument.dtype for argument in signature.arguments[at : at + count]}
+        if bound.plan.kind == "columns" and count > 1 and own == {bound.plan.dtype}:
+            found.append(Stack(i, at, count))
+        at += count
+    return found
+
+
+def stack_arguments(given: Sequence[Any], stacks: Sequence[Stack], join: Any) -> list[Any]:
+    """`given` with `join(columns)` in place of the columns of each stack."""
+    found = list(given)
+    for stack in reversed(stacks):
+        end = stack.first + stack.count
+        found[stack.first : end] = [join(found[stack.first : end])]
+    return found
+
+
+def with_columns(
+    program: ExportedProgram, stacks: Sequence[Stack], arguments: Sequence[torch.Tensor]
+) -> ExportedProgram:
+    """The program with one argument for each column; `arguments` are those of its example."""
+    if not stacks:
+        return program
+    graph, signature = program.graph, program.graph_signature
+    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    names = stack_arguments(range(len(arguments)), stacks, lambda columns: columns[0])
+    placeholders = dict(zip(names, signature.user_inputs, strict=True))
+    columns: dict[str, list[str]] = {}
+    for stack in stacks:
+        name = str(placeholders[stack.first])
+        columns[name] = _spread(graph, nodes[name], stack)
+    specs = [
+        InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) if name else spec
+        for spec in signature.input_specs
+        for name in columns.get(getattr(spec.arg, "name", ""), [""])
+    ]
+    graph.lint()
+    program.graph_module.recompile()
+    entry, *others = program.module_call_graph
+    assert entry.signature is not None
+    inputs = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
+    called = replace(
+        entry.signature,
+        inputs=inputs,
+        in_spec=tree_flatten((tuple(arguments), {}))[1],
+        forward_arg_names=[argument.name for argument in inputs],
+    )
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=graph,
+        graph_signature=replace(signature, input_specs=specs),
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=[
+            replace(entry, signature=called),
+            *others,
+        ],
+        example_inputs=(tuple(arguments), {}),
+        constants=program.constants,
+        verifiers=[program.verifier],
+    )
+
+
+def _spread(graph: Graph, whole: Node, stack: Stack) -> list[str]:
+    """Replace a placeholder by one for each column, and their stack. Returns their names."""
+    value = whole.meta["val"]
+    parts: list[Node] = []
+    with graph.inserting_before(whole):
+        for k in range(stack.count):
+            part = graph.placeholder(f"arguments_{stack.first}_{k}")
+            part.meta["val"] = value.new_empty(value.shape[:1])
+            parts.append(part)
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(body):
+        stacked = graph.call_function(aten.stack.default, (parts, 1))
+        stacked.meta["val"] = value
+    whole.replace_all_uses_with(stacked)
+    graph.erase_node(whole)
+    return [part.name for part in parts]
