@@ -450,7 +450,7 @@ FAULTS = (
     ),
     Fault(
         "a change in a file that the model imports is not noticed",
-        "build, Capture.load, depends_on=loaded_sources)",
+        "build, Capture.load, depends_on=lambda: sources)",
         "build, Capture.load)",
         ("test_what_the_model_imported_counts_and_no_other_file",),
     ),
