@@ -420,6 +420,8 @@ def literal(value: Literal) -> str:
 
 def floating(number: float, kind: str) -> str:
     """A number as C++ text without loss: hexadecimal literals are exact."""
+    if kind == "F":
+        number = float(torch.tensor(number, dtype=torch.float32))
     if math.isnan(number):
         return "kNaN" if kind == "F" else "(double)kNaN"
     if math.isinf(number):
@@ -433,7 +435,7 @@ def floating(number: float, kind: str) -> str:
         return f"{number}f" if kind == "F" else str(number)
     if kind == "D":
         return float(number).hex()
-    return f"{float(torch.tensor(number, dtype=torch.float32)).hex()}f"
+    return f"{number.hex()}f"
 
 
 def formula(index: Index, constants: Constants) -> str:

@@ -116,9 +116,7 @@ class Constant(Tensor):
         dtype = str(data.dtype).removeprefix("torch.")
         super().__init__(values, tuple(data.shape), dtype)
         self.data = data.detach().contiguous()
-        first = self.data.flatten()[:1]
-        same = self.data.numel() > 0 and bool((self.data == first).all())
-        self.uniform: Number | None = first.item() if same else None
+        self.uniform: Number | None = _only_number(self.data)
         if self.bounds is not None and self.data.numel():
             self.bounds = int(self.data.min()), int(self.data.max())
 
@@ -129,6 +127,15 @@ class Constant(Tensor):
             at = tuple(each.constant for each in index)
             return self.values.literal(self.data[at].item(), self.dtype)
         return self.values.read(self, index)
+
+
+def _only_number(data: torch.Tensor) -> Number | None:
+    """The number that all elements are, to the bit: 0.0 and -0.0 differ. None if they differ."""
+    if not data.numel():
+        return None
+    raw = data.reshape(data.numel(), 1).view(torch.uint8)
+    number: Number = data.flatten()[0].item()
+    return number if bool((raw == raw[:1]).all()) else None
 
 
 class Uniform(Tensor):

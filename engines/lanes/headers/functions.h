@@ -445,6 +445,9 @@ INLINE Q to_int64(F x) { return to_int64(to_float64(x)); }
 INLINE F to_float32(Q x) { return to_float32(to_float64(x)); }
 INLINE I to_int32(Q x) { return narrow(x); }
 INLINE I to_int32(D x) { return narrow(to_int64(x)); }
+INLINE I to_int32(I x) { return x; }
+INLINE Q to_int64(Q x) { return x; }
+INLINE F to_float32(F x) { return x; }
 INLINE I rounded_int8(I x) { return (x << 24) >> 24; }
 INLINE I rounded_uint8(I x) { return x & 0xff; }
 INLINE I rounded_int16(I x) { return (x << 16) >> 16; }
@@ -455,9 +458,6 @@ template <class V> INLINE I to_uint8(V x) { return rounded_uint8(to_int32(x)); }
 template <class V> INLINE I to_int16(V x) { return rounded_int16(to_int32(x)); }
 template <class V> INLINE I to_uint16(V x) { return rounded_uint16(to_int32(x)); }
 template <class V> INLINE Q to_uint32(V x) { return rounded_uint32(to_int64(x)); }
-INLINE I to_int32(I x) { return x; }
-INLINE Q to_int64(Q x) { return x; }
-INLINE F to_float32(F x) { return x; }
 
 INLINE I bitwise_left_shift(I x, I by) { return select((by < 0) | (by > 31), all(0), x << (by & 31)); }
 INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31), all(31), by); }

@@ -80,11 +80,14 @@ def reciprocal(build: Builder, step: Step, x: Tensor, /) -> Tensor:
 
 @lowers("pow")
 def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
-    known = _POWERS.get(float(exponent)) if isinstance(exponent, int | float) else None
+    number = float(exponent) if isinstance(exponent, int | float) else None
+    known = None if number is None else _POWERS.get(number)
     if known is not None and (step.dtype not in RANGES or known[0] != "sqrt"):
         return build.map(known[0], [base], step.shape, step.dtype, known[1])
-    if exponent in (-1, -2):
-        square = build.map("square", [base], step.shape, step.dtype) if exponent == -2 else base
+    if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
+        return reciprocal(build, Step("rsqrt", step.results), base)
+    if number in (-1, -2):
+        square = build.map("square", [base], step.shape, step.dtype) if number == -2 else base
         return reciprocal(build, Step("reciprocal", step.results), square)
     if step.dtype in RANGES:
         raise NotKnown("an integer to a power")

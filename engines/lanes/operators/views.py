@@ -68,27 +68,45 @@ def broadcast_in_dim(
     return build.view(x, step.shape, where)
 
 
+def first_of_slice(start: Any, size: int) -> int:
+    """The first index of a slice: counted from the end if negative, and then not outside."""
+    if start is None:
+        return 0
+    if not isinstance(start, int) or (start < 0 and size == UNKNOWN):
+        raise NotKnown("a slice whose begin depends on the number of items")
+    if size == UNKNOWN:
+        return start
+    return min(max(start + size if start < 0 else start, 0), size)
+
+
+def known_size(x: Tensor, dim: int) -> int:
+    """The size of a dimension; NotKnown for the number of items of a collection."""
+    if x.shape[dim] == UNKNOWN:
+        raise NotKnown("an index counted from the end of the items")
+    return x.shape[dim]
+
+
 @lowers("slice")
 def cut(
     build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
-    size = x.shape[dim]
-    first = start if isinstance(start, int) else 0
-    first = min(max(first + size if first < 0 else first, 0), size) if size != UNKNOWN else first
+    first = first_of_slice(start, x.shape[dim])
     return moved(build, x, step.shape, dim, lambda i: i * by + first)
 
 
 @lowers("select")
 def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int, /) -> Tensor:
     dim %= len(x.shape)
-    place = constant(at % x.shape[dim])
+    if at < 0:
+        at += known_size(x, dim)
+    place = constant(at)
     return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
 @lowers("flip")
 def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     for dim in dims:
-        last = x.shape[dim] - 1
+        last = known_size(x, dim) - 1
         x = moved(build, x, x.shape, dim, lambda i, last=last: i * -1 + last)
     return x
 
@@ -96,6 +114,8 @@ def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tenso
 @lowers("repeat")
 def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Tensor:
     lacking, own = len(times) - len(x.shape), x.shape
+    if own[:1] == (UNKNOWN,) and times[lacking] != 1:
+        raise NotKnown("repeated items")
 
     def where(index: Indices) -> Indices:
         return tuple(i % size for i, size in zip(index[lacking:], own, strict=True))
@@ -132,6 +152,7 @@ def split(build: Builder, step: Step, x: Tensor, /, dim: int = 0) -> list[Tensor
     if step.name == "unbind":
         each = [Step("select", (result,)) for result in step.results]
         return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
+    known_size(x, dim)
     found, first = [], 0
     for result in step.results:
         shape = sizes(result)
@@ -233,11 +254,12 @@ def put(
 ) -> Tensor:  # fmt: skip
     """`x` with `source` in place of a slice or of one index along `dim`."""
     dim %= len(step.shape)
-    first = start or 0
-    first = first + step.shape[dim] if first < 0 else first
+    first = first_of_slice(start, step.shape[dim])
     other = build.tensor(source, step.dtype)
     if other.shape == step.shape:
         return other
+    if not other.count:
+        return build.tensor(x, step.dtype)
 
     def place(index: Indices) -> Indices:
         if step.name == "select_scatter":

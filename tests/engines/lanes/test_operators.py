@@ -416,3 +416,44 @@ def test_products_and_layers(table: Callable[[], Table]) -> None:
     if not images:
         found = {name: lambda v, call=call: call(v, None) for name, call in found.items()}
     agree(found, given, 16, cancelling=True)
+
+
+def _put(x: Tensor, begin: int, end: int) -> Tensor:
+    made = x.clone()
+    made[:, begin:end] = 5.0
+    return made
+
+
+OUTSIDE: Table = {
+    "put from before the begin": lambda x, _: _put(x, -10, 2),
+    "put nothing": lambda x, _: _put(x, 4, 2),
+    "slice from before the begin": lambda x, _: x[:, -100:3],
+    "power of -0.5": lambda x, _: x**-0.5,
+    "a constant of both zeros": lambda x, _: torch.atan2(x[:, :2], torch.tensor([0.0, -0.0])),
+    "a constant above float32": lambda x, _: x * 1e39,
+}
+WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+CASTS: Table = {
+    f"{a} to {b}".replace("torch.", ""): lambda _, k, a=a, b=b: k.to(a).to(b).long()
+    for a in WHOLE
+    for b in WHOLE
+    if a is not b
+}
+
+
+def test_slices_beyond_the_size_casts_and_constants() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(MOST, 6)
+    x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
+    whole = torch.randint(-40_000, 40_000, (MOST, 6)).to(torch.int32)
+    table = {name.replace(" ", "_").replace(".", "_").replace("-", "m"): f
+             for name, f in {**OUTSIDE, **CASTS}.items()}  # fmt: skip
+    made = compiled(Function(table), [x, whole], list(table))
+    answers, expected = made(x, whole), made.eager(x, whole)
+    for name, wanted in expected.items():
+        found = answers[name].reshape(wanted.shape)
+        assert torch.allclose(found.double(), wanted.double(), rtol=1e-6, atol=0, equal_nan=True), (
+            name
+        )
+        known = ~wanted.isnan()
+        assert torch.equal(found[known].signbit(), wanted[known].signbit()), name
