@@ -167,7 +167,7 @@ SELECTIONS: Table = {
     ),
     **{
         f"{title}, {side}": lambda x, i, edges=edges, side=side: torch.searchsorted(
-            torch.tensor(edges), x.reshape(-1, 24), side=side, out_int32=side == "left"
+            torch.tensor(edges), x.reshape(-1, 24).contiguous(), side=side, out_int32=side == "left"
         )
         for side in ("left", "right")
         for title, edges in {
@@ -176,15 +176,19 @@ SELECTIONS: Table = {
             "edges out of order": [1.0, 0.0, 3.0, -2.0, 7.0, NAN, NAN],
         }.items()
     },
-    "bucketize": lambda x, i: torch.bucketize(x, torch.tensor([-1, 0, 1]), right=True),
-    "a bucket of integers": lambda x, i: torch.bucketize(i, torch.tensor([0.5, 2.0])),
+    "bucketize": lambda x, i: torch.bucketize(x.contiguous(), torch.tensor([-1, 0, 1]), right=True),
+    "a bucket of integers": lambda x, i: torch.bucketize(i.contiguous(), torch.tensor([0.5, 2.0])),
     "edges of the row": lambda x, i: torch.searchsorted(
-        x[:, :, 0].sort(1).values, x[:, :, 1].contiguous(), right=True
+        x[:, :, 0].sort(1).values.contiguous(), x[:, :, 1].contiguous(), right=True
     ),
     "edges by a sorter": lambda x, i: torch.searchsorted(
-        x[:, :, 0].contiguous(), x[:, :, 1].contiguous(), sorter=torch.sort(x[:, :, 0], 1).indices
+        x[:, :, 0].contiguous(),
+        x[:, :, 1].contiguous(),
+        sorter=torch.sort(x[:, :, 0], 1).indices.contiguous(),
     ),
-    "the class of a NaN": lambda x, i: WEIGHTS[torch.bucketize(x[:, 2], torch.tensor([-0.5, 0.5]))],
+    "the class of a NaN": lambda x, i: WEIGHTS[
+        torch.bucketize(x[:, 2].contiguous(), torch.tensor([-0.5, 0.5]))
+    ],
     "pairs alike": lambda x, i: (i[:, :, None] == i[:, None, :]).sum(2),
 }
 
