@@ -177,12 +177,16 @@ INLINE Q to_int64(D x) {  // AVX2 has no instruction for this
 }
 INLINE D to_float64(Q x) { return {__builtin_convertvector(x.low, DHalf), __builtin_convertvector(x.high, DHalf)}; }
 
-// Divisions of integers; the result is 0 if the divisor is 0.
+// Divisions of integers; the result is 0 if the divisor is 0. In branches: for nested conditions in one expression, g++ 12.2
+// makes code that gives -1 for x / x.
 template <class V>
 INLINE V quotient(V a, V b) {
   V found;
   for (int l = 0; l < (int)(sizeof(V) / sizeof a[0]); ++l) {
-    found[l] = b[l] == 0 ? 0 : b[l] == -1 ? -(uint64_t)a[l] : a[l] / b[l];
+    const auto one = a[l], by = b[l];
+    if (by == 0) found[l] = 0;
+    else if (by == -1) found[l] = 0 - (uint64_t)one;
+    else found[l] = one / by;
   }
   return found;
 }

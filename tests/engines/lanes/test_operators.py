@@ -436,6 +436,10 @@ OUTSIDE: Table = {
     "a constant of both zeros": lambda x, _: torch.atan2(x[:, :2], torch.tensor([0.0, -0.0])),
     "a constant above float32": lambda x, _: x * 1e39,
 }
+DIVIDED: Table = {
+    "by itself": lambda _, k: k.clamp(min=1) // k.clamp(min=1),
+    "by itself, long": lambda _, k: k.long().clamp(min=1) // k.long().clamp(min=1),
+}
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 CASTS: Table = {
     f"{a} to {b}".replace("torch.", ""): lambda _, k, a=a, b=b: k.to(a).to(b).long()
@@ -450,8 +454,8 @@ def test_slices_beyond_the_size_casts_and_constants() -> None:
     x = torch.randn(MOST, 6)
     x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
     whole = torch.randint(-40_000, 40_000, (MOST, 6)).to(torch.int32)
-    table = {name.replace(" ", "_").replace(".", "_").replace("-", "m"): f
-             for name, f in {**OUTSIDE, **CASTS}.items()}  # fmt: skip
+    table = {name.replace(" ", "_").replace(",", "").replace(".", "_").replace("-", "m"): f
+             for name, f in {**OUTSIDE, **DIVIDED, **CASTS}.items()}  # fmt: skip
     made = compiled(Function(table), [x, whole], list(table))
     answers, expected = made(x, whole), made.eager(x, whole)
     for name, wanted in expected.items():
