@@ -44,13 +44,13 @@ def python(installed: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_version_is_built_and_opened_with_an_engine_of_another_package(
-    installed: Path, jets: Built
+    installed: Path, jets: Built, tmp_path: Path
 ) -> None:
     project = jets.project
     config = project.variant(
         "mirror.yaml", ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
     )
-    where = ("--work", project.work, "--registry", project.registry, "--json")
+    where = ("--work", project.work, "--registry", f"sqlite:///{tmp_path}/registry.db", "--json")
     done = python(installed, "-m", "pipeline", "run", config, *where)
     assert done.returncode == 0, done.stderr
     bundle = json.loads(done.stdout)["bundle"]

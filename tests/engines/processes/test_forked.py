@@ -89,6 +89,7 @@ def test_a_crash_names_the_step(
         say("computing")
         say("note: of no importance")
         doing("with n=7")
+        (tmp_path / f"child-{os.getpid()}").touch()
         end()
         (tmp_path / "after").touch()
 
@@ -106,5 +107,8 @@ def test_a_crash_names_the_step(
         assert each.code == "crash"
         assert "(computing, with n=7)" in str(each) and how in str(each)
     assert not (tmp_path / "after").exists()
-    with pytest.raises(ChildProcessError):  # no zombie is left
-        os.waitpid(-1, os.WNOHANG)
+    children = [int(path.name.removeprefix("child-")) for path in tmp_path.glob("child-*")]
+    assert len(children) == len(found)
+    for pid in children:  # no zombie is left
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
