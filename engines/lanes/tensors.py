@@ -133,8 +133,10 @@ def _only_number(data: torch.Tensor) -> Number | None:
     """The number that all elements are, to the bit: 0.0 and -0.0 differ. None if they differ."""
     if not data.numel():
         return None
-    raw = data.reshape(data.numel(), 1).view(torch.uint8)
     number: Number = data.flatten()[0].item()
+    if data.numel() == 1:  # its bytes cannot be viewed: a single element may have any stride
+        return number
+    raw = data.reshape(data.numel(), 1).view(torch.uint8)
     return number if bool((raw == raw[:1]).all()) else None
 
 
