@@ -136,7 +136,7 @@ def _only_number(data: torch.Tensor) -> Number | None:
     number: Number = data.flatten()[0].item()
     if data.numel() == 1:  # its bytes cannot be viewed: a single element may have any stride
         return number
-    raw = data.reshape(data.numel(), 1).view(torch.uint8)
+    raw = data.flatten().view(torch.uint8).view(data.numel(), data.itemsize)
     return number if bool((raw == raw[:1]).all()) else None
 
 

@@ -154,6 +154,7 @@ SELECTIONS: Table = {
     "by constants": lambda x, i: x[:, torch.tensor([2, 0]), torch.tensor([1, -1])],
     "embedding": lambda x, i: F.embedding(i, WEIGHTS),
     "one weight of a column": lambda x, i: x[:, 0, :] + WEIGHTS[:1, 2],
+    "weights of a row, turned": lambda x, i: x[:, :3] + WEIGHTS[:1].T,
     "a table by a table": lambda x, i: torch.tensor([3, 0, 5, 1])[
         torch.tensor([1, 0, 2, 3, 3, 0])[i]
     ],
