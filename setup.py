@@ -16,6 +16,7 @@ HEADERS = (
     "threads",
     "aoti_code",
     "cpu_level",
+    "float_mode",
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
 SHIM_HEADERS = ("order.h", "tensors.h", "product.h", "product.inc")

@@ -88,7 +88,7 @@ def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
     try:
         done = subprocess.run(
             emulated, input=json.dumps(job), capture_output=True, text=True, check=False,
-            timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
+            errors="replace", timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, f"no answer within {_LIMIT_S:g} s"

@@ -7,7 +7,6 @@ process that only runs a model does not need it.
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError, first_line
+from engines.lanes import named_compiler
 from engines.native import NativeExecutable
 from engines.processes import require_openmp
 from engines.target import Target
@@ -43,8 +43,13 @@ class AotiEngine(Engine, engine="aoti", order=10):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: no thread but the caller's), and all settings of Inductor."""
-        if shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
-            raise EngineError(f"no C++ compiler is here: {compiler} is not on PATH; install g++")
+        words = named_compiler() or ("g++",)
+        if len(words) > 1:  # torch takes all of it for the name of a file
+            raise EngineError(
+                f"CXX={' '.join(words)}: {self.name} needs a compiler without options"
+            )
+        if shutil.which(words[0]) is None:
+            raise EngineError(f"no C++ compiler is here: {words[0]} is not on PATH; install g++")
         return self.build().compile(source, target, options, out)
 
     def open(

@@ -1,4 +1,6 @@
 from .compilers import compiler as compiler
+from .compilers import compiler_identity as compiler_identity
 from .compilers import family as family
+from .compilers import named_compiler as named_compiler
 from .compilers import run_compiler as run_compiler
 from .source_file import HEADERS as HEADERS

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,12 +33,38 @@ def family(target: Target) -> str:
     return "x86_64" if target.arch.startswith("x86-64") else "aarch64"
 
 
+# What may stand in front of a compiler in CXX, and options of it that change no number.
+_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc", "env", "zig")
+_HARMLESS = re.compile(
+    r"(--sysroot|--gcc-toolchain|--target|-fuse-ld|-fdiagnostics-color|-stdlib)=.+|-B.+|-pipe|-pthread|-m64"
+)
+
+
+def named_compiler() -> tuple[str, ...]:
+    """The words of the environment variable CXX; empty if it is not set.
+
+    EngineError if it has an option that is not known to be harmless: `-ffast-math` changes numbers,
+    and also how the host's own threads compute.
+    """
+    try:
+        words = tuple(shlex.split(os.environ.get("CXX", "")))
+    except ValueError as error:
+        raise EngineError(f"CXX={os.environ['CXX']}: {error}: name a compiler") from None
+    names = [word for word in words if not _HARMLESS.fullmatch(word)]
+    first = next((i for i, word in enumerate(names) if Path(word).name not in _LAUNCHERS), 0)
+    if more := names[first + 1 :]:
+        raise EngineError(
+            f"CXX has {more[0]!r}, which may change the numbers: give only the compiler, with "
+            "--sysroot=, --gcc-toolchain=, --target=, -fuse-ld= or -B if needed"
+        )
+    return words
+
+
 def compilers(machine: str) -> Iterator[tuple[str, ...]]:
     """The installed compilers for a processor family, best first. For this host's: $CXX first."""
     here = machine == platform.machine()
-    names = [os.environ.get("CXX"), "g++", "clang++"] if here else [f"{machine}-linux-gnu-g++"]
-    for name in names:
-        words = tuple(shlex.split(name)) if name else ()
+    named = [named_compiler(), ("g++",), ("clang++",)]
+    for words in named if here else [(f"{machine}-linux-gnu-g++",)]:
         if words and shutil.which(words[0]):
             yield words
     if find_spec("ziglang") is not None:
@@ -56,6 +84,24 @@ def compiler(machine: str) -> tuple[str, ...]:
     )
 
 
+def compiler_identity(target: Target) -> str:
+    """The compiler of a target and its version, for the keys of what it builds."""
+    try:
+        words = next(compilers(family(target)), ())
+    except EngineError as error:
+        return str(error)  # a candidate that needs the compiler fails with it
+    return f"{shlex.join(words)}: {_version(words)}" if words else "no compiler"
+
+
+@cache
+def _version(words: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run([*words, "--version"], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return (done.stdout.decode(errors="replace").splitlines() or ["unknown"])[0]
+
+
 def compile_library(source: Path, include: Path, target: Target, out: Path) -> None:
     """Compile `source` to the shared library `out`. EngineError has the compiler's message."""
     command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
@@ -67,7 +113,12 @@ def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
     name = Path(command[0]).name
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         raise EngineError(f"{name} did not end within {_TIMEOUT_S:g} s") from None

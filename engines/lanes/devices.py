@@ -214,7 +214,9 @@ def clang() -> str:
         path = shutil.which(name)
         if path is None:
             continue
-        said = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout
+        said = subprocess.run(
+            [path, "-dumpversion"], capture_output=True, text=True, errors="replace"
+        ).stdout
         version = int((re.match(r"\d+", said) or ["0"])[0])
         if version >= _OLDEST_CLANG and (
             shutil.which(f"ld.lld-{version}") or shutil.which("ld.lld")

@@ -4,3 +4,4 @@ from .runner import NativeExecutable as NativeExecutable
 from .runner import PreparedCall as PreparedCall
 from .runner import gpus as gpus
 from .runner import run_many as run_many
+from .runner import same_float_mode as same_float_mode

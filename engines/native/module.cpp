@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device_driver.h"
+#include "float_mode.h"
 #include "include/soa_runner.h"
 
 namespace {
@@ -273,7 +274,18 @@ PyObject *gpus(PyObject *, PyObject *) {
   return made;
 }
 
+PyObject *float_mode(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(soa_runner::float_mode()); }
+
+PyObject *set_float_mode(PyObject *, PyObject *given) {
+  const unsigned long long mode = PyLong_AsUnsignedLongLong(given);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  soa_runner::set_float_mode(mode);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"float_mode", float_mode, METH_NOARGS, "float_mode() -> how this thread computes with floating-point numbers."},
+    {"set_float_mode", set_float_mode, METH_O, "set_float_mode(mode): compute so again."},
     {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},
     {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
     {"run_many", run_many, METH_VARARGS,

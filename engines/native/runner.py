@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.base import Executable
-from engines.errors import RunError
+from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.processes import Lock
 from soa.memory import Span, span_of
@@ -32,7 +33,7 @@ class NativeExecutable(Executable):
 
     `instances`: how many threads can run at the same time (others wait); the default is one for
     each core. With 0, only one runs at a time, and a run may be recorded into a CUDA graph.
-    `threads`: how many OpenMP threads one run may use. With 1, every calling thread gets the same
+    `threads`: how many threads may compute one run. With 1, every calling thread gets the same
     bits, whatever its torch settings are.
     """
 
@@ -116,6 +117,23 @@ class PreparedCall:
         self.call.update([(i, span[:3]) for i, span in changes.items()])
         for i, span in changes.items():
             self._arguments[i] = span
+
+
+@contextmanager
+def same_float_mode(what: str) -> Iterator[None]:
+    """Inside the block a library is loaded. EngineError if that changes how this thread computes
+    with floating-point numbers, such as taking denormal numbers for 0; the mode is restored."""
+    before = _native.float_mode()
+    try:
+        yield
+        if _native.float_mode() != before:
+            raise EngineError(
+                f"{what}: opening it changes how this thread computes with floating-point numbers "
+                "(as -ffast-math does, which takes denormal numbers for 0): build it again without "
+                "such options"
+            )
+    finally:
+        _native.set_float_mode(before)
 
 
 def gpus() -> list[int]:

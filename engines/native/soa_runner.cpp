@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "float_mode.h"
 #include "kernel_program.h"
 #include "opening.h"
 #include "row_program.h"
@@ -150,6 +151,23 @@ class Use {
   soa_call &call_;
 };
 
+// The floating-point mode of this thread before a library was loaded. It is restored in any case.
+class KeptFloatMode {
+ public:
+  explicit KeptFloatMode(const char *library) : library_(library) {}
+  ~KeptFloatMode() { soa_runner::set_float_mode(before_); }
+
+  void require() const {
+    if (soa_runner::float_mode() == before_) return;
+    fail(SOA_OPEN_FAILED, "%s: it changes how this thread computes with floating-point numbers (as -ffast-math does, which "
+                          "takes denormal numbers for 0): build it again without such options", library_);
+  }
+
+ private:
+  const char *library_;
+  const uint64_t before_ = soa_runner::float_mode();
+};
+
 void run_call(soa_call *call, void *stream) {
   if (call == nullptr) fail(SOA_BAD_ARGUMENT, "no call");
   soa_model_state &model = *call->model;
@@ -175,6 +193,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
       fail(SOA_BAD_ARGUMENT, "a library, a device and a count of instances are needed");
     }
     std::unique_ptr<Artifact> artifact;
+    const KeptFloatMode mode(library);
     if (soa_runner::KernelProgram::is(library)) {
       artifact = std::make_unique<soa_runner::KernelProgram>(library, device);
     } else {
@@ -184,6 +203,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
         artifact = std::make_unique<soa_runner::TorchCode>(handle, library, device, folder, instances);
       }
     }
+    mode.require();
     *model = new soa_model{std::make_shared<soa_model_state>(std::move(artifact), threads)};
   });
 }

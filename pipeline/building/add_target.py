@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from engines.base import DEFAULT_ENGINES, known_engines
 from engines.errors import EngineError
+from engines.lanes import compiler_identity
 from engines.target import Target, check_torch_runs
 from pipeline.building.candidates import build_targets
 from pipeline.building.provenance import code_digest, host, tools
@@ -90,7 +91,9 @@ def build_at_first_use(
     built again. If several processes need it, one builds and the others wait.
     """
     check_torch_runs(target)
-    key = content_key({"tools": tools(), "code": code_digest()})
+    key = content_key(
+        {"tools": tools(), "code": code_digest(), "compiler": compiler_identity(target)}
+    )
     root = cache_root(cache) / "built"
     place = root / bundle.digest / tag_of(str(target)) / key
     try:

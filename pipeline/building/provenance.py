@@ -111,5 +111,7 @@ def _cpu_name() -> str:
 def _output(*command: str) -> str | None:
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, timeout=30
+    )
     return done.stdout if done.returncode == 0 else None

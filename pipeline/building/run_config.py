@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
+from engines.lanes import compiler_identity
 from engines.processes import expect_jobs, in_fork
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
@@ -163,7 +164,7 @@ def _keys(config: Config) -> dict[str, str]:
         "config": config.digest(),
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
-        "targets": [str(t) for t in _targets(config)],
+        "targets": {str(t): compiler_identity(t) for t in _targets(config)},
         "host": host(),
     }
     return {"capture": content_key(made_of), "run": content_key(whole)}

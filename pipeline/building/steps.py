@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from engines.base import engine
+from engines.lanes import compiler_identity
 from engines.processes import in_fork
 from engines.target import Target
 from pipeline.building.provenance import host
@@ -224,7 +225,13 @@ class Steps:
         """What identifies an artifact. One that runs on any CPU is the same for all CPU targets."""
         kind = target.device if engine(name).anywhere else str(target)
         options = self.recipe.options.get(name, {})
-        return {"capture": self.key, "engine": name, "target": kind, "options": options}
+        return {
+            "capture": self.key,
+            "engine": name,
+            "target": kind,
+            "options": options,
+            "compiler": compiler_identity(target),
+        }
 
     def _trial(self, compiled: Compiled, tile: int) -> Trial:
         captured = self.captured

@@ -57,7 +57,9 @@ def examine(registry: Registry) -> Iterator[Finding]:
         cure = "install g++ (or set CXX): the aoti engine compiles with it"
         yield Finding("C++ compiler", "missing", f"no {compiler} on PATH", cure)
     else:
-        asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, errors="replace", check=False
+        )
         yield Finding("C++ compiler", "ok", (asked.stdout.splitlines() or [compiler])[0])
 
     if levels := host_cpu_levels():

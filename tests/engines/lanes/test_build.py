@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import EngineError, NotApplicableError
+from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.lanes import compilers
 from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
 
@@ -32,6 +34,12 @@ def small() -> Prepared:
 def usual(small: Prepared) -> Tensor:
     """The answers of a library made by the first compiler that this host has."""
     return small.compiled()(X)["y"]
+
+
+SWITCHES = """
+#include <xmmintrin.h>
+__attribute__((constructor)) static void flush() { _mm_setcsr(_mm_getcsr() | 0x8040); }
+"""
 
 
 def script(folder: Path, text: str) -> str:
@@ -59,6 +67,63 @@ def test_a_compiler_that_hangs(
     monkeypatch.setattr(compilers, "_TIMEOUT_S", 0.3)
     with pytest.raises(EngineError, match="within"):
         small.compiled()
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["g++ -ffast-math", "g++ -Ofast", "ccache g++ -mdaz-ftz", "g++ @options", 'g++ "unclosed',
+     "g++ network.o"],
+)  # fmt: skip
+def test_a_compiler_is_named_without_options_that_change_numbers(
+    small: Prepared, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    for engine_name in ("lanes", "aoti", "aoti-standalone"):
+        with pytest.raises(EngineError) as refused:
+            engine(engine_name).compile(
+                Portable(small.program, None), Target.parse("cpu"), {}, small.program.parent
+            )
+        assert str(refused.value).startswith("CXX") and "\n" not in str(refused.value)
+
+
+def test_options_that_change_no_number(
+    small: Prepared, usual: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "env g++ --sysroot=/ -fuse-ld=bfd -B/usr/bin -pipe")
+    assert torch.equal(small.compiled()(X)["y"], usual)
+
+
+def test_messages_of_a_compiler_in_another_encoding(
+    small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", script(tmp_path, r"printf 'error: f\374r x\n' >&2; exit 1"))
+    with pytest.raises(EngineError, match=r"error: f.r x"):
+        small.compiled()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the constructor sets MXCSR")
+def test_a_compiler_that_computes_in_another_mode_is_noticed(
+    small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A wrapper that adds a constructor, as -ffast-math does: the library takes denormals for 0."""
+    (tmp_path / "mode.cpp").write_text(SWITCHES)
+    own = f'exec g++ "$@" -x c++ {tmp_path}/mode.cpp'
+    monkeypatch.setenv("CXX", script(tmp_path, own))
+    least = np.full(9, 1e-40, np.float32)
+    with pytest.raises(EngineError, match="floating-point"):
+        small.compiled()
+    assert (least * np.float32(0.5) > 0).all()
+
+
+def test_the_key_of_an_artifact_has_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = Target.parse("cpu")
+    monkeypatch.delenv("CXX", raising=False)
+    usual_key = compilers.compiler_identity(target)
+    monkeypatch.setenv("CXX", script(tmp_path, "echo g++ 99.1"))
+    other = compilers.compiler_identity(target)
+    assert usual_key != other and other.endswith("g++ 99.1")
 
 
 def test_flags_of_the_environment_change_no_bit(
