@@ -10,6 +10,7 @@
 #include "device_driver.h"
 #include "float_mode.h"
 #include "include/soa_runner.h"
+#include "threads.h"
 
 namespace {
 
@@ -283,10 +284,16 @@ PyObject *set_float_mode(PyObject *, PyObject *given) {
   Py_RETURN_NONE;
 }
 
+PyObject *openmp_unused(PyObject *, PyObject *) {
+  soa_runner::came_through_fork = false;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
     {"float_mode", float_mode, METH_NOARGS, "float_mode() -> how this thread computes with floating-point numbers."},
     {"set_float_mode", set_float_mode, METH_O, "set_float_mode(mode): compute so again."},
     {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},
+    {"openmp_unused", openmp_unused, METH_NOARGS, "openmp_unused(): as engines.processes.forks.openmp_unused."},
     {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
     {"run_many", run_many, METH_VARARGS,
      "run_many(calls, threads[, stream]): run all, on that many threads, without the GIL."},

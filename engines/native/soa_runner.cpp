@@ -40,9 +40,6 @@ struct Opened {
   }
 };
 
-// True in the child of a fork, in the thread that forked.
-thread_local bool came_through_fork = false;
-
 }  // namespace
 
 // The state that all calls of a model share.
@@ -79,7 +76,7 @@ struct soa_model_state {
 
   // A fork does not copy OpenMP's threads, and a run with several threads would wait for them.
   void require_threads() const {
-    if (threads == 1 || !came_through_fork) return;
+    if (threads == 1 || !soa_runner::came_through_fork) return;
     const int wanted = artifact->openmp_threads(threads);
     if (wanted > 1) {
       fail(SOA_FORKED,
@@ -117,7 +114,7 @@ void in_child() {
     if (!idle || model->artifact->on_gpu) model->refusal = SOA_FORKED;
   }
   soa_runner::WorkerPool::forget();
-  came_through_fork = true;
+  soa_runner::came_through_fork = true;
   opened.mutex.unlock();
 }
 

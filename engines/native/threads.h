@@ -18,6 +18,9 @@
 
 namespace soa_runner {
 
+// True in the child of a fork, in the thread that forked.
+inline thread_local bool came_through_fork = false;
+
 // The pool of the process. It is made at first use and never destroyed.
 class WorkerPool {
  public:

@@ -8,6 +8,7 @@ the process that made them (`OwnProcess`). Other objects are repaired in the chi
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Protocol
@@ -83,6 +84,8 @@ def openmp_unused() -> None:
     """Allow several threads in this forked child: its parent started none of OpenMP's threads."""
     global _came_through
     _came_through = None
+    if native := sys.modules.get("engines.native._native"):  # it sees forks by itself
+        native.openmp_unused()
 
 
 def _in_child() -> None:

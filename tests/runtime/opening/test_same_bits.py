@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from engines.processes import run_isolated
 from pipeline.loading import load
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
@@ -138,6 +139,23 @@ def test_the_gate(jets: Built, tmp_path: Path) -> None:
     (decision,) = [d for d in found["decisions"] if d["gate"] == "reproducible"]
     assert "not measured on qemu's Haswell" in decision["detail"]
     assert decision["passed"] == same, decision
+
+
+def test_two_threads_in_the_child_of_a_process_that_imported_the_native_runner(
+    bare_jets: Built, tmp_path: Path
+) -> None:
+    bundle = bare_jets.bundle
+    payload = {
+        "engine": "aoti",
+        "file": str(bundle.file(bundle.manifest.targets[TARGET].candidates["aoti"].files[0])),
+        "signature": bundle.manifest.signature,
+        "reference": str(bundle.file(bundle.manifest.reference)),
+        "tile": 0,
+    }
+    imports = ("torch", "engines.native.runner")
+    ran = run_isolated("stages.reproduce:bits_here", payload, tmp_path, 600, imports)
+    assert ran.ok, ran.error
+    assert {how for how, _, digest in ran.value if digest} >= {"with 2 threads", "with 3 threads"}
 
 
 def test_a_child_gives_the_same_from_plain_data(bare_jets: Built) -> None:
