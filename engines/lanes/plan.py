@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from engines.lanes.functions import LONG
 from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable
 from engines.lanes.tensors import (
     Argument,
@@ -28,7 +29,7 @@ from engines.lanes.tensors import (
     Unrolled,
     View,
 )
-from engines.lanes.values import LONG, Read, Value, walk
+from engines.lanes.values import Read, Value, walk
 
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2

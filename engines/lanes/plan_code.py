@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engines.lanes.blocking import Blocked
+from engines.lanes.functions import RANGES, call, carrier, enclosed
 from engines.lanes.index import (
     Entry,
     Index,
@@ -33,14 +34,9 @@ from engines.lanes.tensors import (
     Sorted,
     Tensor,
 )
-from engines.lanes.values import LONG, RANGES, Call, Literal, Read, Value, parts, walk
+from engines.lanes.values import Call, Literal, Read, Value, parts, walk
 from soa.dtypes import itemsize
 
-_OPERATORS = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "bitwise_and": "{} & {}", "bitwise_or": "{} | {}", "bitwise_xor": "{} ^ {}",
-    "bitwise_not": "~{}", "same": "{}",
-}  # fmt: skip
 _LONGEST = 60  # an expression with more characters gets a name
 _MANY = 12  # if more operations follow a sum, their code is a loop over the sums of a block
 _FEW = 4  # a term with at most this many operations is repeated for each part of a sum
@@ -68,13 +64,6 @@ class Constants:
 
     def table(self, entries: tuple[int, ...]) -> str:
         return self.tables.setdefault(entries, f"table{len(self.tables)}")
-
-
-def carrier(dtype: str) -> str:
-    """The C++ vector type in which numbers of a dtype are computed."""
-    if dtype in RANGES:
-        return "Q" if dtype in LONG else "I"
-    return "D" if dtype in LONG else "F"
 
 
 def held(data: torch.Tensor) -> torch.Tensor:
@@ -340,13 +329,10 @@ class Names:
         if value.function == "items":
             return f"all(items[{self._number(value)}])"
         function, given = value.function, [self._text(each) for each in value.arguments]
-        if function.startswith("to_") and value.arguments[0].dtype == "bool":
+        of_bools = value.arguments[0].dtype == "bool"
+        if of_bools and function.startswith("to_"):
             given = [f"({given[0]} & 1)"]  # true is -1
-        if value.dtype == "bool" and function in _OF_BOOL:
-            function = _OF_BOOL[function]
-        if function in _OPERATORS:
-            return _OPERATORS[function].format(*map(enclosed, given))
-        return f"{function}({', '.join(given)})"
+        return call(function, given, of_bools)
 
     @staticmethod
     def _number(value: Call) -> int:
@@ -403,8 +389,6 @@ class Names:
 
 
 _SCALARS = {"F": "float", "D": "double", "I": "int32_t", "Q": "int64_t"}
-_OF_BOOL = {"mul": "bitwise_and", "add": "bitwise_or", "maximum": "bitwise_or",
-            "minimum": "bitwise_and", "same": "same"}  # fmt: skip
 
 
 def literal(value: Literal) -> str:
@@ -457,16 +441,6 @@ def _atom(atom: object, constants: Constants) -> str:
     assert isinstance(atom, Quotient | Remainder)
     sign = "/" if isinstance(atom, Quotient) else "%"
     return f"(({formula(atom.of, constants)}) {sign} {atom.by})"
-
-
-def enclosed(text: str) -> str:
-    """The text in brackets, unless it is a name or a call."""
-    depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([") - (letter in ")]")
-        if depth == 0 and letter in " -~&|^" and (at or letter in "-~"):
-            return f"({text})"
-    return text
 
 
 def scaled(place: str) -> str:

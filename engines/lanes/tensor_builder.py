@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from engines.lanes.functions import FUNCTIONS, RANGES, carrier
 from engines.lanes.index import Indices, Variable, constant
 from engines.lanes.tensors import (
     Argument,
@@ -18,7 +19,7 @@ from engines.lanes.tensors import (
     Uniform,
     View,
 )
-from engines.lanes.values import RANGES, Literal, Value, Values
+from engines.lanes.values import Literal, Value, Values
 
 HALF = ("float16", "bfloat16")
 _FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h has 32 or 64 bits
@@ -95,16 +96,18 @@ class Builder:
         arguments: Sequence[Any],
         shape: Shape,
         dtype: str,
-        cost: int = 1,
         of: str | None = None,
     ) -> Tensor:
-        """Apply `function` of functions.h to arguments that are cast to `of` (default: `dtype`)."""
+        """Apply one of `FUNCTIONS` to arguments that are cast to `of` (default: `dtype`)."""
+        known = FUNCTIONS[function]
+        if carrier(of or dtype) not in known.carriers:
+            raise NotKnown(f"{function} of {of or dtype}")
         given = [self.expand(self.tensor(a, of or dtype), shape) for a in arguments]
 
         def call(*values: Value) -> Value:
             return self.rounded(self.values.call(function, *values, dtype=dtype))
 
-        return self.add(Map(self.values, dtype, call, given, cost))
+        return self.add(Map(self.values, dtype, call, given, known.cost))
 
     def rounded(self, value: Value) -> Value:
         """The value rounded to its dtype, if functions.h computes in a wider type."""

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import torch
 
+from engines.lanes.functions import RANGES
 from engines.lanes.index import (
     Index,
     Indices,
@@ -28,7 +29,7 @@ from engines.lanes.index import (
     flat,
     variable,
 )
-from engines.lanes.values import RANGES, Number, Read, Value, Values
+from engines.lanes.values import Number, Read, Value, Values
 
 Shape = tuple[int, ...]
 UNKNOWN = -1

@@ -5,28 +5,17 @@ Equal expressions are the same object, so that repeated ones are found by identi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engines.lanes.functions import FUNCTIONS, RANGES, Bounds
 from engines.lanes.index import Indices
 
 if TYPE_CHECKING:
     from engines.lanes.tensors import Tensor
 
 Number = int | float | bool
-Bounds = tuple[int, int]
-
-# The least and the largest value of each integer type.
-RANGES: dict[str, Bounds] = {
-    "bool": (0, 1),
-    **{f"int{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32)},
-}
-
-
-LONG = ("float64", "int64", "uint32")
-"""The dtypes that take 8 bytes for each row during computation; all others take 4."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,26 +81,11 @@ class Values:
         return self._made.setdefault(("call", function, arguments, dtype), made)
 
 
-def _bounds(function: str, arguments: Sequence[Value]) -> Bounds | None:
+def _bounds(function: str, arguments: tuple[Value, ...]) -> Bounds | None:
     """The bounds of a function's result, from the bounds of its arguments; None if not known."""
     known = [each.bounds for each in arguments if each.bounds is not None]
-    if len(known) != 2 or function not in _BOUNDS:
-        return None
-    return _BOUNDS[function](*known)
-
-
-def _product(a: Bounds, b: Bounds) -> Bounds:
-    ends = [x * y for x in a for y in b]
-    return min(ends), max(ends)
-
-
-_BOUNDS: dict[str, Callable[[Bounds, Bounds], Bounds]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "mul": _product,
-    "maximum": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "minimum": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-}
+    bounds = FUNCTIONS[function].bounds if function in FUNCTIONS else None
+    return bounds(*known) if bounds is not None and len(known) == 2 else None
 
 
 def walk(value: Value, seen: set[Value] | None = None) -> Iterator[Value]:

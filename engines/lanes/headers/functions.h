@@ -61,6 +61,8 @@ INLINE I sign(I x) { return one_signed(x, all(1), all(0)); }
 INLINE Q sign(Q x) { return one_signed(x, all((int64_t)1), all((int64_t)0)); }
 INLINE I isinf(F x) { return abs(x) == all(kInfinity); }
 INLINE I isinf(D x) { return eq(abs(x), all((double)kInfinity)); }
+INLINE I isinf(I) { return all(0); }
+INLINE I isinf(Q) { return all(0); }
 
 // c + x * (next + x * (...)).
 template <class V, class N>
@@ -448,6 +450,7 @@ INLINE I to_int32(D x) { return narrow(to_int64(x)); }
 INLINE I to_int32(I x) { return x; }
 INLINE Q to_int64(Q x) { return x; }
 INLINE F to_float32(F x) { return x; }
+INLINE D to_float64(D x) { return x; }
 INLINE I rounded_int8(I x) { return (x << 24) >> 24; }
 INLINE I rounded_uint8(I x) { return x & 0xff; }
 INLINE I rounded_int16(I x) { return (x << 16) >> 16; }

@@ -6,46 +6,37 @@ from typing import Any
 
 import torch
 
+from engines.lanes.functions import ATEN, RANGES
 from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Map, Tensor
-from engines.lanes.values import RANGES, Value
+from engines.lanes.values import Value
 
-# Functions of one number, with their cost: roughly the time relative to an addition.
-_UNARY = {
-    "abs": 1, "neg": 1, "exp": 9, "exp2": 10, "expm1": 12, "log": 12, "log2": 30, "log10": 30,
-    "log1p": 16, "sqrt": 5, "sigmoid": 14, "tanh": 14, "sinh": 40, "cosh": 40, "asinh": 60,
-    "acosh": 60, "atanh": 60, "sin": 40, "cos": 40, "tan": 50, "asin": 50, "acos": 50, "atan": 50,
-    "erf": 20, "erfc": 60, "relu": 1, "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "sign": 2,
-    "bitwise_not": 1,
-}  # fmt: skip
-_BINARY = {
-    "mul": 1, "maximum": 2, "minimum": 2, "fmax": 3, "fmin": 3, "atan2": 50, "fmod": 40,
-    "remainder": 40, "copysign": 2, "hypot": 10, "bitwise_and": 1, "bitwise_or": 1,
-    "bitwise_xor": 1, "bitwise_left_shift": 2, "bitwise_right_shift": 2,
-}  # fmt: skip
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNARY = [name for name, known in ATEN.items() if known.arguments == 1]
+_BINARY = [name for name, known in ATEN.items() if known.arguments == 2]
 _SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
-# Exponents for which `pow` needs no logarithm: the function and its cost.
-_POWERS = {0.5: ("sqrt", 5), 1.0: ("same", 0), 2.0: ("square", 1), 3.0: ("cube", 2)}
+# Exponents for which `pow` needs no logarithm.
+_POWERS = {0.5: "sqrt", 1.0: "same", 2.0: "square", 3.0: "cube"}
 
 
 @lowers(*_UNARY)
 def unary(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     if step.name in ("floor", "ceil", "round", "trunc") and step.dtype in RANGES:
         return x
-    return build.map(step.name, [x], step.shape, step.dtype, _UNARY[step.name])
+    of = x.dtype if ATEN[step.name].result else step.dtype
+    return build.map(step.name, [x], step.shape, step.dtype, of)
 
 
 @lowers(*_BINARY)
 def binary(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return build.map(step.name, [a, b], step.shape, step.dtype, _BINARY[step.name])
+    of = common_dtype(a, b) if ATEN[step.name].result else step.dtype
+    return build.map(step.name, [a, b], step.shape, step.dtype, of)
 
 
 @lowers(*_SHIFTS)
 def shift(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype, 2)
+    return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype)
 
 
 @lowers("add", "sub", "rsub")
@@ -63,8 +54,8 @@ def divide(
     build: Builder, step: Step, a: Any, b: Any, /, rounding_mode: str | None = None
 ) -> Tensor:
     if rounding_mode is None:
-        return build.map("div", [a, b], step.shape, step.dtype, 4)
-    return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype, 8)
+        return build.map("div", [a, b], step.shape, step.dtype)
+    return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype)
 
 
 @lowers("floor_divide")
@@ -74,16 +65,16 @@ def floor_divide(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
 
 @lowers("reciprocal", "rsqrt")
 def reciprocal(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    root = build.map("sqrt", [x], step.shape, step.dtype, 5) if step.name == "rsqrt" else x
-    return build.map("div", [1.0, root], step.shape, step.dtype, 4)
+    root = build.map("sqrt", [x], step.shape, step.dtype) if step.name == "rsqrt" else x
+    return build.map("div", [1.0, root], step.shape, step.dtype)
 
 
 @lowers("pow")
 def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
     number = float(exponent) if isinstance(exponent, int | float) else None
     known = None if number is None else _POWERS.get(number)
-    if known is not None and (step.dtype not in RANGES or known[0] != "sqrt"):
-        return build.map(known[0], [base], step.shape, step.dtype, known[1])
+    if known is not None and (step.dtype not in RANGES or known != "sqrt"):
+        return build.map(known, [base], step.shape, step.dtype)
     if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
         return reciprocal(build, Step("rsqrt", step.results), base)
     if number in (-1, -2):
@@ -91,12 +82,7 @@ def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
         return reciprocal(build, Step("reciprocal", step.results), square)
     if step.dtype in RANGES:
         raise NotKnown("an integer to a power")
-    return build.map("pow", [base, exponent], step.shape, step.dtype, 60)
-
-
-@lowers(*_COMPARISONS)
-def compare(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return build.map(step.name, [a, b], step.shape, "bool", of=common_dtype(a, b))
+    return build.map("pow", [base, exponent], step.shape, step.dtype)
 
 
 @lowers(*_LOGICAL)
@@ -107,11 +93,6 @@ def logical(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
 @lowers("logical_not")
 def logical_not(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.map("bitwise_not", [x], step.shape, "bool")
-
-
-@lowers("isnan", "isinf")
-def is_special(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    return build.map(step.name, [x], step.shape, "bool", of=x.dtype)
 
 
 @lowers("where")
@@ -134,8 +115,8 @@ def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) 
 def clamp(build: Builder, step: Step, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     """NaN stays NaN. If `min` exceeds `max`, the result is `max`."""
     if min is not None:
-        x = build.map("maximum", [x, min], step.shape, step.dtype, 2)
-    return x if max is None else build.map("minimum", [x, max], step.shape, step.dtype, 2)
+        x = build.map("maximum", [x, min], step.shape, step.dtype)
+    return x if max is None else build.map("minimum", [x, max], step.shape, step.dtype)
 
 
 @lowers("_to_copy", "convert_element_type")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from engines.lanes.functions import RANGES
 from engines.lanes.index import Index, Indices, entry
 from engines.lanes.operators.pointwise import divide, select
 from engines.lanes.operators.reductions import reduced
@@ -16,7 +17,6 @@ from engines.lanes.operators.selection import own, picked
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Tensor
-from engines.lanes.values import RANGES
 
 Windows = list[list[range]]
 """For each spatial dimension, the places of each window. Only windows that hang over the input have

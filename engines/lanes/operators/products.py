@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from engines.lanes.functions import RANGES
 from engines.lanes.index import Indices, constant
 from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Assembly, Constant, Part, Product, Tensor
-from engines.lanes.values import RANGES
 
 _FLOATS = ("float32", "float64")
 

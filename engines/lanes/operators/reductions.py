@@ -38,7 +38,7 @@ def total(
     if step.name == "sum":
         return found
     # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
-    return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype, 4)
+    return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype)
 
 
 @lowers(*_KINDS)
@@ -75,7 +75,7 @@ def extremum_with_place(
     """The extremum of all elements or of two tensors; or along a dimension, with its index."""
     if other is not None:
         function = {"max": "maximum", "min": "minimum"}[step.name]
-        return build.map(function, [x, other], step.shape, step.dtype, 2)
+        return build.map(function, [x, other], step.shape, step.dtype)
     if dim is None:
         return reduced(build, step.name, x, None, step.dtype)
     value = reduced(build, step.name, x, dim, step.dtype, keepdim)
@@ -117,12 +117,12 @@ def moments(build: Builder, x: Tensor, dims: Any, correction: float) -> tuple[Te
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     count = math.prod(x.shape[d] for d in dims)
     summed = reduced(build, "sum", x, dims, x.dtype, True)
-    mean = build.map("div", [summed, float(count)], summed.shape, x.dtype, 4)
+    mean = build.map("div", [summed, float(count)], summed.shape, x.dtype)
     away = build.map("sub", [x, mean], x.shape, x.dtype)
     squares = build.map("square", [away], x.shape, x.dtype)
     spread = reduced(build, "sum", squares, dims, x.dtype, True)
     divisor = max(count - correction, 0.0)
-    return mean, build.map("div", [spread, divisor], spread.shape, x.dtype, 4)
+    return mean, build.map("div", [spread, divisor], spread.shape, x.dtype)
 
 
 @lowers("native_layer_norm")
@@ -177,8 +177,8 @@ def batch_norm(
 
 def _inverse_root(build: Builder, var: Tensor, eps: float) -> Tensor:
     moved = build.map("add", [var, eps], var.shape, var.dtype)
-    root = build.map("sqrt", [moved], var.shape, var.dtype, 5)
-    return build.map("div", [1.0, root], var.shape, var.dtype, 4)
+    root = build.map("sqrt", [moved], var.shape, var.dtype)
+    return build.map("div", [1.0, root], var.shape, var.dtype)
 
 
 def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
@@ -196,13 +196,13 @@ def softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     shape = x.shape
     most = reduced(build, "max", x, dim, step.dtype, True)
     less = build.map("sub", [x, most], shape, step.dtype)
-    powers = build.map("exp", [less], shape, step.dtype, 9)
+    powers = build.map("exp", [less], shape, step.dtype)
     summed = reduced(build, "sum", powers, dim, step.dtype, True)
     if step.name == "_log_softmax":
-        logarithm = build.map("log", [summed], summed.shape, step.dtype, 12)
+        logarithm = build.map("log", [summed], summed.shape, step.dtype)
         found = build.map("sub", [less, logarithm], shape, step.dtype)
     else:
-        share = build.map("div", [1.0, summed], summed.shape, step.dtype, 4)
+        share = build.map("div", [1.0, summed], summed.shape, step.dtype)
         found = build.map("mul", [powers, share], shape, step.dtype)
     return reshape(build, step, found)
 
@@ -236,7 +236,7 @@ def distances(build: Builder, step: Step, a: Any, b: Any, /, p: float) -> Tensor
     apart = build.map("sub", [one, other], shape, step.dtype)
     squares = build.map("square", [apart], shape, step.dtype)
     summed = reduced(build, "sum", squares, -1, step.dtype)
-    return build.map("sqrt", [summed], step.shape, step.dtype, 5)
+    return build.map("sqrt", [summed], step.shape, step.dtype)
 
 
 def _like(x: Tensor, shape: Sequence[int]) -> Step:

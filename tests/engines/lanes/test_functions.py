@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.kinds import host_cpu_levels
+from engines.lanes.functions import FUNCTIONS, call, carrier
+from engines.lanes.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled
 from tests.engines.lanes.programs import wrong
 from tests.engines.lanes.ulps import measured
@@ -19,6 +22,41 @@ def test_functions_of_float32(tmp_path: Path) -> None:
     found = measured(tmp_path, 99_991)
     assert len(found) > 20
     assert {name: error for name, error in found.items() if not error.within(name)} == {}
+
+
+_ON_CPU = """
+#include "prelude.h"
+#define LANES 8
+#define RV 1
+namespace lanes {
+#include "lanes.h"
+#include "functions.h"
+"""
+_ON_GPU = """
+#include "device.h"
+namespace lanes {
+#include "threads.h"
+#include "functions.h"
+"""
+
+
+@pytest.mark.skipif("x86-64-v3" not in host_cpu_levels(), reason="it is built for x86-64-v3")
+@pytest.mark.parametrize("headers", [_ON_CPU, _ON_GPU])
+def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Path) -> None:
+    lines = []
+    for name, known in FUNCTIONS.items():
+        for kind in known.carriers:
+            result = carrier(known.result) if known.result else kind
+            given = ["a", "b", "c"][: known.arguments]
+            head = f"{result} {name}_of_{kind}({', '.join(f'{kind} {x}' for x in given)})"
+            lines += [f"{head} {{ return {call(name, given)}; }}"]
+        if known.of_bools:
+            lines += [f"I {name}_of_bools(I a, I b) {{ return {call(name, given, True)}; }}"]
+    source = tmp_path / "functions.cpp"
+    source.write_text("\n".join([headers, *lines, "}"]))
+    flags = ("-fsyntax-only", "-std=c++20", "-march=x86-64-v3", "-w", f"-I{HEADERS}")
+    done = subprocess.run(["g++", *flags, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_random_programs() -> None:

@@ -1,0 +1,142 @@
+"""The functions of numbers: for each its cost, its C++ text, its types and its bounds.
+
+headers/functions.h and headers/lanes.h (on a GPU threads.h) define them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Bounds = tuple[int, int]
+BoundsOf = Callable[[Bounds, Bounds], Bounds]
+
+# The least and the largest value of each integer type.
+RANGES: dict[str, Bounds] = {
+    "bool": (0, 1),
+    **{f"int{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32)},
+}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+LONG = ("float64", "int64", "uint32")
+"""The dtypes that take 8 bytes for each row during computation; all others take 4."""
+
+
+def carrier(dtype: str) -> str:
+    """The C++ vector type in which numbers of a dtype are computed: F, D, I or Q."""
+    if dtype in RANGES:
+        return "Q" if dtype in LONG else "I"
+    return "D" if dtype in LONG else "F"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of numbers that have the same type.
+
+    cost: roughly the time relative to an addition.
+    arguments: their number.
+    carriers: the C++ types of the arguments for which the headers have the function.
+    result: the dtype of the result; empty if it is that of the arguments.
+    text: C++ with {} for each argument; empty if it is a call of the function.
+    of_bools: `text` for bools, which are -1 (true) and 0; empty if it is the same.
+    bounds: the bounds of an integer result, from those of two arguments.
+    """
+
+    cost: int
+    arguments: int = 1
+    carriers: str = "FDIQ"
+    result: str = ""
+    text: str = ""
+    of_bools: str = ""
+    bounds: BoundsOf | None = None
+
+
+def _product(a: Bounds, b: Bounds) -> Bounds:
+    ends = [x * y for x in a for y in b]
+    return min(ends), max(ends)
+
+
+def _each(arguments: int, carriers: str, **costs: int) -> dict[str, Function]:
+    return {name: Function(cost, arguments, carriers) for name, cost in costs.items()}
+
+
+def _compared(of_bools: str = "") -> Function:
+    return Function(1, 2, result="bool", of_bools=of_bools)
+
+
+def _operator(
+    cost: int, text: str, carriers: str, of_bools: str = "", bounds: BoundsOf | None = None
+) -> Function:
+    return Function(cost, text.count("{}"), carriers, "", text, of_bools, bounds)
+
+
+ATEN: dict[str, Function] = {
+    **_each(1, "FDIQ", abs=1, sign=2, relu=1),
+    **_each(1, "FD", exp=9, exp2=10, expm1=12, log=12, log2=30, log10=30, log1p=16, sqrt=5),
+    **_each(1, "FD", sigmoid=14, tanh=14, sinh=40, cosh=40, asinh=60, acosh=60, atanh=60),
+    **_each(1, "FD", sin=40, cos=40, tan=50, asin=50, acos=50, atan=50, erf=20, erfc=60),
+    **_each(1, "FD", floor=1, ceil=1, round=1, trunc=1),
+    **_each(2, "FD", atan2=50, copysign=2, hypot=10),
+    **_each(2, "FDIQ", fmod=40, remainder=40),
+    **_each(2, "IQ", bitwise_left_shift=2, bitwise_right_shift=2),
+    "fmax": Function(3, 2, of_bools="{} | {}"),
+    "fmin": Function(3, 2, of_bools="{} & {}"),
+    "maximum": Function(
+        2, 2, of_bools="{} | {}", bounds=lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))
+    ),
+    "minimum": Function(
+        2, 2, of_bools="{} & {}", bounds=lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))
+    ),
+    "neg": _operator(1, "-{}", "FDIQ"),
+    "mul": _operator(1, "{} * {}", "FDIQ", "{} & {}", _product),
+    "bitwise_not": _operator(1, "~{}", "IQ"),
+    "bitwise_and": _operator(1, "{} & {}", "IQ"),
+    "bitwise_or": _operator(1, "{} | {}", "IQ"),
+    "bitwise_xor": _operator(1, "{} ^ {}", "IQ"),
+    "eq": _compared(),
+    "ne": _compared(),
+    "lt": _compared("~{} & {}"),
+    "le": _compared("~{} | {}"),
+    "gt": _compared("{} & ~{}"),
+    "ge": _compared("{} | ~{}"),
+    "isnan": Function(1, result="bool"),
+    "isinf": Function(1, result="bool"),
+}
+"""The functions that are operators of ATen with the same name and the same arguments."""
+
+FUNCTIONS: dict[str, Function] = {
+    **ATEN,
+    **_each(1, "FDIQ", square=1, cube=2),
+    **_each(2, "FDIQ", div_trunc=8, div_floor=8),
+    **_each(2, "FD", pow=60),
+    **_each(3, "FD", fma=1),
+    **_each(3, "IQ", clamp=2),
+    "same": _operator(0, "{}", "FDIQ"),
+    "add": _operator(1, "{} + {}", "FDIQ", "{} | {}", lambda a, b: (a[0] + b[0], a[1] + b[1])),
+    "sub": _operator(1, "{} - {}", "FDIQ", "", lambda a, b: (a[0] - b[1], a[1] - b[0])),
+    "div": _operator(4, "{} / {}", "FD"),
+    **{f"to_{dtype}": Function(1, result=dtype) for dtype in (*RANGES, *FLOATS)},
+    **{
+        f"rounded_{dtype}": Function(1, 1, carrier(dtype))
+        for dtype in ("int8", "uint8", "int16", "uint16", "uint32", "float16", "bfloat16")
+    },
+}
+"""All functions of numbers. `select`, whose condition is a bool, and `items`, the number of items
+of a jagged collection, are the calls that are not here."""
+
+
+def call(name: str, given: Sequence[str], of_bools: bool = False) -> str:
+    """The C++ text of a function's result, from the texts of its arguments."""
+    known = FUNCTIONS.get(name)
+    text = (of_bools and known.of_bools) or known.text if known is not None else ""
+    return text.format(*map(enclosed, given)) if text else f"{name}({', '.join(given)})"
+
+
+def enclosed(text: str) -> str:
+    """The text in brackets, unless it is a name or a call."""
+    depth = 0
+    for at, letter in enumerate(text):
+        depth += (letter in "([") - (letter in ")]")
+        if depth == 0 and letter in " -~&|^" and (at or letter in "-~"):
+            return f"({text})"
+    return text
