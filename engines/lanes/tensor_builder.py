@@ -109,10 +109,13 @@ class Builder:
 
         return self.add(Map(self.values, dtype, call, given, known.cost))
 
+    def total(self, made: Tensor) -> Tensor:
+        """Sums or products, rounded to their dtype."""
+        return self.map("same", [made], made.shape, made.dtype) if _narrow(made.dtype) else made
+
     def rounded(self, value: Value) -> Value:
         """The value rounded to its dtype, if functions.h computes in a wider type."""
-        narrow = value.dtype in HALF or (value.dtype in RANGES and value.dtype not in _FULL_WIDTH)
-        if not narrow:
+        if not _narrow(value.dtype):
             return value
         return self.values.call(f"rounded_{value.dtype}", value, dtype=value.dtype)
 
@@ -150,6 +153,11 @@ class Builder:
             return self.copy(given)
         base.must_be_stored = True
         return given
+
+
+def _narrow(dtype: str) -> bool:
+    """True if functions.h computes in a wider type."""
+    return dtype in HALF or (dtype in RANGES and dtype not in _FULL_WIDTH)
 
 
 def is_even(index: Indices) -> bool:

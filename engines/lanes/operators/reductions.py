@@ -16,6 +16,7 @@ from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Reduction, Scan, Tensor
 
 _KINDS = {"amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}
+_OF_BOOLS = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
 
 
 def reduced(
@@ -24,8 +25,10 @@ def reduced(
     """A reduction of `x`. `dims`: one dimension, several, or none for all dimensions."""
     rank = len(x.shape)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    if dtype == "bool":
+        kind = _OF_BOOLS.get(kind, kind)
     made: Tensor = build.add(Reduction(kind, x, sorted({d % rank for d in dims}), dtype, keep))
-    return made
+    return build.total(made) if kind in ("sum", "prod") else made
 
 
 @lowers("sum", "mean")
@@ -222,7 +225,7 @@ def scan(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
         return build.cast(x, step.dtype)
     kind = {"cumsum": "sum", "cumprod": "prod"}[step.name]
     source = build.cast(x, step.dtype)
-    return build.add(Scan(kind, source, dim % len(x.shape)))
+    return build.total(build.add(Scan(kind, source, dim % len(x.shape))))
 
 
 @lowers("_cdist_forward")

@@ -168,8 +168,9 @@ def sort(
 
 
 def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) -> list[Tensor]:
-    made = Sorted(build.in_memory(x), dim % len(x.shape), count, descending)
-    return [build.add(made), build.add(made.places)]
+    numbers = build.cast(x, "int32") if x.dtype == "bool" else x  # true is -1
+    made = Sorted(build.in_memory(numbers), dim % len(x.shape), count, descending)
+    return [build.cast(build.add(made), x.dtype), build.add(made.places)]
 
 
 @lowers("scatter", "scatter_add", "scatter_reduce")
@@ -224,7 +225,11 @@ def _put(
     build: Builder, step: Step, x: Any, source: Tensor, picks: Sequence[Pick], how: str
 ) -> Tensor:
     base = build.tensor(x, step.dtype)
-    return build.add(Scattered(base, source, picks, how))
+    if how != "sum":
+        return build.add(Scattered(base, source, picks, how))
+    if step.dtype == "bool":  # true is -1
+        base, source = build.cast(base, "int32"), build.cast(source, "int32")
+    return build.cast(build.total(build.add(Scattered(base, source, picks, how))), step.dtype)
 
 
 @lowers("index_fill")

@@ -467,3 +467,41 @@ def test_slices_beyond_the_size_casts_and_constants() -> None:
         )
         known = ~wanted.isnan()
         assert torch.equal(found[known].signbit(), wanted[known].signbit()), name
+
+
+BOOLS: Table = {
+    **{
+        f.__name__: lambda a, b, f=f: f(a, b)
+        for f in (
+            torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.maximum,
+            torch.minimum, torch.fmax, torch.fmin, torch.add, torch.mul, torch.bitwise_xor,
+        )
+    },
+    "sign": lambda a, _: torch.sign(a),
+    "isinf": lambda a, _: torch.isinf(a),
+    "amax": lambda a, _: a.amax(1),
+    "amin": lambda a, _: a.amin(1),
+    "max": lambda a, _: a.max(1).values,
+    "sum": lambda a, _: a.sum(1, dtype=torch.bool),
+    "prod": lambda a, _: a.prod(1, dtype=torch.bool),
+    "sort": lambda a, _: a.sort(1).values,
+    "sort descending": lambda a, _: torch.sort(a, dim=1, descending=True, stable=True).indices,
+    "scatter_add": lambda a, b: a.scatter_add(1, torch.arange(6) // 3 + 0 * a.long(), b),
+}  # fmt: skip
+NARROW: Table = {
+    "sum of uint8": lambda a, b: (a.byte() + 200 * b.byte()).sum(1, dtype=torch.uint8).float(),
+    "prod of int8": lambda a, b: (a.char() + 7).prod(1, dtype=torch.int8).float(),
+    "cumsum of int8": lambda a, b: (a.char() + 100).cumsum(1, dtype=torch.int8).float(),
+    "scatter_add of uint8": lambda a, b: (a.byte() + 200).scatter_add(
+        1, torch.arange(6) // 3 + 0 * a.long(), b.byte() * 99
+    ).float(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", [BOOLS, NARROW])
+def test_bools_and_narrow_integers(table: Table) -> None:
+    """true is -1 in the code, and a sum of narrow integers is computed with 32 bits."""
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.rand(MOST, 6, generator=generator) < share for share in (0.5, 0.7))
+    a[:2], b[:2] = torch.tensor([[False], [True]]), torch.tensor([[True], [False]])
+    agree(table, [a, b], 0)
