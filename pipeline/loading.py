@@ -12,7 +12,7 @@ from runtime.opening import Mode, Opened, Opening, Options
 from runtime.process import has_torch
 from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
-from soa.options import known_options
+from soa.options import DEVICE, FLAG, NUMBER, PATH, REF, TEXT, known_options, of_type, takes
 
 if TYPE_CHECKING:  # a session whose artifact needs no torch must not import torch
     import torch
@@ -64,6 +64,17 @@ def load(
 
 
 @known_options(Opening)
+@takes(
+    LoadError,
+    ref=REF,
+    device=DEVICE,
+    live=FLAG,
+    build=TEXT,
+    remote=of_type("pipeline.RemoteOptions(…)", RemoteOptions).or_none,
+    shadow=REF.or_none,
+    shadow_fraction=NUMBER,
+    shadow_record=PATH.or_none,
+)
 def load(
     ref: Ref,
     *,
@@ -198,7 +209,7 @@ def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
     if opening.target is not None:
         raise LoadError("target with device 'site': each place chooses its own")
     from pipeline.config import find_site, load_site
-    from serving.site import connect_site
+    from serving.site import Site, connect_site
 
     folder = Path()
     if given is None:
@@ -206,4 +217,8 @@ def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
     elif isinstance(given, str | Path):
         folder = Path(given).parent
         given = load_site(given)
+    if not isinstance(given, Site):
+        raise LoadError(
+            f"site is a {type(given).__name__}: give the path of a site file, or a Site"
+        )
     return connect_site(opening, given, folder)

@@ -31,7 +31,7 @@ from runtime.opening import (
 from runtime.process import has_torch, settle_threads, torch_runs_on
 from runtime.session import Origin, Session
 from soa.memory import CPU, Device, torch_drives_gpus
-from soa.options import known_options
+from soa.options import DEVICE, known_options, takes
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ AUTO = "auto"
 
 
 @known_options(Opening)
+@takes(LoadError, device=DEVICE)
 def load(
     ref: str | Path,
     *,

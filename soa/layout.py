@@ -25,6 +25,7 @@ from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
+from soa.options import TEXT, Accepted, check_fields, takes
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
@@ -57,6 +58,7 @@ class Column:
     shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(LayoutError, "column", self, {"name": TEXT, "dtype": TEXT})
         if not self.name.isidentifier():
             raise LayoutError(
                 f"column name {self.name!r} is not an identifier (letters, digits, _)"
@@ -170,6 +172,7 @@ def eigen(name: str, dtype: str, *shape: int) -> Column:
     return Column(_named(name), dtype, "eigen", tuple(shape))
 
 
+@takes(LayoutError, name=TEXT)
 def _named(name: str) -> str:
     if not IDENTIFIER.fullmatch(name):
         raise LayoutError(f"column name {name!r} is not an identifier (A-Z a-z 0-9 _)")
@@ -195,6 +198,13 @@ class Layout:
     alignment: int = DEFAULT_ALIGNMENT
     storage: Storage = "buffer"
 
+    @takes(
+        LayoutError,
+        columns=Accepted(
+            "the columns: column(…), eigen(…), scalar(…)", lambda v: isinstance(v, Iterable)
+        ),
+        storage=TEXT,
+    )
     def __init__(
         self,
         columns: Iterable[Column],
@@ -211,6 +221,10 @@ class Layout:
     def _check(self) -> None:
         if not self.columns:
             raise LayoutError("a layout needs at least one column")
+        if odd := [c for c in self.columns if not isinstance(c, Column)]:
+            raise LayoutError(
+                f"Layout: {odd[0]!r} is no column: use column(…), eigen(…), scalar(…)"
+            )
         names = [c.name for c in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -245,7 +259,7 @@ class Layout:
     def __getitem__(self, name: str) -> Column:
         try:
             return self.by_name[name]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: a list, which is no name
             have = ", ".join(c.name for c in self.columns)
             raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
 

@@ -34,6 +34,7 @@ from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
+from soa.options import AT_LEAST_ONE, BY_NAME, FUNCTION, PATH, PATHS, REF, TEXT, TEXTS, takes
 from soa.records import as_data, as_record, parse_json
 from stages.histogram import Histogram
 
@@ -68,6 +69,20 @@ class Report:
     """By column that the model wrote: its values in the outputs that this run wrote."""
 
 
+@takes(
+    ApplyError,
+    ref=REF,
+    inputs=PATHS,
+    out=PATH,
+    columns=BY_NAME.or_none,
+    keep=TEXTS,
+    tree=TEXT.or_none,
+    suffix=TEXT.or_none,
+    threads=AT_LEAST_ONE.or_none,
+    dask=TEXT.or_none,
+    execute=FUNCTION.or_none,
+    progress=FUNCTION.or_none,
+)
 def apply(
     ref: str | Path,
     inputs: str | Path | Sequence[str | Path],

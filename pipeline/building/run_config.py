@@ -31,13 +31,14 @@ from pipeline.config import (
     stated_columns,
     tolerances_of,
 )
-from pipeline.errors import ReportError
+from pipeline.errors import ConfigError, ReportError
 from pipeline.report import page_place, publish, require_libraries
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain, write_whole
+from soa.options import FUNCTION, PATH, of_type, takes
 from soa.records import as_record, parse_json
 from soa.signature import Signature
 from stages.capture import Capture, capture
@@ -69,10 +70,18 @@ class _Done:
     files: dict[str, str]
 
 
+@takes(
+    ConfigError,
+    config_path=PATH,
+    registry=of_type("a pipeline.Registry", Registry).or_none,
+    work=PATH.or_none,
+    say=FUNCTION,
+    show=FUNCTION,
+)
 def run(
     config_path: str | Path,
     registry: Registry | None = None,
-    work: Path | None = None,
+    work: str | Path | None = None,
     say: Say = lambda text: None,
     quick: bool = False,
     show: Show = show_nothing,
@@ -97,7 +106,7 @@ def run(
     if quick:
         config = config.quick()
     store = registry or Registry()
-    cache = StageCache(work or Path("pipeline-work"))
+    cache = StageCache(Path(work or "pipeline-work"))
     progress = Work(cache, say, show=show, beside=lambda: _get_ready(store), model=config.name)
     root, key = progress.cache.root, _keys(config)
     record = root / "runs" / f"{key['run']}.json"

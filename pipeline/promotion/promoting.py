@@ -28,6 +28,7 @@ from registry.shadow_record import ShadowRecord
 from registry.store import Registry
 from registry.version import Version
 from soa.files import read_plain
+from soa.options import FUNCTION, NUMBER, PATH, PATHS, TEXT, TEXTS, of_type, takes
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,19 @@ class Assessment:
         return all(decision.lets_pass for decision in self.decisions)
 
 
+@takes(
+    RegistryError,
+    registry=of_type("a pipeline.Registry", Registry),
+    ref=TEXT,
+    alias=TEXT,
+    allow_unverified=TEXTS,
+    max_slowdown=NUMBER.or_none,
+    shadows=PATHS,
+    policy=PATH.or_none,
+    override=TEXTS,
+    reason=TEXT,
+    say=FUNCTION,
+)
 def promote(
     registry: Registry,
     ref: str,

@@ -30,6 +30,7 @@ from registry.errors import NotFoundError, RegistryError, RegistryUnavailableErr
 from registry.mlflow.store_protocol import ClientStore, Store
 from soa.errors import SoaPipelineError
 from soa.files import read_plain
+from soa.options import PATH, TEXT, takes
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -53,6 +54,7 @@ class Access:
     `uri` is absolute, and may contain a password.
     """
 
+    @takes(RegistryError, uri=TEXT.or_none, artifact_root=PATH.or_none)
     def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
         chosen = uri or os.environ.get(URI_VARIABLE)
         self.uri = _checked(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")

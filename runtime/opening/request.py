@@ -12,6 +12,7 @@ from engines.target import Target
 from registry.bundle import MOST_THREADS, Annex, Bundle
 from runtime.errors import LoadError
 from runtime.session import Origin
+from soa.options import COUNT, FUNCTION, NUMBER, PATHS, REF, TEXT, check_fields
 from soa.signature import Signature
 
 if TYPE_CHECKING:  # opening a folder does not import the registry
@@ -44,6 +45,21 @@ class Options(TypedDict, total=False):
     instances: int | None
     builder: Builder | None
     prover: Prover | None
+
+
+_KINDS = {
+    "ref": REF,
+    "mode": TEXT,
+    "lookup": TEXT,
+    "max_age_s": NUMBER,
+    "trusted_keys": PATHS.or_none,
+    "target": TEXT.or_none,
+    "engine_name": TEXT.or_none,
+    "threads": COUNT.or_none,
+    "instances": COUNT.or_none,
+    "builder": FUNCTION.or_none,
+    "prover": FUNCTION.or_none,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +102,7 @@ class Opening:
     prover: Prover | None = None
 
     def __post_init__(self) -> None:
+        check_fields(LoadError, "load", self, _KINDS)
         if self.mode not in ("test", "production"):
             raise LoadError(f"mode {self.mode!r} is neither 'test' nor 'production'")
         if self.lookup not in LOOKUPS:

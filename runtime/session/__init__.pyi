@@ -1,6 +1,7 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
 from .binding import WrappedBinding as WrappedBinding
+from .binding import takes_bindings as takes_bindings
 from .binding_checks import Collections as Collections
 from .binding_checks import by_name as by_name
 from .binding_checks import check_memory as check_memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
@@ -22,6 +22,7 @@ from runtime.session.binding_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.memory import Collection, Span, argument_spans, carrier
+from soa.options import COUNT, Accepted, takes
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -269,6 +270,20 @@ class WrappedBinding(Binding):
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         self.inner.rebind(inputs, outputs)
+
+
+takes_bindings = takes(
+    BindError,
+    bindings=Accepted(
+        "a list of bindings that session.bind made",
+        lambda value: (
+            isinstance(value, Sequence)
+            and all(issubclass(kind, Binding) for kind in set(map(type, value)))
+        ),
+    ),
+    threads=COUNT,
+)
+"""Decorates `run_many` of every kind of session."""
 
 
 @dataclass(frozen=True)

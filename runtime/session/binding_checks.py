@@ -17,7 +17,12 @@ Collections = Collection | Mapping[str, Collection]
 
 def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
-    every = ([part] if isinstance(part, Collection) else part.values() for part in given)
+    every = [part.values() if isinstance(part, Mapping) else [part] for part in given]
+    for each in (each for part in every for each in part):
+        if not isinstance(each, Collection):
+            raise BindError(
+                f"a {type(each).__name__} was given: give a Collection, or a dict of them by name"
+            )
     found = {collection.device for part in every for collection in part}
     if len(found) != 1:
         names = ", ".join(sorted(map(str, found))) or "no device"

@@ -10,12 +10,13 @@ from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
-from runtime.session.binding import Binding
+from runtime.session.binding import Binding, takes_bindings
 from runtime.session.binding_checks import Collections, by_name
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.layout import Layout
 from soa.memory import Collection, Device
+from soa.options import FLAG, takes
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -93,10 +94,11 @@ class Session:
         >>> [column.name for column in session.layout("tags").columns]
         ['p_qcd', 'p_w', 'p_top', 'label']
         """
-        if collection not in self.signature.layouts:
+        try:
+            return self.signature.layouts[collection]
+        except (KeyError, TypeError):  # TypeError: a list, which is no name
             have = ", ".join(self.signature.layouts)
-            raise BindError(f"the model has no collection {collection!r}; it has: {have}")
-        return self.signature.layouts[collection]
+            raise BindError(f"the model has no collection {collection!r}; it has: {have}") from None
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
         """A new, zeroed collection of the model's layout on the session's device.
@@ -109,6 +111,7 @@ class Session:
         """
         return Collection(self.layout(name), n, self.device, capacity=capacity)
 
+    @takes(BindError, graph=FLAG)
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Check the memory once, and return a binding that runs on it without a copy.
 
@@ -138,6 +141,7 @@ class Session:
         """
         self.bind(inputs, outputs)(stream=stream)
 
+    @takes_bindings
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:

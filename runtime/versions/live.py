@@ -23,7 +23,15 @@ from registry.store import Lookup
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.opening import Name, Opened
-from runtime.session import Binding, Collections, Origin, Rows, Session, WrappedBinding
+from runtime.session import (
+    Binding,
+    Collections,
+    Origin,
+    Rows,
+    Session,
+    WrappedBinding,
+    takes_bindings,
+)
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, Device
 from soa.signature import Signature
@@ -146,6 +154,7 @@ class LiveSession(Session):
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         self.current.run(inputs, outputs, stream=stream)
 
+    @takes_bindings
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:

@@ -26,7 +26,14 @@ import torch
 from engines.errors import first_line
 from engines.processes import Lock, OwnProcess
 from registry.shadow_record import ShadowRecord
-from runtime.session import Binding, Collections, Rows, Session, WrappedBinding
+from runtime.session import (
+    Binding,
+    Collections,
+    Rows,
+    Session,
+    WrappedBinding,
+    takes_bindings,
+)
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, read_block
@@ -78,6 +85,7 @@ class ShadowedSession(Session):
     ) -> ShadowedBinding:
         return ShadowedBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
+    @takes_bindings
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:

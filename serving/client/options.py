@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from serving.errors import ServingError
+from soa.options import COUNT, NUMBER, TEXT, check_fields, of_type
 
 SCHEME = "triton://"
 
@@ -36,6 +37,17 @@ class Tls:
             if self.private_key is None:
                 there, not_there = not_there, there
             raise ServingError(f"TLS with {there} and no {not_there}: name both, or neither")
+
+
+_KINDS = {
+    "deadline_s": NUMBER,
+    "retries": COUNT,
+    "in_flight": COUNT,
+    "shared_memory": of_type("True, False, or text", bool, str),
+    "compression": TEXT,
+    "tls": of_type("Tls(…)", Tls).or_none,
+    "message_bytes": COUNT,
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,7 @@ class RemoteOptions:
     message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
+        check_fields(ServingError, "RemoteOptions", self, _KINDS)
         if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "

@@ -18,7 +18,7 @@ from engines.processes import OwnProcess
 from runtime.checked import CheckedSession
 from runtime.loader import checked
 from runtime.opening import Opening, open_version
-from runtime.session import Binding, Collections, Origin, Session, raw_stream
+from runtime.session import Binding, Collections, Origin, Session, raw_stream, takes_bindings
 from serving.client import RemoteOptions, address_of
 from serving.remote.remote_model import open_model
 from soa.memory import Collection
@@ -69,6 +69,7 @@ class RemoteSession(Session):
         """
         return self._send(self.bind(inputs, outputs), self._on(None))
 
+    @takes_bindings
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:

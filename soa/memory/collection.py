@@ -20,10 +20,12 @@ from soa.memory.foreign import (
     check_dtype,
     import_bytes,
     import_columns,
+    numbers_of,
     values_of,
 )
 from soa.memory.printed import printed
 from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split
+from soa.options import BY_NAME, COUNT, Accepted, of_type, takes
 from soa.text import listed
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 _RAW = ("uint8", "opaque1", "|S1")
 """Memory that has one of these dtypes is taken as raw bytes, for columns of any dtype."""
+LAYOUT = of_type("a Layout, such as session.layout(NAME)", Layout)
+COLLECTION = Accepted("a Collection", lambda value: isinstance(value, Collection))
 
 
 class Collection:
@@ -50,6 +54,7 @@ class Collection:
     array([50., 40., 30.], dtype=float32)
     """
 
+    @takes(CollectionError, layout=LAYOUT)
     def __init__(
         self,
         layout: Layout,
@@ -106,6 +111,7 @@ class Collection:
     # -- construction over other memory ------------------------------------------------------
 
     @classmethod
+    @takes(CollectionError, layout=LAYOUT)
     def wrap(
         cls,
         layout: Layout,
@@ -160,6 +166,7 @@ class Collection:
         return cls._over(layout, n, capacity, split(layout, capacity, buffer), buffer)
 
     @classmethod
+    @takes(CollectionError, layout=LAYOUT, columns=BY_NAME)
     def from_columns(
         cls,
         layout: Layout,
@@ -208,6 +215,7 @@ class Collection:
         return cls._over(layout, capacity if n is None else n, capacity, spans_of, None)
 
     @classmethod
+    @takes(CollectionError, layout=LAYOUT, arrays=BY_NAME)
     def from_arrays(
         cls,
         layout: Layout,
@@ -258,7 +266,8 @@ class Collection:
     def fill(self, name: str, values: Array | torch.Tensor) -> None:
         """Copy values into a member: `(n, ...)` (more rows are ignored), or `()` for a scalar.
 
-        Values are converted to the column's dtype.
+        Values are converted to the column's dtype. CollectionError for another shape, for values
+        that are no numbers, and if the memory is read-only.
 
         Examples
         --------
@@ -270,15 +279,24 @@ class Collection:
         """
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
-        given: Any = values
+        given: Any = numbers_of(member, values)
+        if self.readonly:
+            raise CollectionError(f"column {name!r} is read-only")
         if is_opaque(member.dtype):
             rows = as_opaque(member, given)[:n]
             self.span(name).first(n).raw().store(rows.view(np.uint8))
             return
-        flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
+        try:
+            flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
+        except (IndexError, ValueError, RuntimeError):
+            needed = () if member.kind == "scalar" else (n, *member.shape)
+            raise CollectionError(
+                f"column {name!r} has shape {tuple(given.shape)}, needed {needed}"
+            ) from None
         for i in range(member.components):
             self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 
+    @takes(CollectionError, source=COLLECTION)
     def copy_from(
         self, source: Collection, components: Iterable[tuple[str, int]] | None = None
     ) -> None:
@@ -368,13 +386,20 @@ class Collection:
 
     def span(self, name: str, k: int = 0) -> Span:
         """The memory of physical column k of a member, without its padding."""
-        return self._columns[self.layout[name].name][k]
+        parts = self._columns[self.layout[name].name]
+        try:
+            return parts[k]
+        except (IndexError, TypeError):
+            raise CollectionError(
+                f"column {name!r} has no component {k!r}: it has 0 to {len(parts) - 1}"
+            ) from None
 
+    @takes(CollectionError, k=COUNT, count=COUNT)
     def run(self, name: str, k: int, count: int) -> Span:
         """`count` adjacent physical columns from component k of `name`, as one `(count, S)` span.
 
         S is the padded column length. The columns must have one dtype and lie in one buffer, as in
-        a `matrix` plan.
+        a `matrix` plan. Raises CollectionError if the buffer has fewer columns.
 
         Examples
         --------
@@ -386,7 +411,10 @@ class Collection:
             raise CollectionError("separate columns are not a matrix")
         dtype, capacity = self.layout[name].dtype, self.whole.capacity
         pitch = self.layout.pitch(name, capacity)
-        start = self.layout.offsets(capacity)[name] + k * pitch + self.start * itemsize(dtype)
+        first = self.layout.offsets(capacity)[name] + k * pitch
+        if k < 0 or count < 0 or first + count * pitch > self._buffer.nbytes:
+            raise CollectionError(f"the buffer has no {count} columns from {name!r}[{k}] on")
+        start = first + self.start * itemsize(dtype)
         return self._buffer.at(start, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:

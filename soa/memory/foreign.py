@@ -301,6 +301,16 @@ def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | to
     return {name: _as_values(layout[name], value) for name, value in arrays.items()}
 
 
+def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
+    """A value of `values_of` for one column, which must have numbers unless the column is
+    opaque."""
+    found = _as_values(member, value)
+    opaque = is_opaque(member.dtype) or is_tensor(found)
+    if not opaque and found.dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
+        raise CollectionError(f"column {member.name!r}: {found.dtype} values are no numbers")
+    return found
+
+
 def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
     missing = [c.name for c in layout.columns if c.name not in given]
     unknown = [name for name in given if name not in layout.by_name]

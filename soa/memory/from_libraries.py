@@ -15,10 +15,11 @@ import numpy as np
 from soa.dtypes import DTYPES, dtype_name, is_opaque, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
-from soa.memory.collection import Collection
+from soa.memory.collection import LAYOUT, Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.span import Array, Device, allocate, is_tensor
 from soa.memory.to_libraries import to_numpy
+from soa.options import BY_NAME, takes
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -33,6 +34,7 @@ _IN_PLACE = {
 _NO_LIST = "column {!r} has no list in {} rows: drop these rows, or put lists there"
 
 
+@takes(CollectionError, layout=LAYOUT.or_none, fill=BY_NAME.or_none)
 def as_collection(
     data: Any, layout: Layout | None = None, *, fill: Mapping[str, Any] | None = None
 ) -> Collection:
@@ -168,7 +170,7 @@ def _values(name: str, value: Any, fill: Any) -> _Found:
 def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
-    if array.dtype == object and len(array):
+    if array.dtype == object and (array.ndim == 0 or len(array)):
         array, copied = _stacked(name, array), True
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
@@ -181,8 +183,8 @@ def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
 
 def _stacked(name: str, rows: Array) -> Array:
     """Join lists or arrays of one length, which pandas and HDF5 keep as objects, into one array."""
-    arrays = [np.asarray(row) for row in rows if isinstance(row, list | tuple | np.ndarray)]
-    if len(arrays) < len(rows):
+    arrays = [np.asarray(row) for row in rows.flat if isinstance(row, list | tuple | np.ndarray)]
+    if len(arrays) < rows.size:
         raise CollectionError(
             f"column {name!r} holds Python objects, such as strings or None: a row is a number, or "
             "a list of as many numbers as in every other row"

@@ -14,9 +14,11 @@ from soa.errors import CollectionError, needs_extra
 from soa.memory.collection import Collection
 from soa.memory.from_libraries import as_collection, unmasked
 from soa.memory.span import Array
+from soa.options import TEXT, of_type, takes
 from soa.signature import Signature, offsets_of
 
 
+@takes(CollectionError, signature=of_type("a signature: session.signature", Signature), name=TEXT)
 def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
     """Give read-only collections of the items of `data` and of their offsets, by name, for `bind`.
 

@@ -202,7 +202,11 @@ def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> S
     _require_torch(device)
     import torch
 
-    flat = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=str(device))
+    try:
+        flat = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=str(device))
+    except (RuntimeError, AssertionError) as error:  # no such device, or it has too little memory
+        reason = str(error).splitlines()[0]
+        raise CollectionError(f"{nbytes} bytes on device {str(device)!r}: {reason}") from None
     return span_of(flat.narrow(0, -flat.data_ptr() % alignment, nbytes))
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from soa.dtypes import is_opaque
 from soa.errors import CollectionError, needs_extra
 from soa.layout import Column
-from soa.memory.collection import Collection
+from soa.memory.collection import COLLECTION, Collection
 from soa.memory.span import Array
+from soa.options import TEXTS, takes
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+_takes_columns = takes(CollectionError, collection=COLLECTION, columns=TEXTS.or_none)
 
+
+@_takes_columns
 def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa.RecordBatch:
     """The n elements in use of a CPU collection as an Arrow record batch; only booleans are copied.
 
@@ -51,6 +55,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
     return pa.RecordBatch.from_pydict(arrays)
 
 
+@_takes_columns
 def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> ak.Array:
     """The n elements in use of a CPU collection as Awkward records, without a copy.
 
@@ -75,6 +80,7 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
 
 
+@_takes_columns
 def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
     """The NumPy view `collection[name]` of each member. An Eigen column of a `columns` layout is
     copied.
@@ -97,6 +103,7 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
     return found
 
 
+@_takes_columns
 def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """A pandas DataFrame: the batch of `to_arrow`, copied.
 
@@ -109,6 +116,7 @@ def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> p
     return to_arrow(collection, columns).to_pandas()
 
 
+@_takes_columns
 def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """A polars DataFrame over the batch of `to_arrow`, without another copy.
 
