@@ -305,8 +305,9 @@ def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
     """A value of `values_of` for one column, which must have numbers unless the column is
     opaque."""
     found = _as_values(member, value)
-    opaque = is_opaque(member.dtype) or is_tensor(found)
-    if not opaque and found.dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
+    if is_opaque(member.dtype) or is_tensor(found):
+        return found
+    if np.asarray(found).dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
         raise CollectionError(f"column {member.name!r}: {found.dtype} values are no numbers")
     return found
 
