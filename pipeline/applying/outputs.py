@@ -119,7 +119,8 @@ def _parquet(path: Path, rows: Rows) -> None:
 
     # Floating-point numbers mostly differ: a dictionary of them costs time and disk space.
     words = [f.name for f in rows.schema if not pa.types.is_floating(levels_of(f.type)[0])]
-    with pq.ParquetWriter(path, rows.schema, use_dictionary=words or False) as file:
+    form = {"use_dictionary": words or False, "write_page_checksum": True}
+    with pq.ParquetWriter(path, rows.schema, **form) as file:
         for table in rows.tables():
             for name in table.column_names:
                 # Arrow writes null lists of fixed size, but cannot read them again.

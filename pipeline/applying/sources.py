@@ -7,6 +7,7 @@ import struct
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from engines.errors import first_line
 from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
-from soa.files import open_plain
+from soa.files import check_zip, open_plain
 
 T = TypeVar("T")
 ABOUT = "soa_pipeline"
@@ -265,7 +266,7 @@ class _Parquet(_Arrow):
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
-        self._file = pq.ParquetFile(path)
+        self._file = pq.ParquetFile(path, page_checksum_verification=True)
         meta = self._file.metadata
         counts = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
         super().__init__(path, self._file.schema_arrow, meta.metadata, counts)
@@ -406,6 +407,7 @@ class _Member:
                 name_length, extra = struct.unpack("<HH", raw.read(4))
             at = info.header_offset + 30 + name_length + extra + self._head
             self._values = np.memmap(path, self.dtype, "r", at, self.shape)
+        self._path = path
         self.seeks = self._values is not None
 
     def __len__(self) -> int:
@@ -414,13 +416,23 @@ class _Member:
     def __getitem__(self, rows: slice) -> Array:
         """Some rows. If compressed: from row 0 on, else the rows must follow those read before."""
         if self._values is not None:
+            now = self._path.stat()
+            _check_once(self._path, self._name, now.st_size, now.st_mtime_ns)
             return self._values[rows]
         start, stop, _ = rows.indices(len(self))
         if start == 0:
             self._stream = self._file.open(self._name)
             self._stream.read(self._head)
         content = self._stream.read((stop - start) * self._row)
+        while stop == len(self) and self._stream.read(1 << 20):
+            pass  # the sum is compared at the member's end, also if its shape is damaged
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+@lru_cache(1024)
+def _check_once(path: Path, member: str, size: int, changed: int) -> None:
+    """Check a member that is memory-mapped in many pieces, once in each process."""
+    check_zip(path, [member])
 
 
 READERS: dict[str, tuple[Any, tuple[str, ...]]] = {

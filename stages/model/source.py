@@ -21,7 +21,7 @@ import torch
 
 from engines.errors import first_line
 from engines.exported import quiet_torch
-from soa.files import digest_of
+from soa.files import check_zip, digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
 from stages.model.onnx import OnnxModel, onnx_files
@@ -225,6 +225,7 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
+        check_zip(path)
         with quiet_torch():
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
@@ -318,6 +319,7 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
 def _loaded(path: Path, what: str, writer: str, load: Callable[[], Any]) -> torch.nn.Module:
     with quiet_torch():
         try:
+            check_zip(path)
             module: torch.nn.Module = load()
             return module
         except Exception as error:

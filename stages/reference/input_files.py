@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from soa.files import check_zip
 from soa.signature import Signature
 from stages.errors import ReferenceDataError
 from stages.reference.answers import (
@@ -99,6 +100,7 @@ def _taken(
     """The rows of the file that `which` selects in each dimension, after `check_inputs`."""
     given: dict[str, dict[str, npt.NDArray[Any]]] = {}
     try:
+        check_zip(path)
         with np.load(path, allow_pickle=False) as stored:
             for key in stored.files:
                 collection, _, column = key.partition("/")

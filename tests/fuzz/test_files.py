@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.exported import quiet_torch
 from engines.exported.archive import load_program
+from pipeline.applying.sources import open_source, reading
 from pipeline.config import load_config
 from pipeline.config.site_file import load_site
 from registry.housekeeping.export_import import _as_folder
-from stages.reference import read_set
+from stages.model import ModelSource, build_model, read_state
+from stages.reference import read_rows, read_set
 from stages.reference.answers import Reference
 from tests.fuzz.hostile import altered_json, damaged, only_ours, put, texts
 from tests.models.archives import MODEL, doctored, record, save_program
@@ -192,3 +200,85 @@ def test_the_reference_that_is_altered_is_sound(place: Path) -> None:
     reference().save(place / "sound.safetensors")
     assert Reference.load(place / "sound.safetensors", SIGNATURE).cases == ({"n": 3},)
     assert read_set(SIGNATURE, place / "sound.safetensors")["jets"]["a"].shape == (4,)
+
+
+# -- one flipped bit -------------------------------------------------------------------------------
+
+NUMBERS = np.random.default_rng(1).normal(size=(8, 3000)).astype("f4")
+"""Noise: deflate stores it as it is, and has nothing of its own by which it sees a flipped bit."""
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(3000) if scale is None else scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = x * self.scale
+        return found
+
+
+def write_weights(path: Path) -> None:
+    torch.save({"scale": torch.from_numpy(NUMBERS[0])}, path)
+
+
+def write_program(path: Path) -> None:
+    model = Scaled(torch.from_numpy(NUMBERS[0]))
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 3000),)), path)
+
+
+def write_script(path: Path) -> None:
+    with quiet_torch():
+        torch.jit.save(torch.jit.script(Scaled(torch.from_numpy(NUMBERS[0]))), path)
+
+
+def state(model: torch.nn.Module) -> list[Any]:
+    return [value.numpy() for _, value in sorted(model.state_dict().items())]
+
+
+def inputs_of(path: Path) -> list[Any]:
+    columns = read_rows(SIGNATURE, path)["jets"]
+    return [columns[name].numpy() for name in sorted(columns)]
+
+
+def columns_of(path: Path) -> list[Any]:
+    with open_source(path) as source:
+        names = sorted(source.columns)
+        count = source.edges(names)[-1]
+        batches = list(reading(path, source.batches(names, 0, count, 1000)))
+        return [np.concatenate([np.asarray(each[name]) for each in batches]) for name in names]
+
+
+READ: dict[str, tuple[Callable[[Path], Any], Callable[[Path], list[Any]]]] = {
+    "weights.pt": (write_weights, lambda path: [read_state(path)["scale"].numpy()]),
+    "program.pt2": (write_program, lambda path: state(build_model(ModelSource(program=path)))),
+    "model.ts": (write_script, lambda path: state(build_model(ModelSource(torchscript=path)))),
+    "stored.npz": (lambda path: np.savez(path, **INPUTS), inputs_of),
+    "deflated.npz": (lambda path: np.savez_compressed(path, **INPUTS), inputs_of),
+    "rows.npz": (lambda path: np.savez(path, **INPUTS), columns_of),
+    "small.npz": (lambda path: np.savez_compressed(path, **INPUTS), columns_of),
+    "rows.parquet": (
+        lambda path: pq.write_table(pa.table(INPUTS), path, write_page_checksum=True),
+        columns_of,
+    ),
+}
+INPUTS: Any = {
+    f"jets/{c.name}": values
+    for c, values in zip(SIGNATURE.layouts["jets"].columns, NUMBERS, strict=False)
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_flipped_bit(tmp_path: Path, name: str) -> None:
+    """It is an error, or it changes nothing that is read."""
+    write, read = READ[name]
+    path = tmp_path / name
+    write(path)
+    content, known = path.read_bytes(), read(path)
+    for at in random.Random(name).sample(range(len(content)), 60):
+        put(path, content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        with only_ours():
+            found = read(path)
+            assert len(found) == len(known)
+            for one, other in zip(found, known, strict=True):
+                np.testing.assert_array_equal(one, other)
