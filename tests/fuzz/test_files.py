@@ -209,13 +209,14 @@ NUMBERS = np.random.default_rng(1).normal(size=(8, 3000)).astype("f4")
 
 
 class Scaled(torch.nn.Module):
+    scale: torch.Tensor
+
     def __init__(self, scale: torch.Tensor | None = None) -> None:
         super().__init__()
         self.register_buffer("scale", torch.zeros(3000) if scale is None else scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = x * self.scale
-        return found
+        return x * self.scale
 
 
 def write_weights(path: Path) -> None:
