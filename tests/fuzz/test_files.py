@@ -209,11 +209,10 @@ NUMBERS = np.random.default_rng(1).normal(size=(8, 3000)).astype("f4")
 
 
 class Scaled(torch.nn.Module):
-    scale: torch.Tensor
-
     def __init__(self, scale: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("scale", torch.zeros(3000) if scale is None else scale)
+        values = torch.zeros(3000) if scale is None else scale
+        self.scale = torch.nn.Parameter(values, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale
