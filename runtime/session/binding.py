@@ -96,9 +96,12 @@ class Binding:
         if rows is None and stream is None and self._native is not None:
             self._native()
             return
+        self._measured(self._run)(rows, stream)
+
+    def _run(self, rows: Rows | None, stream: Any) -> None:
         with self._alone:
             self._use(rows)
-            self._measured(self._launch)(stream)
+            self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
         if stream is None and self._on_cpu:
@@ -126,7 +129,7 @@ class Binding:
         """Add telemetry to a call. If telemetry is off, as by default, the call is not changed."""
         if self._telemetry is None:
             return run
-        return self._telemetry.timed(run, self.origin, sum(self.rows.values()))
+        return self._telemetry.timed(run, self.origin, lambda: sum(self.rows.values()))
 
     def require_idle(self) -> None:
         """Raise RunError while another thread is using the binding."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -139,7 +140,10 @@ class Session:
         --------
         >>> session.run({"jets": jets}, {"tags": tags})
         """
-        self.bind(inputs, outputs)(stream=stream)
+        watched = telemetry()
+        with nullcontext() if watched is None else watched.failures(self.origin):
+            binding = self.bind(inputs, outputs)
+        binding(stream=stream)
 
     @takes_bindings
     def run_many(

@@ -13,7 +13,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
@@ -70,22 +71,32 @@ class Telemetry:
                 "there"
             ) from None
 
-    def timed(self, run: Callable[P, object], origin: Origin | None, n: int) -> Callable[P, None]:
-        """Wrap a call of an artifact on n rows, so that it adds to these counts and times."""
+    @contextmanager
+    def failures(self, origin: Origin | None) -> Iterator[None]:
+        """Count and log an exception of this `with` block as a failed call."""
+        try:
+            yield
+        except Exception as error:
+            labels = labels_of(origin)
+            self._failures.labels(*labels, type(error).__name__).inc()
+            said = dict(zip(_LABELS, labels, strict=True)) | {"error": str(error)}
+            log.warning(json.dumps({"event": "failure", **said}))
+            raise
+
+    def timed(
+        self, run: Callable[P, object], origin: Origin | None, n: Callable[[], int]
+    ) -> Callable[P, None]:
+        """Wrap a call of an artifact, so that it adds to these counts and times. `n` gives its
+        rows after it has run."""
         labels = labels_of(origin)
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             begun = time.perf_counter()
-            try:
+            with self.failures(origin):
                 run(*args, **kwargs)
-            except Exception as error:
-                self._failures.labels(*labels, type(error).__name__).inc()
-                said = dict(zip(_LABELS, labels, strict=True)) | {"error": str(error)}
-                log.warning(json.dumps({"event": "failure", **said}))
-                raise
             seconds.observe(time.perf_counter() - begun)
-            rows.inc(n)
+            rows.inc(n())
 
         return call
 

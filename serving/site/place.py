@@ -37,6 +37,9 @@ class Place(Workload):
     penalty_s: float = 0.0
     not_before: float = 0.0
     answered: int = 0
+    answered_s: float = 0.0
+    """The sum of the times of the answered requests. `seconds` is the router's estimate for the
+    next one, which decays."""
     failed: Counter[str] = field(default_factory=Counter)
     finished: int = 0
     """The number of requests since the last check of the place."""
@@ -62,14 +65,14 @@ class Place(Workload):
     def report(self) -> PlaceReport:
         return PlaceReport(
             self.name, self.state, self.reason, self.running, self.answered, dict(self.failed),
-            self.seconds * 1e6, self.queue_us,
+            self.answered_s / self.answered * 1e6 if self.answered else None, self.queue_us,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PlaceReport:
     """`failed`: the number of failed requests by name of the error. `mean_us`: the mean time of
-    answered requests."""
+    all answered requests; None if there was none."""
 
     name: str
     state: State
@@ -77,7 +80,7 @@ class PlaceReport:
     running: int
     answered: int
     failed: dict[str, int]
-    mean_us: float
+    mean_us: float | None
     queue_us: float | None
 
 

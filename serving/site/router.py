@@ -206,6 +206,7 @@ class Router(Executable):
         place.took(seconds)
         place.finished += 1
         place.answered += 1
+        place.answered_s += seconds
         place.strikes = 0
         if place.state == "trial":
             place.penalty_s = 0.0

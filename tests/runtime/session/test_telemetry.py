@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from runtime.errors import LoadError
+from runtime.errors import BindError, LoadError
 from runtime.session import Binding, Origin, Session
 from runtime.session import telemetry as module
 from runtime.session.telemetry import VARIABLE, telemetry
@@ -88,6 +88,23 @@ def test_calls_rows_and_failures(asked: Asked, caplog: pytest.LogCaptureFixture)
     assert 0 < found["soa_call_seconds_sum"] < 60
     (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == module.log.name]
     assert line == {"event": "failure", **LABELS, "error": 'a "quoted" reason'}
+
+
+def test_a_call_with_too_many_rows_is_a_failure(asked: Asked) -> None:
+    asked("0")
+    session = Session(mlp_signature(), rogues.honest(), origin=ORIGIN)
+    binding = bound(session)
+    most = session.signature.ranges["n"].max
+    for n in (8, most + 1):  # more than is bound, more than the model takes
+        with pytest.raises(BindError):
+            binding(n)
+    for jets, tags in ((3, 2), (most + 1, most + 1)):
+        with pytest.raises(BindError):
+            session.run(session.collection("jets", jets), session.collection("tags", tags))
+    binding()
+    found = samples(served())
+    assert found["soa_failures_total BindError"] == 4
+    assert found["soa_call_seconds_count"] == 1 and found["soa_rows_total"] == 7
 
 
 def test_native_calls_and_many_at_once(asked: Asked, mlp: Built) -> None:

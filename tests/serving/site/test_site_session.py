@@ -28,7 +28,7 @@ from serving.client.options import HEADERS
 from serving.errors import NowhereError, ServingError
 from serving.remote.remote_model import RemoteModel
 from serving.site.options import Site
-from serving.site.router import OnDevice
+from serving.site.router import OnDevice, Router
 from serving.site.site_session import SiteSession
 from serving.wire import FORMS, Form
 from tests.models.forked import in_a_child
@@ -139,6 +139,12 @@ def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Se
         assert report.answered == 60 and report.fell_back == 0
         assert {p.state for p in report.places} == {"good"}
         assert one.requests and two.requests
+        router = session.executable
+        assert isinstance(router, Router)
+        for place in router.places * 2:  # as the checks of an idle site do
+            router.judge(place, None, None)
+        idle = session.report().places
+        assert [place.mean_us for place in idle] == [place.mean_us for place in report.places]
 
 
 def test_a_binding_runs_again_on_fewer_rows_and_here(
