@@ -60,6 +60,7 @@ from stages.reference import (
     edge_rows,
     make_cases,
     row_major_inputs,
+    stress_rows,
     too_much,
     weaknesses,
 )
@@ -193,11 +194,14 @@ def capture(
     made, note = _torchscript(
         taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
-    say("computing the eager model's answers to extreme values")
+    say("computing the eager model's answers to stress rows and extreme values")
+    stress, kept = stress_rows(model, signature, inputs)
     at_edges, untried = edge_rows(model, signature, inputs, stated)
-    for each in untried:
+    for each in (*kept, *untried):
         say(f"note: {each}")
-    reference = replace(reference, edges=at_edges, notes=(*reference.notes, *untried))
+    reference = replace(
+        reference, edges=(*stress, *at_edges), notes=(*reference.notes, *kept, *untried)
+    )
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")

@@ -38,13 +38,13 @@ from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
 from stages.compile import TO_READ_PROGRAMS
+from stages.edge_rules import Special, at_edge
 from stages.errors import ReferenceDataError
 from stages.independence import SEE_EACH_OTHER, rows_are_independent
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
     Case,
-    Edge,
     Nonfinite,
     Reference,
     count_nonfinite,
@@ -61,7 +61,6 @@ from stages.tile_choice import tiled
 # in every integer type. The other pattern is an ordinary number in most types.
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
-_ROUNDING = 1e-12  # the rounding error of a fraction
 _ELSEWHERE = "candidate-elsewhere"
 _HERE = "stages.validate:validate_here"
 
@@ -80,6 +79,9 @@ class Trial:
     precision: Precision = "fp32"
     tile: int = 0
     """The artifact runs on this number of rows at a time; 0: on all rows at once."""
+    program: Path | None = None
+    """The captured program, to judge stress rows in which the model itself is not sure."""
+    special_values: Special = "report"
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON data, for another process."""
@@ -93,6 +95,8 @@ class Trial:
             "classifiers": sorted(self.classifiers),
             "precision": self.precision,
             "tile": self.tile,
+            "program": None if self.program is None else str(self.program.absolute()),
+            "special_values": self.special_values,
         }
 
     @classmethod
@@ -103,6 +107,7 @@ class Trial:
             "reference": Path(data["reference"]),
             "tolerances": {key: Tolerance(**t) for key, t in data["tolerances"].items()},
             "classifiers": frozenset(data["classifiers"]),
+            "program": Path(data["program"]) if data.get("program") else None,
         }
         return cls(**{**data, **read})
 
@@ -203,6 +208,8 @@ def _beside_reference(session: Session, trial: Trial, more: str | None) -> Valid
         trial.classifiers,
         say=lambda text: print(text, flush=True),
         more=None if more is None else Reference.load(Path(more)),
+        program=trial.program,
+        special_values=trial.special_values,
     )
     if report.valid and session.device.type == "cpu":
         return replace(report, bits=answer_bits(session, trial.reference))
@@ -217,8 +224,14 @@ def validate_session(
     classifiers: frozenset[str] = frozenset(),
     say: Callable[[str], None] = lambda text: None,
     more: Reference | None = None,
+    program: Path | None = None,
+    special_values: Special = "report",
 ) -> ValidationReport:
-    """Run every case of the reference, and the windows of `more`, in this process."""
+    """Run every case of the reference, and the windows of `more`, in this process.
+
+    `program`: the captured program. With it, an artifact is not refused for stress rows in which
+    the model's own answers move as far under changes as small as a rounding.
+    """
     begun = time.monotonic()
     cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
@@ -237,44 +250,13 @@ def validate_session(
     differ = []
     for edge in reference.edges:
         say(f"at {label(edge.case)} of {edge.what}")
-        wrong, differs = _at_edge(session, edge, tolerances)
+        wrong, differs = at_edge(session, edge, tolerances, program, special_values)
         if wrong:
             why = f"{edge.what} in the inputs: {wrong}"
             seconds = time.monotonic() - begun
             return replace(found, valid=False, reason=why, seconds=seconds, code="candidate-edge")
         differ += [edge.what] if differs else []
     return replace(found, edges=tuple(differ), seconds=time.monotonic() - begun)
-
-
-def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) -> tuple[str, bool]:
-    """Why an artifact is refused for extreme values, and whether its answers differ from eager's.
-
-    An overflow in another step than eager's is a difference, but no reason to refuse.
-    """
-    try:
-        run = poisoned_run(session, edge.inputs, edge.case, _POISON[0], _POISON[0], guard="back")
-    except Exception as error:
-        return f"the artifact failed: {type(error).__name__}: {first_line(error)}", False
-    if run.faults:
-        return run.faults[0], False
-    differs = False
-    for name, expected in edge.outputs.items():
-        found = run.outputs[name]
-        wanted, allowed = expected.reshape(found.shape), tolerances[name]
-        if found.is_floating_point() and wanted.numel():
-            # For large numbers, sums in another order differ by a fraction of the largest one.
-            largest = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
-            allowed = replace(allowed, atol=max(allowed.atol, allowed.rtol * float(largest)))
-        deviation = compare(found, wanted, allowed, classifier=False)
-        silent = deviation.outside - deviation.nonfinite_mismatches / max(1, deviation.elements)
-        if edge.exact and silent > max(allowed.max_outside, _ROUNDING):
-            return (
-                f"output {name!r} differs from eager, row {deviation.worst_row}: max abs deviation "
-                f"{number(deviation.max_abs)}. If the data has no such integers, give its range "
-                "(reference: ranges: {column: [low, high]})"
-            ), True
-        differs |= deviation.outside > allowed.max_outside
-    return "", differs
 
 
 def _beside_program(

@@ -163,5 +163,6 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
         frozenset(manifest.classifiers),
         None,
         recorded.benchmark_s,
+        special_values=BuiltFrom(manifest).gates.special_values,
         by_default=chosen == DEFAULT_ENGINES,
     )

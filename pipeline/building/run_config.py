@@ -222,6 +222,7 @@ def _build(
         classifiers,
         lambda: build_model(source_of(config)),
         config.compile.benchmark_s,
+        special_values=config.gates.special_values,
         by_default=not config.names_engines,
     )
     results = build_targets(work, captured, _targets(config), recipe, captured_key)

@@ -23,6 +23,7 @@ from runtime.session import Session
 from stages.benchmark import benchmark_targets, bound_call, ladder, seconds_of
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
+from stages.edge_rules import Special
 from stages.emulate import emulate_candidate
 from stages.model import tf32_switches
 from stages.reference import Arrays, Reference
@@ -47,6 +48,8 @@ class Recipe:
     """Makes the eager model to race against; None if its source code is not on this host."""
     benchmark_s: float = 10.0
     """Approximate seconds for the race of all candidates at all sizes."""
+    special_values: Special = "report"
+    """See stages/edge_rules.py."""
     by_default: bool = False
     """True if `engines` are the defaults, because the config names none."""
 
@@ -244,6 +247,8 @@ class Steps:
             self.recipe.classifiers,
             captured.precision,
             tile,
+            captured.program,
+            self.recipe.special_values,
         )
 
     def _judged(
@@ -270,6 +275,7 @@ class Steps:
             **self._parts(compiled.engine, target),
             "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
             "classifiers": sorted(self.recipe.classifiers),
+            "special_values": self.recipe.special_values,
             "tile": tile,
         }
         return self.work.cache.result(

@@ -94,10 +94,13 @@ class GatesConfig(Part):
 
     `independence`: `shown`: the graph must show that rows are independent. `tried`: a trial is
     enough, also for unbounded rows and tiles. None: a trial is enough for other versions.
+    `special_values`: `refuse`: a NaN or infinity other than the eager model's refuses an artifact,
+    for inputs that are NaN, infinite or -0.0.
     """
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
+    special_values: Literal["report", "refuse"] = "report"
     reproducible: bool = False
     independence: Literal["shown", "tried"] | None = None
     required_targets: (

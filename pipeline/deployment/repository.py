@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.target import Target, choose_target
+from pipeline.config import BuiltFrom
 from pipeline.promotion import pull_version
 from registry.bundle import Bundle
 from registry.store import Registry
@@ -183,6 +184,8 @@ def _compared(
         Reference.load(bundle.file(bundle.manifest.reference), signature),
         recorded_tolerances(bundle.manifest),
         frozenset(bundle.manifest.classifiers),
+        program=bundle.file(bundle.manifest.program),
+        special_values=BuiltFrom(bundle.manifest).gates.special_values,
     )
 
 

@@ -188,6 +188,8 @@ def _trial(opened: Opened, target: str, engine_name: str, held: Pinned) -> Trial
         frozenset(manifest.classifiers),
         manifest.capture.precision,
         candidate.tile or 0,
+        held.file(manifest.program),
+        BuiltFrom(manifest).gates.special_values,
     )
 
 

@@ -10,6 +10,7 @@ from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
 from .edges import edge_rows as edge_rows
+from .edges import stress_rows as stress_rows
 from .input_files import answers_of_windows as answers_of_windows
 from .input_files import more_rows as more_rows
 from .input_files import read_rows as read_rows

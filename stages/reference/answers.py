@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,16 +33,36 @@ from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_eve
 Arrays = dict[str, dict[str, torch.Tensor]]
 
 
+EdgeKind = Literal["stress", "integers", "special", "extreme"]
+"""How the answers to such rows are judged. `stress`: as those to the reference's own rows.
+`integers`: as these, in any size. `special` (NaN, infinities, -0.0): a decision must be the
+model's. `extreme` (huge and denormal numbers): a difference is only reported."""
+
+_SPECIAL = ("NaN", "infinity", "-infinity", "-0.0")
+
+
 @dataclass(frozen=True)
 class Edge:
-    """Rows with values of one kind, `what`, and the model's outputs. `exact`: an artifact with any
-    other answer is refused; else the difference is only reported."""
+    """Rows with values of one kind, `what`, and the model's outputs."""
 
     what: str
-    exact: bool
+    kind: EdgeKind
     inputs: Arrays
     case: Case
     outputs: dict[str, torch.Tensor]
+
+    @property
+    def exact(self) -> bool:
+        """Whether an artifact with any other answer is refused."""
+        return self.kind in ("stress", "integers")
+
+    @classmethod
+    def stored(cls, what: str, exact: bool, case: Case, kind: str | None) -> Edge:
+        """An edge without its tensors. Older references have no `kind`."""
+        older: EdgeKind = "special" if what in _SPECIAL else "extreme"
+        return cls(
+            what, as_record(EdgeKind, kind or ("integers" if exact else older)), {}, case, {}
+        )
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors to store, by name."""
@@ -84,6 +105,7 @@ class Reference:
             "cases": json.dumps(list(self.cases)),
             "notes": json.dumps(self.notes),
             "edges": json.dumps(kinds),
+            "edge_kinds": json.dumps([edge.kind for edge in self.edges]),
         }
         # save_file is not used: its error on a full disk is no OSError.
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
@@ -99,8 +121,12 @@ class Reference:
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
             outputs: dict[str, dict[str, torch.Tensor]] = {str(i): {} for i in range(len(cases))}
-            kinds = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
-            edges = {str(i): Edge(*kind[:2], {}, kind[2], {}) for i, kind in enumerate(kinds)}
+            stored = as_record(
+                list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]"))
+            )
+            kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))
+            named = zip_longest(stored, kinds) if kinds else ((each, None) for each in stored)
+            edges = {str(i): Edge.stored(*each, kind) for i, (each, kind) in enumerate(named)}
             for (kind, where, name), value in tensors.items():
                 if kind == "input":
                     inputs.setdefault(where, {})[name] = value

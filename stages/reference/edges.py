@@ -1,7 +1,8 @@
-"""Rows with extreme values of a column: NaN, infinities, huge numbers, integers of any size.
+"""Rows beside the user's own: stress rows, and rows with NaN, infinities, huge numbers, integers.
 
-The eager model gives the expected answers. Extreme floats do not occur in measurements, so other
-answers of an artifact are only reported. Extreme integers do occur: other answers are refused.
+The eager model gives the expected answers. In stress rows every column takes ordinary values, and
+an artifact with other answers is refused. So it is for integers of any size, which do occur. What
+other answers to NaN, infinities and huge numbers mean is decided in stages/validate.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, compute_reference
+from stages.errors import CaptureError
+from stages.reference.answers import Arrays, Edge, EdgeKind, compute_reference
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
+from stages.reference.stress import KINDS, NAMES, members, narrowed, stressed
 
 _ROWS = 37
+_STRESS_ROWS = 64
 # Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
@@ -30,19 +34,18 @@ Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
 def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows with extreme values and the eager model's answers; a note where the model fails on them.
+    """Rows with such values and the eager model's answers; a note where the model fails on them.
 
     The other values of such a row are from `inputs`. Integer columns named in `stated`, whose range
     the user gave, get no extreme values.
     """
     found: list[Edge] = []
     notes: list[str] = []
-    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
-    case = {dim: min(max(_ROWS, rows.min), rows.proven) for dim, rows in ranges.items()}
+    case = edge_case(signature, _ROWS)
     if not all(case.values()):
         return (), ()
-    few = _first_rows(signature, inputs, case)
-    for what, exact, members, change in _kinds(signature, stated):
+    few = first_rows(signature, inputs, case)
+    for what, kind, members, change in _kinds(signature, stated):
         if not members:
             continue
         changed = {name: dict(columns) for name, columns in few.items()}
@@ -53,17 +56,65 @@ def edge_rows(
         except Exception as error:  # the user's own code may raise any type
             notes.append(f"{what} in the inputs are not tried: {first_line(error)}")
         else:
-            found.append(Edge(what, exact, changed, case, answers))
+            found.append(Edge(what, kind, changed, case, answers))
     return tuple(found), tuple(notes)
 
 
+def stress_rows(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays
+) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
+    """Rows in which every column varies, and the eager model's answers; notes on what the model
+    does not take.
+
+    If the model fails, the columns that make it fail get values from the reference instead.
+    """
+    found: list[Edge] = []
+    notes: list[str] = []
+    case = edge_case(signature, _STRESS_ROWS)
+    if not all(case.values()):
+        return (), ()
+    few = first_rows(signature, inputs, case)
+
+    def answers(rows: Arrays) -> dict[str, torch.Tensor]:
+        return compute_reference(model, signature, rows, (case,)).outputs[0]
+
+    for seed, kind in enumerate(KINDS):
+        rows = stressed(signature, few, inputs, kind, seed)
+        try:
+            found.append(Edge(NAMES[kind], "stress", rows, case, answers(rows)))
+            continue
+        except Exception as error:  # the user's own code may raise any type
+            why = first_line(error)
+        own = narrowed(signature, few, inputs, kind, seed, answers)
+        mine = {(one.collection, one.column.name) for one in own}
+        rows = stressed(signature, few, inputs, kind, seed, mine)
+        try:
+            if len(mine) == len(members(signature)):
+                raise CaptureError(why)
+            found.append(Edge(NAMES[kind], "stress", rows, case, answers(rows)))
+        except Exception:  # as above
+            notes.append(f"{NAMES[kind]} in every column are not tried: {why}")
+        else:
+            names = ", ".join(".".join(each) for each in sorted(mine))
+            notes.append(
+                f"{NAMES[kind]}: {names} keep their own values, else the model fails: {why}"
+            )
+    return tuple(found), tuple(notes)
+
+
+def edge_case(signature: Signature, wanted: int) -> Case:
+    """`wanted` rows of each dimension, within its range."""
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
+    return {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
+
+
 Member = tuple[str, Column]
-Kind = tuple[str, bool, list[Member], Change]
+Kind = tuple[str, EdgeKind, list[Member], Change]
 
 
 def _kinds(signature: Signature, stated: Collection[str]) -> Iterator[Kind]:
-    """Each kind of value: its name, whether engines have to agree, the columns, and the function
-    that changes them."""
+    """Each kind of value: its name, how it is judged, the columns, and the function that changes
+    them."""
     offsets = {offsets_of(name) for name in signature.jagged}
     read = {(b.block.collection, c) for b in signature.inputs for c in b.block.columns}
     columns = [
@@ -79,15 +130,15 @@ def _kinds(signature: Signature, stated: Collection[str]) -> Iterator[Kind]:
         if not is_float(column.dtype) and column.dtype != "bool" and column.name not in stated
     ]
     for what, value in (("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf)):
-        yield what, False, floats, _here_and_there(value, len(floats))
-    yield "-0.0", False, floats, _here_and_there(-0.0, len(floats))
-    yield "denormal numbers", False, floats, _up_to(0.25, tiny=True)
+        yield what, "special", floats, _here_and_there(value, len(floats))
+    yield "-0.0", "special", floats, _here_and_there(-0.0, len(floats))
+    yield "denormal numbers", "extreme", floats, _up_to(0.25, tiny=True)
     for dtype in dict.fromkeys(column.dtype for _, column in floats):
         mine = [member for member in floats if member[1].dtype == dtype]
         for power in _HUGE:
             largest = torch.finfo(torch_dtype(dtype)).max ** power
-            yield f"{dtype} numbers up to {largest:.0e}", False, mine, _up_to(largest)
-    yield "integers of any size", True, whole, _any_size
+            yield f"{dtype} numbers up to {largest:.0e}", "extreme", mine, _up_to(largest)
+    yield "integers of any size", "integers", whole, _any_size
 
 
 def _here_and_there(value: float, count: int) -> Change:
@@ -125,7 +176,8 @@ def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor
     return torch.from_numpy(found)
 
 
-def _first_rows(signature: Signature, inputs: Arrays, case: Case) -> Arrays:
+def first_rows(signature: Signature, inputs: Arrays, case: Case) -> Arrays:
+    """The rows of a case."""
     return {
         name: {
             column.name: columns[column.name]
