@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -60,9 +59,10 @@ class Edge:
     def stored(cls, what: str, exact: bool, case: Case, kind: str | None) -> Edge:
         """An edge without its tensors. Older references have no `kind`."""
         older: EdgeKind = "special" if what in _SPECIAL else "extreme"
-        return cls(
-            what, as_record(EdgeKind, kind or ("integers" if exact else older)), {}, case, {}
-        )
+        known = kind or ("integers" if exact else older)
+        if known not in get_args(EdgeKind):
+            raise ValueError(f"found a kind of edge {known!r}")
+        return cls(what, cast("EdgeKind", known), {}, case, {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors to store, by name."""
@@ -121,12 +121,7 @@ class Reference:
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
             outputs: dict[str, dict[str, torch.Tensor]] = {str(i): {} for i in range(len(cases))}
-            stored = as_record(
-                list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]"))
-            )
-            kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))
-            named = zip_longest(stored, kinds) if kinds else ((each, None) for each in stored)
-            edges = {str(i): Edge.stored(*each, kind) for i, (each, kind) in enumerate(named)}
+            edges = _stored_edges(metadata)
             for (kind, where, name), value in tensors.items():
                 if kind == "input":
                     inputs.setdefault(where, {})[name] = value
@@ -157,6 +152,18 @@ class Reference:
             for edge in self.edges
         )
         return replace(self, inputs=check_inputs(signature, self.inputs), edges=checked)
+
+
+def _stored_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
+    """The edges of a stored reference, by index, without their tensors."""
+    found = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
+    kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))
+    if kinds and len(kinds) != len(found):
+        raise ValueError(f"{len(found)} edges, {len(kinds)} kinds of edges")
+    return {
+        str(i): Edge.stored(what, exact, case, kinds[i] if kinds else None)
+        for i, (what, exact, case) in enumerate(found)
+    }
 
 
 def read_tensors(

@@ -2,7 +2,7 @@
 
 The eager model gives the expected answers. In stress rows every column takes ordinary values, and
 an artifact with other answers is refused. So it is for integers of any size, which do occur. What
-other answers to NaN, infinities and huge numbers mean is decided in stages/validate.py.
+other answers to NaN, infinities and huge numbers mean is decided in stages/edge_rules.py.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def edge_rows(
     if not all(case.values()):
         return (), ()
     few = first_rows(signature, inputs, case)
-    for what, kind, members, change in _kinds(signature, stated):
-        if not members:
+    for what, kind, columns, change in _kinds(signature, stated):
+        if not columns:
             continue
-        changed = {name: dict(columns) for name, columns in few.items()}
-        for number, (name, column) in enumerate(members):
+        changed = {name: dict(own) for name, own in few.items()}
+        for number, (name, column) in enumerate(columns):
             changed[name][column.name] = change(column, number, few[name][column.name].clone())
         try:
             (answers,) = compute_reference(model, signature, changed, (case,)).outputs
