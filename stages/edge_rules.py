@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from engines.errors import first_line
-from runtime.checked import Tolerance, compare, poisoned_run
+from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
 from soa.text import number
 from stages.reference import Edge
 from stages.sensitivity import Sensitivity, distance, explained, rows
 
 Special = Literal["report", "refuse"]
-"""What a NaN or an infinity that differs from the model's means for an artifact, at inputs that are
-NaN, infinite or -0.0."""
+"""What a NaN or an infinity on one side only means, at inputs that are NaN, infinite or -0.0."""
 
 _POISON = 0xFF
 _ROUNDING = 1e-12  # the rounding error of a fraction
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """An artifact's answers and the eager model's, in one shape, for one output.
+
+    `band`: the tolerance of each element. `apart`: how far the answers are from each other.
+    """
+
+    found: torch.Tensor
+    wanted: torch.Tensor
+    band: torch.Tensor
+    apart: torch.Tensor
+
+    @classmethod
+    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> _Answers:
+        wanted = expected.reshape(found.shape).to(found.dtype)
+        apart = distance(found, wanted)
+        if not found.is_floating_point():  # different large int64 may be the same float64
+            apart = torch.where(found == wanted, 0.0, apart.clamp_min(1.0))
+        size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
+        # A tolerance of 0 is made positive, since deviations are divided by it.
+        band = (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
+        return cls(found, wanted, band, apart)
+
+    @property
+    def outside(self) -> torch.Tensor:
+        return self.apart > self.band
+
+    @property
+    def finite(self) -> torch.Tensor:
+        """Where both answers are finite. Integers and bools always are."""
+        return self.found.isfinite() & self.wanted.isfinite()
+
+    def sentence(self, name: str, bad: torch.Tensor) -> str:
+        row = int(rows(bad).any(1).double().argmax())
+        at = int(rows(bad)[row].double().argmax())
+        mine, eager = (number(float(rows(each)[row, at])) for each in (self.found, self.wanted))
+        return f"output {name!r} differs from eager, row {row}: {mine}, eager has {eager}"
 
 
 def at_edge(
@@ -33,9 +71,11 @@ def at_edge(
 ) -> tuple[str, bool]:
     """Why an artifact is refused for these rows, or ""; and whether its answers differ from eager.
 
-    Stress rows are judged as the reference's own. At NaN, infinities and -0.0 an integer, a bool,
-    or another finite number for a finite one is a wrong decision of the network, and refused. A NaN
-    or an infinity on one side only, and an overflow in another step than eager's, are reported.
+    Stress rows are judged as the reference's own, but a row in which the model itself is not sure
+    is no reason to refuse. At NaN, infinities and -0.0 an integer, a bool, or another finite number
+    for a finite one is a wrong decision of the network, and refused. A NaN or an infinity on one
+    side only is refused if `special_values` says so. At huge and denormal numbers a difference
+    is only reported: it is an overflow in another step than eager's.
     """
     try:
         run = poisoned_run(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
@@ -43,93 +83,64 @@ def at_edge(
         return f"the artifact failed: {type(error).__name__}: {first_line(error)}", False
     if run.faults:
         return run.faults[0], False
-    differs = False
+    answers = {}
     for name, expected in edge.outputs.items():
-        found = run.outputs[name]
-        wanted, allowed = expected.reshape(found.shape), tolerances[name]
-        if edge.kind == "stress":
-            apart = _outside(found, wanted, allowed)
-            bad = _unexplained(session, edge, name, found, wanted, allowed, program)
-            if float(bad.double().mean()) > allowed.max_outside:
-                return _said(name, found, wanted, bad), True
-            differs |= bool(apart.any())
-            continue
-        scaled = _scaled(found, wanted, allowed)
-        deviation = compare(found, wanted, scaled, classifier=False)
-        differs |= deviation.outside > allowed.max_outside
-        bad = _wrong(edge, found, wanted, scaled, special_values)
-        if float(bad.double().mean()) > max(allowed.max_outside, _ROUNDING):
-            return _said(name, found, wanted, bad) + _advice(edge), True
+        allowed = tolerances[name]
+        if edge.kind != "stress":
+            allowed = _for_large(expected, allowed)
+        answers[name] = _Answers.of(run.outputs[name], expected, allowed)
+    bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
+    if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
+        bad = _unexplained(session, edge, answers, bad, program)
+    differs = False
+    for name, each in answers.items():
+        most = max(tolerances[name].max_outside, _ROUNDING)
+        if _share(bad[name]) > most:
+            return each.sentence(name, bad[name]) + _advice(edge), True
+        differs |= _share(each.outside) > most
     return "", differs
 
 
-def _scaled(found: torch.Tensor, wanted: torch.Tensor, allowed: Tolerance) -> Tolerance:
+def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
     """For large numbers, sums in another order differ by a fraction of the largest one."""
-    if not found.is_floating_point() or not wanted.numel():
+    if not expected.is_floating_point() or not expected.numel():
         return allowed
-    largest = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
+    largest = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
     return replace(allowed, atol=max(allowed.atol, allowed.rtol * float(largest)))
 
 
-def _bands(wanted: torch.Tensor, allowed: Tolerance) -> torch.Tensor:
-    """The tolerance of each element. Integers have none: half a unit divides equal from unequal."""
-    size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
-    return (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
+def _share(elements: torch.Tensor) -> float:
+    return float(elements.double().mean()) if elements.numel() else 0.0
 
 
-def _apart(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    wanted = wanted.to(found.dtype)
-    if found.is_floating_point():
-        return distance(found, wanted)
-    return (found != wanted).double()  # different large int64 may be the same float64
-
-
-def _outside(found: torch.Tensor, wanted: torch.Tensor, allowed: Tolerance) -> torch.Tensor:
-    return _apart(found, wanted) > _bands(wanted, allowed)
-
-
-def _wrong(
-    edge: Edge, found: torch.Tensor, wanted: torch.Tensor, allowed: Tolerance, special: Special
-) -> torch.Tensor:
-    """The elements for which an artifact is refused, at integers, special or extreme values."""
-    outside = _outside(found, wanted, allowed)
-    finite = found.isfinite() & wanted.to(found.dtype).isfinite()
-    if edge.kind == "extreme" or (edge.kind == "special" and special == "refuse"):
-        return outside & (edge.kind == "special")
-    return outside & finite
+def _wrong(edge: Edge, answers: _Answers, special: Special) -> torch.Tensor:
+    """The elements that are a reason to refuse an artifact."""
+    if edge.kind == "extreme":
+        return torch.zeros_like(answers.outside)
+    if edge.kind == "stress" or (edge.kind == "special" and special == "refuse"):
+        return answers.outside
+    return answers.outside & answers.finite
 
 
 def _unexplained(
     session: Session,
     edge: Edge,
-    name: str,
-    found: torch.Tensor,
-    wanted: torch.Tensor,
-    allowed: Tolerance,
-    program: Path | None,
-) -> torch.Tensor:
-    """The elements outside the tolerance that the model's own uncertainty does not explain."""
-    outside = _outside(found, wanted, allowed)
-    if program is None or not outside.any():
-        return outside
-    band = _bands(wanted, allowed)
+    answers: Mapping[str, _Answers],
+    bad: Mapping[str, torch.Tensor],
+    program: Path,
+) -> dict[str, torch.Tensor]:
+    """The elements of `bad` that rounding errors of the model itself do not explain."""
+    bands = {name: each.band for name, each in answers.items()}
     try:
-        model = Sensitivity(session.signature, program)
-        exact = model.exact(edge.inputs, edge.case)
-        moves = model.moves(edge.inputs, edge.case, exact, {name: band})[name]
+        moves = Sensitivity(session.signature, program).moves(edge.inputs, edge.case, bands)
     except Exception:  # a program that does not run in float64 excuses nothing
-        return outside
-    deviation = rows(_apart(found, wanted) / band).amax(1)
-    bad = ~explained(deviation, moves)
-    return outside & bad.reshape(-1, *[1] * (found.ndim - 1)) if found.ndim else outside & bad
-
-
-def _said(name: str, found: torch.Tensor, wanted: torch.Tensor, bad: torch.Tensor) -> str:
-    first = int(rows(bad).any(1).double().argmax())
-    at = int(rows(bad)[first].double().argmax())
-    mine = number(float(rows(found)[first, at]))
-    eager = number(float(rows(wanted)[first, at]))
-    return f"output {name!r} differs from eager, row {first}: {mine}, eager has {eager}"
+        return dict(bad)
+    found = {}
+    for name, each in answers.items():
+        deviation = rows(each.apart / each.band).amax(1)
+        excused = explained(deviation, moves[name])
+        found[name] = bad[name] & ~excused.reshape(-1, *[1] * (bad[name].ndim - 1))
+    return found
 
 
 def _advice(edge: Edge) -> str:

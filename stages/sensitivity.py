@@ -1,9 +1,11 @@
-"""How much a model's own answers move under changes as small as a rounding.
+"""How much a model's own answers move under rounding errors.
 
 Engines round in other places, so an artifact may lie as far from the eager model as that lies from
-exact arithmetic. The captured program is run in float64 as it is, and with inputs and weights
-changed by a few units in the last place of float32. A row in which these answers differ as much as
-the artifact's proves nothing: it is ill-conditioned, or a near tie (two neighbours equally near).
+exact arithmetic. The captured program is run in float64 as it is, and several times with random
+rounding: inputs and weights are changed by a few units in the last place of float32, and the result
+of each operation is rounded up or down at random (Monte Carlo arithmetic: D. S. Parker, 1997). A
+row in which these answers differ as much as the artifact's proves nothing: it is ill-conditioned,
+or a near tie (two neighbours equally near).
 """
 
 from __future__ import annotations
@@ -25,15 +27,16 @@ Answers = Mapping[str, torch.Tensor]
 
 CHANGE = 2.0**-21
 """The largest relative change of an input or weight: four roundings of float32."""
+_ROUNDING = 2.0**-22  # the largest relative change of a result
 _TRIES = 12
 _FACTOR = 4.0  # a sum of many roundings may be further off than the changes tried here
-_SHORT = 1024.0  # multiples of 1/1024 are exact: categories, masks, edges of bins
+_SHORT = 2.0**11  # numbers with so few digits are exact: categories, masks, halves
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _InDouble(TorchDispatchMode):
-    """Runs each operation in float64. With `seed`, every narrower tensor from outside is changed
-    by up to `CHANGE`; numbers that are short in binary stay."""
+    """Runs each operation in float64. With `seed`, numbers from outside are changed, and each
+    result is rounded to float32 at random; what is exact in float32 stays as it is."""
 
     def __init__(self, seed: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,26 +47,40 @@ class _InDouble(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map(self._widened, (args, kwargs or {}))
-        return function(*args, **kwargs)
+        found = function(*args, **kwargs)
+        if self._generator is not None:
+            tree_map(self._round, found)
+        return found
 
     def _widened(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             known = self._kept.get(id(value))
             if known is None:  # the tensor is kept too, so that its id stays its own
-                known = self._kept[id(value)] = (value, self._changed(value.double()))
+                known = self._kept[id(value)] = (value, self._from_outside(value.double()))
             return known[1]
         return torch.float64 if value in _NARROW else value
 
-    def _changed(self, wide: torch.Tensor) -> torch.Tensor:
+    def _from_outside(self, wide: torch.Tensor) -> torch.Tensor:
         if self._generator is None:
             return wide
+        digits = torch.frexp(wide).mantissa * _SHORT
+        return torch.where(digits == digits.round(), wide, self._changed(wide, CHANGE))
+
+    def _round(self, found: Any) -> None:
+        """Round a result in place: an operation may have written it into another tensor."""
+        if not isinstance(found, torch.Tensor) or found.dtype != torch.float64:
+            return
+        exact = (found == found.float().double()) | found.isnan()
+        if not exact.all():
+            found.copy_(torch.where(exact, found, self._changed(found, _ROUNDING)))
+
+    def _changed(self, wide: torch.Tensor, most: float) -> torch.Tensor:
         share = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        scaled = wide * _SHORT
-        return torch.where(scaled == scaled.round(), wide, wide * (1 + CHANGE * share))
+        return (wide * (1 + most * share)).float().double()
 
 
 class Sensitivity:
-    """The captured program, run in float32, in float64, and with small changes."""
+    """The captured program, run in float32, in float64, and with random rounding."""
 
     def __init__(self, signature: Signature, program: Path) -> None:
         self._signature = signature
@@ -73,22 +90,18 @@ class Sensitivity:
         """The answers in float64 arithmetic, as float64."""
         return self._in_double(inputs, case, None)
 
-    def moves(
-        self, inputs: Arrays, case: Case, exact: Answers, bands: Answers
-    ) -> dict[str, torch.Tensor]:
+    def moves(self, inputs: Arrays, case: Case, bands: Answers) -> dict[str, torch.Tensor]:
         """By output, how far the model's answers to a row move, in units of its tolerance: `(n,)`.
 
         `bands`: the tolerance of each element. The number is the largest over a row's elements.
         """
         found = {name: torch.zeros(len(rows(band))) for name, band in bands.items()}
-        for seed in range(-1, _TRIES):
-            plain = seed < 0
-            other = self._in_float(inputs, case) if plain else self._in_double(inputs, case, seed)
+        exact = self.exact(inputs, case)
+        others = (self._in_double(inputs, case, seed) for seed in range(_TRIES))
+        for other in (self._in_float(inputs, case), *others):
             for name, band in bands.items():
-                apart = rows(distance(other[name], exact[name]) / band).amax(1).float()
-                if plain and len(apart):  # one row's rounding errors may cancel by chance
-                    apart = torch.maximum(apart, apart.median())
-                found[name] = torch.maximum(found[name], apart)
+                apart = rows(distance(other[name], exact[name]) / band).amax(1)
+                found[name] = torch.maximum(found[name], apart.float())
         return found
 
     def _in_float(self, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:

@@ -48,10 +48,9 @@ class Recipe:
     """Makes the eager model to race against; None if its source code is not on this host."""
     benchmark_s: float = 10.0
     """Approximate seconds for the race of all candidates at all sizes."""
-    special_values: Special = "report"
-    """See stages/edge_rules.py."""
     by_default: bool = False
     """True if `engines` are the defaults, because the config names none."""
+    special_values: Special = "report"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def verdicts(
 ) -> dict[str, str]:
     """The verdict on each candidate. Artifacts that earlier tests have built are used again."""
     tolerances = {b.name: default_tolerance("float32") for b in model.signature.outputs}
-    recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default=by_default)
+    recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default)
     work = Work(StageCache(model.folder / "cache"), lambda text: None)
     found = build_targets(work, model, [TARGET], recipe, "a")[str(TARGET)]
     return {name: report.verdict for name, report in found.reports.items()}

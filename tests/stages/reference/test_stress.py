@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engines.lanes.operators import pooling
 from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
 from stages.edge_rules import Special
@@ -99,6 +100,20 @@ def test_stress_rows_refuse_what_the_file_hides(eager: Built, tmp_path: Path, wr
         found = Network(wrong)(torch.stack([v[: case["n"]] for v in PADDED["rows"].values()], 1))
         assert torch.allclose(found[0], outputs["y"].reshape(-1), 1e-5, 1e-5)  # the file is blind
     report = judged(eager, tmp_path, Network(wrong))
+    assert (report.valid, report.code) == (False, "candidate-edge")
+
+
+def test_a_fault_of_an_engine_is_refused(
+    eager: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The divisor of a window counts an element beyond the end of the row."""
+    monkeypatch.setattr(pooling, "_inside", lambda windows, x, room=None: windows)
+    made = build(Network(), SIGNATURE, tmp_path, ("lanes",), PADDED)
+    reference = Reference.load(made.capture.reference, SIGNATURE)
+    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
+    given = made.session("lanes"), "lanes"
+    assert validate_session(*given, replace(reference, edges=()), tolerances).valid
+    report = validate_session(*given, reference, tolerances, program=made.capture.program)
     assert (report.valid, report.code) == (False, "candidate-edge")
 
 
