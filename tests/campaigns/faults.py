@@ -221,8 +221,8 @@ FAULTS = (
     ),
     Fault(
         "a promotion does not validate tiles again",
-        "        candidate.tile or 0,\n    )\n",
-        "        0,\n    )\n",
+        "        candidate.tile or 0,\n        held.file(manifest.program),\n",
+        "        0,\n        held.file(manifest.program),\n",
         ("test_rows_are_judged_again_as_production_takes_them",),
     ),
     Fault(
@@ -639,9 +639,11 @@ FAULTS = (
     ),
     Fault(
         "stress rows leave out the columns of zeros",
-        "        found[one.collection][name] = drawn(one.column, own, shape, mine, generator)\n",
-        "        if own.any():\n"
-        "            found[one.collection][name] = drawn(one.column, own, shape, mine, generator)\n",
+        "    for one in members(signature):\n        name = one.column.name\n",
+        "    for one in members(signature):\n"
+        "        name = one.column.name\n"
+        "        if not pool[one.collection][name].any():\n"
+        "            continue\n",
         ("test_stress_rows_refuse_what_the_file_hides",),
     ),
     Fault(

@@ -103,12 +103,16 @@ def test_stress_rows_refuse_what_the_file_hides(eager: Built, tmp_path: Path, wr
     assert (report.valid, report.code) == (False, "candidate-edge")
 
 
-def test_a_fault_of_an_engine_is_refused(
-    eager: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        pooled = F.avg_pool1d(x[:, None], 3, 2, ceil_mode=True)
+        return pooled.sum((1, 2)), (x[:, 0] > 0).to(torch.int32)
+
+
+def test_a_fault_of_an_engine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The divisor of a window counts an element beyond the end of the row."""
     monkeypatch.setattr(pooling, "_inside", lambda windows, x, room=None: windows)
-    made = build(Network(), SIGNATURE, tmp_path, ("lanes",), PADDED)
+    made = build(Pooled(), SIGNATURE, tmp_path, ("lanes",), PADDED)
     reference = Reference.load(made.capture.reference, SIGNATURE)
     tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
     given = made.session("lanes"), "lanes"
