@@ -10,7 +10,7 @@ import torch
 
 from engines.lanes.index import Index, Variable
 from engines.lanes.plan import Kernel
-from engines.lanes.tensors import Constant, Product, Tensor
+from engines.lanes.tensors import Constant, Elements, Product, Tensor
 from engines.lanes.values import Read
 
 _NONE = Variable("", 1)
@@ -53,11 +53,11 @@ class Blocked:
     weights: Weights | None
 
     @classmethod
-    def of(cls, kernel: Kernel, registers: int, vectors: int) -> Blocked | None:
+    def of(cls, kernel: Kernel, elements: Elements, registers: int, vectors: int) -> Blocked | None:
         """The blocks of a kernel; None if an address is not linear in each loop variable."""
         product = kernel.inner
         assert isinstance(product, Product)
-        left, right = product.operands(kernel.inner_at)
+        left, right = product.operands(kernel.inner_at, elements.at)
         assert isinstance(left, Read) and isinstance(right, Read)
         if isinstance(left.tensor, Constant):
             left, right = right, left

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from engines.lanes.functions import LONG
-from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable
+from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable, constant
 from engines.lanes.tensors import (
-    Argument,
+    UNKNOWN,
     Assembly,
     Constant,
+    Elements,
     Gathered,
     Map,
     Product,
@@ -26,10 +27,9 @@ from engines.lanes.tensors import (
     Scattered,
     Sorted,
     Tensor,
-    Unrolled,
     View,
 )
-from engines.lanes.values import Read, Value, walk
+from engines.lanes.values import Open, Read, Value, walk
 
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
@@ -48,7 +48,7 @@ Reader: TypeAlias = "Tensor | PartOf"
 """A reader of a tensor that has its own loops."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Kernel:
     """Loops that write the elements of `source` at `index` into `into`, at `place`.
 
@@ -65,16 +65,16 @@ class Kernel:
 
     @classmethod
     def of(cls, into: Tensor, place: Indices, source: Tensor) -> Kernel:
-        kernel = cls(into, place, source, source.variables())
+        index = source.variables()
         if isinstance(source, Product | Reduction) and source is into:
-            kernel.inner, kernel.inner_at = source, kernel.index
-        return kernel
+            return cls(into, place, source, index, source, index)
+        return cls(into, place, source, index)
 
-    @property
-    def value(self) -> Value:
+    def value(self, elements: Elements) -> Value:
         """The expression that is written."""
-        whole = self.source is self.into
-        return self.source.element(self.index) if whole else self.source.at(self.index)
+        if self.source is self.into:
+            return elements.expression(self.source, self.index)
+        return elements.at(self.source, self.index)
 
     @property
     def loops(self) -> tuple[Variable, ...]:
@@ -83,63 +83,77 @@ class Kernel:
         address = self.into.address(self.place)
         return tuple(sorted(found, key=lambda v: (-(address.factor(v) or 0), v.name)))
 
-    def split(self, variable: Variable, by: int) -> None:
-        """Replace a loop by two; the inner one has `by` steps."""
+    def split(self, variable: Variable, by: int) -> Kernel:
+        """The kernel with two loops in place of one; the inner one has `by` steps."""
         outer, inner = (
             Index(((Variable(f"{variable.name}{letter}", size), 1),)) if size > 1 else Index()
             for letter, size in (("a", variable.extent // by), ("b", by))
         )
-        self._put({variable: outer * by + inner})
+        return self.replaced({variable: outer * by + inner})
 
-    def at(self, variable: Variable, value: int) -> Kernel:
-        """The same kernel for one value of a variable."""
-        made = replace(self)
-        made._put({variable: Index((), value)})
-        return made
-
-    def _put(self, values: Mapping[Atom, Index]) -> None:
-        self.place, self.index, self.inner_at = (
+    def replaced(self, values: Mapping[Atom, Index]) -> Kernel:
+        """The kernel with `values` in place of variables."""
+        place, index, inner_at = (
             tuple(each.replaced(values) for each in indices)
             for indices in (self.place, self.index, self.inner_at)
         )
+        return replace(self, place=place, index=index, inner_at=inner_at)
 
 
 Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
     """The steps in order, and the place of each stored tensor in the arena. Places and `size` count
     slots. A slot has 4 bytes for each row of a block."""
 
     program: Program
-    steps: list[Step] = field(default_factory=list)
-    places: dict[Tensor, int] = field(default_factory=dict)
-    size: int = 0
+    elements: Elements
+    steps: tuple[Step, ...]
+    places: Mapping[Tensor, int]
+    size: int
 
 
 def planned(program: Program) -> Plan:
-    readers = _Readers(program, _next_to_sums(program))
-    readers = _Readers(program, _unfinished(program, readers))
-    _store(program, readers)
-    plan = Plan(program)
+    needed = in_memory(program)
+    readers = _Readers(program, needed, _next_to_sums(program))
+    readers = _Readers(program, needed, _unfinished(program, readers))
+    stored = _stored(program, readers)
+    elements = Elements(stored)
+    steps = list(_unrolled(_steps(program, stored), elements))
+    apart = _apart(steps, elements)
+    elements = Elements(stored | apart)
+    steps = [_even(step, elements) for step in _fused(steps, apart, elements)]
+    places, size = _arena(steps, elements)
+    return Plan(program, elements, tuple(steps), places, size)
+
+
+def in_memory(program: Program) -> frozenset[Tensor]:
+    """The tensors that a reader needs in memory: operands of products, what is sorted, and what is
+    picked by an index of the row. `Builder.in_memory` has seen to it that they can be stored."""
+    found: set[Tensor] = set()
     for tensor in program:
-        plan.steps += _steps(tensor)
-    for argument, found in program.outputs:
-        plan.steps.append(Kernel.of(argument, found.variables(), found))
-    plan.steps = _fused(_unrolled(plan.steps), program)
-    plan.places, plan.size = _arena(plan.steps)
-    return plan
+        if isinstance(tensor, Product):
+            found |= {tensor.left.root, tensor.right.root}
+        elif isinstance(tensor, Sorted):
+            found.add(tensor.source.root)
+        elif isinstance(tensor, Gathered) and UNKNOWN not in tensor.base.shape:
+            found.add(tensor.base.root)
+    return frozenset(each for each in found if not isinstance(each, Constant))
 
 
 class _Readers:
     """The loops that read each tensor, directly or through tensors that are not stored.
 
-    `unfinished`: tensors that are computed from a sum of a product or reduction in its loops.
+    `needed`: see `in_memory`. `unfinished`: tensors that are computed from a sum of a product or
+    reduction in its loops.
     """
 
-    def __init__(self, program: Program, unfinished: frozenset[Tensor] = frozenset()) -> None:
-        self.unfinished = unfinished
+    def __init__(
+        self, program: Program, needed: frozenset[Tensor], unfinished: frozenset[Tensor]
+    ) -> None:
+        self.needed, self.unfinished = needed, unfinished
         self.of: dict[Tensor, set[Reader]] = defaultdict(set)
         self.often: set[Tensor] = set()
         for number, (argument, found) in enumerate(program.outputs):
@@ -174,17 +188,15 @@ class _Readers:
             return False
         dear = tensor.cost > _CHEAP or tensor in self.unfinished
         finishes = tensor in self.unfinished and self.in_loops(tensor)
-        return tensor.must_be_stored or (dear and self.shared(tensor)) or finishes
+        return tensor in self.needed or (dear and self.shared(tensor)) or finishes
 
 
 def _next_to_sums(program: Program) -> frozenset[Tensor]:
     """The tensors that read a product or a reduction, directly or through views."""
     found: set[Tensor] = set()
     for tensor in program:
-        for source in tensor.sources:
-            while isinstance(source, View):
-                source = source.base
-            found |= {tensor} if isinstance(source, Product | Reduction) else set()
+        if any(isinstance(source.root, Product | Reduction) for source in tensor.sources):
+            found.add(tensor)
     return frozenset(found)
 
 
@@ -198,24 +210,22 @@ def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
     return frozenset(found)
 
 
-def _store(program: Program, readers: _Readers) -> None:
-    """Mark the tensors that are stored. A product or reduction is stored unless it can be computed
-    in the loops of its reader."""
+def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
+    """The tensors to store. A product or reduction is stored unless it is the last one that is read
+    by the loops of its only reader: these may compute it."""
+    found: set[Tensor] = set()
     last: dict[Reader, Tensor] = {}
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
-            alone = not readers.shared(tensor) and not readers.in_loops(tensor)
-            tensor.stored = tensor.must_be_stored or not alone
-            if not tensor.stored and readers.of[tensor]:
-                (reader,) = readers.of[tensor]
-                if reader in last:
-                    last[reader].stored = True
+            apart = readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed
+            if apart:
+                found.add(tensor)
+            for reader in () if apart else readers.of[tensor]:
+                found |= {last[reader]} if reader in last else set()
                 last[reader] = tensor
-        elif isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor):
-            tensor.stored = True
-        else:
-            tensor.stored = readers.kept(tensor)
-    program.forget()
+        elif isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor) or readers.kept(tensor):
+            found.add(tensor)
+    return frozenset(found)
 
 
 def is_place(tensor: Tensor) -> bool:
@@ -223,81 +233,92 @@ def is_place(tensor: Tensor) -> bool:
     return any(isinstance(source, Sorted) and source.places is tensor for source in tensor.sources)
 
 
-def _steps(tensor: Tensor) -> Iterator[Step]:
-    if isinstance(tensor, Assembly):
-        for part in tensor.parts:
-            yield Kernel.of(tensor, part.place(part.source.variables()), part.source)
-    elif isinstance(tensor, Sorted | Scan):
-        yield tensor
-    elif isinstance(tensor, Scattered):
-        yield Kernel.of(tensor, tensor.variables(), tensor.base)
-        yield tensor
-    elif tensor.stored and not is_place(tensor):
-        yield Kernel.of(tensor, tensor.variables(), tensor)
+def _steps(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
+    for tensor in program:
+        if isinstance(tensor, Assembly):
+            for part in tensor.parts:
+                yield Kernel.of(tensor, part.place(part.source.variables()), part.source)
+        elif isinstance(tensor, Sorted | Scan):
+            yield tensor
+        elif isinstance(tensor, Scattered):
+            yield Kernel.of(tensor, tensor.variables(), tensor.base)
+            yield tensor
+        elif tensor in stored and not is_place(tensor):
+            yield Kernel.of(tensor, tensor.variables(), tensor)
+    for argument, tensor in program.outputs:
+        yield Kernel.of(argument, tensor.variables(), tensor)
 
 
-def _unrolled(steps: Iterable[Step]) -> Iterator[Step]:
+def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
     """The steps, with one kernel for each value of a variable that has to be a constant."""
     waiting = list(steps)[::-1]
     while waiting:
         step = waiting.pop()
-        try:
-            if isinstance(step, Kernel) and step.inner is None:
-                _ = step.value
+        if not isinstance(step, Kernel) or step.inner is not None:
             yield step
-        except Unrolled as why:
-            assert isinstance(step, Kernel)
-            waiting += [step.at(why.variable, k) for k in reversed(range(why.variable.extent))]
+            continue
+        value = step.value(elements)
+        variable = next((each.variable for each in walk(value) if isinstance(each, Open)), None)
+        if variable is None:
+            yield step
+        else:
+            last = variable.extent - 1
+            waiting += [step.replaced({variable: constant(last - k)}) for k in range(last + 1)]
 
 
-def _fused(steps: Iterable[Step], program: Program) -> list[Step]:
-    """The steps. A product or reduction that is not stored is computed in the loops of its reader.
-    If that is not possible, it is stored and gets its own loops."""
-    found: list[Step] = []
+def _apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
+    """The products and reductions that are not stored, but cannot be computed in the loops of their
+    reader, because these need an element more than once or several elements together."""
+    return frozenset(
+        inner
+        for step in steps
+        if isinstance(step, Kernel)
+        for inner, places in _inside(step, elements).items()
+        if len(places) != 1 or step.inner is not None or step.source.count != inner.count
+    )
+
+
+def _fused(steps: Iterable[Step], apart: frozenset[Tensor], elements: Elements) -> Iterator[Step]:
+    """The steps. Those of `apart` get their own loops, right before they are read; each other
+    product or reduction that is not stored is computed in the loops of its reader."""
+    written: set[Tensor] = set()
     for step in steps:
-        for inner in _inside(step) if isinstance(step, Kernel) else ():
-            assert isinstance(step, Kernel)
-            if not _fuse(step, inner):
-                inner.stored = True
-                program.forget()
-                found.append(Kernel.of(inner, inner.variables(), inner))
-        found.append(step)
-    for step in found:
-        if isinstance(step, Kernel) and isinstance(step.inner, Product):
-            _make_even(step)
+        if isinstance(step, Kernel):
+            for tensor in _read(step.value(elements)):
+                if tensor in apart and tensor not in written:
+                    written.add(tensor)
+                    yield Kernel.of(tensor, tensor.variables(), tensor)
+            for inner, (place, *_) in _inside(step, elements).items():
+                step = replace(step, inner=inner, inner_at=place)
+        yield step
+
+
+def _inside(kernel: Kernel, elements: Elements) -> dict[Product | Reduction, list[Indices]]:
+    """The products and reductions that a kernel reads and that are not stored, with the indices of
+    the elements that it reads."""
+    found: dict[Product | Reduction, list[Indices]] = {}
+    for read in _reads(kernel.value(elements)):
+        if isinstance(read.tensor, Product | Reduction) and read.tensor not in elements.stored:
+            found.setdefault(read.tensor, []).append(read.index)
     return found
 
 
-def _inside(kernel: Kernel) -> list[Product | Reduction]:
-    """The products and reductions that a kernel reads and that are not stored."""
-    tensors = (v.tensor for v in walk(kernel.value) if isinstance(v, Read))
-    found = dict.fromkeys(t for t in tensors if isinstance(t, Product | Reduction) and not t.stored)
-    return list(found)
-
-
-def _fuse(kernel: Kernel, inner: Product | Reduction) -> bool:
-    """Compute `inner` inside the kernel, if its loops need each element once. True if done."""
-    places = {v.index for v in walk(kernel.value) if isinstance(v, Read) and v.tensor is inner}
-    if len(places) != 1 or kernel.inner is not None or kernel.source.count != inner.count:
-        return False
-    kernel.inner = inner
-    (kernel.inner_at,) = places
-    return True
-
-
-def _make_even(kernel: Kernel) -> None:
-    """Split loops until addresses are linear in each loop variable, as far as possible."""
-    assert isinstance(kernel.inner, Product)
+def _even(step: Step, elements: Elements) -> Step:
+    """The step, with loops split until addresses are linear in each loop variable, as far as
+    possible."""
     for _ in range(16):
-        cut = next(_cuts(addresses(kernel.inner, kernel.inner_at)), None)
+        if not isinstance(step, Kernel) or not isinstance(step.inner, Product):
+            break
+        cut = next(_cuts(addresses(step.inner, step.inner_at, elements)), None)
         if cut is None:
-            return
-        kernel.split(*cut)
+            break
+        step = step.split(*cut)
+    return step
 
 
-def addresses(product: Product, index: Indices) -> list[Index]:
+def addresses(product: Product, index: Indices, elements: Elements) -> list[Index]:
     """The addresses of the operands' elements in their memory."""
-    reads = [v for v in product.operands(index) if isinstance(v, Read)]
+    reads = [v for v in product.operands(index, elements.at) if isinstance(v, Read)]
     return [read.tensor.address(read.index) for read in reads]
 
 
@@ -312,12 +333,12 @@ def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
                 yield inner, by
 
 
-def _arena(steps: Sequence[Step]) -> tuple[dict[Tensor, int], int]:
+def _arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Tensor, int], int]:
     """The place of each stored tensor in the arena, and the arena's size, in slots (see `Plan`).
     Tensors that are needed at different times may share memory."""
     life: dict[Tensor, list[int]] = {}
     for number, step in enumerate(steps):
-        for tensor in touched(step):
+        for tensor in touched(step, elements):
             life.setdefault(tensor, [number, number])[1] = number
     placed: list[tuple[int, int, Tensor]] = []
     for tensor in sorted(life, key=lambda t: (-room(t), life[t][0])):
@@ -339,21 +360,26 @@ def room(tensor: Tensor) -> int:
     return count + count % 2
 
 
-def touched(step: Step) -> list[Tensor]:
+def touched(step: Step, elements: Elements) -> list[Tensor]:
     """The tensors in the arena that a step reads or writes."""
+    at = elements.at
     if isinstance(step, Kernel):
-        tensors = [step.into, *_read(step.value)]
+        tensors = [step.into, *_read(step.value(elements))]
         if isinstance(step.inner, Reduction):
-            tensors += _read(step.inner.term(step.inner_at, step.inner.steps()))
+            tensors += _read(step.inner.term(step.inner_at, at))
         elif isinstance(step.inner, Product):
-            tensors += [t for value in step.inner.operands(step.inner_at) for t in _read(value)]
+            tensors += [t for value in step.inner.operands(step.inner_at, at) for t in _read(value)]
     else:
-        tensors = [step, *_read(step.source.at(step.source.variables()))]
+        tensors = [step, *_read(at(step.source, step.source.variables()))]
         tensors += [step.places] if isinstance(step, Sorted) else []
         for pick in step.picks if isinstance(step, Scattered) else ():
-            tensors += _read(pick.at(pick.variables())) if isinstance(pick, Tensor) else []
-    return [t for t in tensors if not isinstance(t, Argument | Constant) and t.stored]
+            tensors += _read(at(pick, pick.variables())) if isinstance(pick, Tensor) else []
+    return [t for t in tensors if t in elements.stored]
 
 
 def _read(value: Value) -> list[Tensor]:
-    return [each.tensor for each in walk(value) if isinstance(each, Read)]
+    return [each.tensor for each in _reads(value)]
+
+
+def _reads(value: Value) -> list[Read]:
+    return [each for each in walk(value) if isinstance(each, Read)]

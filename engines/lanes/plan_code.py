@@ -92,7 +92,7 @@ class Writer:
         own_arrays: bool = False,
         shared: bool = False,
     ) -> None:
-        self.plan, self.constants = plan, constants
+        self.plan, self.constants, self.at = plan, constants, plan.elements.at
         self.own_arrays, self.shared = own_arrays, shared
         self.registers, self.vectors = registers, vectors
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
@@ -123,7 +123,9 @@ class Writer:
         if isinstance(step, Scattered):
             return self.scatter(step)
         if isinstance(step.inner, Product):
-            blocked = None if self.shared else Blocked.of(step, self.registers, self.vectors)
+            blocked = None
+            if not self.shared:
+                blocked = Blocked.of(step, self.plan.elements, self.registers, self.vectors)
             return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
         if isinstance(step.inner, Reduction):
             return self.reduction(step)
@@ -145,7 +147,7 @@ class Writer:
 
     def assign(self, kernel: Kernel, names: Names) -> list[str]:
         """The lines that write an element."""
-        value = names.text(kernel.value)
+        value = names.text(kernel.value(self.plan.elements))
         return [*names.lines, self.write(kernel.into, kernel.place, value)]
 
     def write(self, into: Tensor, place: Indices, value: str) -> str:
@@ -169,7 +171,7 @@ class Writer:
         inner = kernel.inner
         assert isinstance(inner, Reduction)
         names = Names(self)
-        value = inner.term(kernel.inner_at, inner.steps())
+        value = inner.term(kernel.inner_at, self.at)
         term = names.text(value)
         term = f"~{enclosed(term)}" if inner.kind == "all" else term
         loops = loops_of(inner.steps())
@@ -196,7 +198,7 @@ class Writer:
         inner = kernel.inner
         assert isinstance(inner, Product)
         names = Names(self)
-        left, right = (names.text(value) for value in inner.operands(kernel.inner_at))
+        left, right = (names.text(value) for value in inner.operands(kernel.inner_at, self.at))
         taken = [*names.lines, f"sum = fma({right}, {left}, sum);"]
         summed = scoped(nest(loops_of(inner.steps()), taken))
         body = [f"{carrier(inner.dtype)} sum{{}};", *summed]
@@ -208,7 +210,7 @@ class Writer:
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
         left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
-        long = "true" if _operations(kernel.value) > _MANY else "false"
+        long = "true" if _operations(kernel.value(self.plan.elements)) > _MANY else "false"
         sizes = f"{blocked.m.extent}, {blocked.most_m}, {blocked.j.extent}, {blocked.most_j}"
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
@@ -233,12 +235,12 @@ class Writer:
     def sort(self, step: Sorted) -> list[str]:
         dim, source = step.dim, step.source
         along = source.variables()
-        read = source.at(along)
+        read = self.at(source, along)
         assert isinstance(read, Read)
         (variable,) = loops_of(along[dim : dim + 1]) or (None,)
         apart = read.tensor.address(read.index).factor(variable) if variable else 0
         index = tuple(Index() if d == dim else i for d, i in enumerate(step.variables()))
-        read = source.at(index)
+        read = self.at(source, index)
         assert isinstance(read, Read)
         sizes = f"{source.shape[dim]}, {step.shape[dim]}, {'true' if step.descending else 'false'}"
         name, first = self.names[step.places], self.offset(step.places.address(index))
@@ -254,7 +256,7 @@ class Writer:
         along = loops_of((index[step.dim],))
         others = loops_of(i for d, i in enumerate(index) if d != step.dim)
         names = Names(self)
-        term = names.text(step.source.at(index))
+        term = names.text(self.at(step.source, index))
         count = along[0].name if along else "0"
         kind, both = carrier(step.dtype), _SCANS[step.kind]
         taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
@@ -264,14 +266,14 @@ class Writer:
     def scatter(self, step: Scattered) -> list[str]:
         index = step.source.variables()
         names = Names(self)
-        value = names.text(step.source.at(index))
+        value = names.text(self.at(step.source, index))
         place = "all(0)"
         inside: list[str] = []
         for pick, size, by in zip(step.picks, step.shape, step.strides, strict=True):
             if not isinstance(pick, Tensor):
                 place += f" + {formula(pick(index) * by, self.constants)}"
                 continue
-            at = names.name(pick.at(index))
+            at = names.name(self.at(pick, index))
             narrow = f"to_int32({at})"
             place += f" + {narrow} * {by}"
             inside.append(f"ge({at}, all((int64_t)0)) & lt({at}, all((int64_t){size}))")

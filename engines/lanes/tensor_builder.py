@@ -139,11 +139,11 @@ class Builder:
         """A copy in separate memory."""
         made = self.add(Map(self.values, given.dtype, lambda x: x, [given], 0))
         made.bounds = given.bounds
-        made.must_be_stored = True
         return made
 
     def in_memory(self, given: Tensor) -> Tensor:
-        """The tensor or a copy, stored so that an element's address is linear in each index."""
+        """The tensor or a copy, for a reader that needs it in memory (see `plan.in_memory`) so that
+        an element's address is linear in each index."""
         base: Tensor = given
         index = given.variables()
         while isinstance(base, View):
@@ -151,7 +151,6 @@ class Builder:
             base = base.base
         if isinstance(base, Argument | Constant | Uniform) or not is_even(index):
             return self.copy(given)
-        base.must_be_stored = True
         return given
 
 

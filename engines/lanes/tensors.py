@@ -33,6 +33,8 @@ from engines.lanes.values import Number, Read, Value, Values
 
 Shape = tuple[int, ...]
 UNKNOWN = -1
+At: TypeAlias = "Callable[[Tensor, Indices], Value]"
+"""Gives the value of a tensor's element."""
 
 
 class Tensor:
@@ -46,10 +48,7 @@ class Tensor:
         self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
         self.bounds = RANGES.get(dtype)
         self.line = ""  # the line of the model, for a comment in the generated code
-        self.stored = False
-        self.must_be_stored = False
         self.innermost: int | None = None  # the dimension along which memory is contiguous
-        self._elements: dict[Indices, Value] = {}
 
     @property
     def count(self) -> int:
@@ -70,21 +69,14 @@ class Tensor:
         """The position of an element in the tensor's memory, in elements."""
         return dot(index, self.strides)
 
-    def at(self, index: Indices) -> Value:
-        """The value of the element at an index. It is a read if the tensor is stored."""
-        if self.stored:
-            return self.values.read(self, index)
-        if index not in self._elements:
-            self._elements[index] = self.element(index)
-        return self._elements[index]
+    @property
+    def root(self) -> Tensor:
+        """The tensor of which this is a view; for all but views, the tensor itself."""
+        return self
 
-    def element(self, index: Indices) -> Value:
-        """The expression that computes the element at an index."""
+    def element(self, index: Indices, at: At) -> Value:
+        """The expression that computes the element at an index, from the elements of `sources`."""
         raise NotImplementedError
-
-    def forget(self) -> None:
-        """Forget the expressions of elements, because another tensor is stored now."""
-        self._elements.clear()
 
     def variables(self, name: str = "i") -> Indices:
         """A loop variable for each dimension."""
@@ -106,7 +98,7 @@ class Argument(Tensor):
         super().__init__(values, shape, dtype)
         self.first, self.kind, self.items = first, kind, items
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         return self.values.read(self, index)
 
 
@@ -121,12 +113,12 @@ class Constant(Tensor):
         if self.bounds is not None and self.data.numel():
             self.bounds = int(self.data.min()), int(self.data.max())
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         if self.uniform is not None:
             return self.values.literal(self.uniform, self.dtype)
         if not any(each.terms for each in index):
-            at = tuple(each.constant for each in index)
-            return self.values.literal(self.data[at].item(), self.dtype)
+            place = tuple(each.constant for each in index)
+            return self.values.literal(self.data[place].item(), self.dtype)
         return self.values.read(self, index)
 
 
@@ -148,7 +140,7 @@ class Uniform(Tensor):
         super().__init__(values, shape, value.dtype)
         self.value, self.bounds = value, value.bounds
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         return self.value
 
 
@@ -167,8 +159,8 @@ class Map(Tensor):
         self.function = function
         self.cost = cost + sum(source.cost for source in sources)
 
-    def element(self, index: Indices) -> Value:
-        return self.function(*(source.at(index) for source in self.sources))
+    def element(self, index: Indices, at: At) -> Value:
+        return self.function(*(at(source, index) for source in self.sources))
 
 
 class View(Tensor):
@@ -178,14 +170,19 @@ class View(Tensor):
         super().__init__(base.values, shape, base.dtype, base)
         self.base, self.where, self.bounds = base, where, base.bounds
         self.cost = base.cost
+        self._root = base.root
+
+    @property
+    def root(self) -> Tensor:
+        return self._root
 
     @property
     def repeats(self) -> bool:
         """True if an element of the base may be read more than once."""
         return UNKNOWN not in self.shape and self.count > max(self.base.count, 1)
 
-    def element(self, index: Indices) -> Value:
-        return self.base.at(self.where(index))
+    def element(self, index: Indices, at: At) -> Value:
+        return at(self.base, self.where(index))
 
 
 Pick: TypeAlias = "Tensor | Callable[[Indices], Index]"
@@ -205,18 +202,18 @@ class Gathered(Tensor):
         self.base, self.picks = base, picks
         self.cost = 6 + sum(tensor.cost for tensor in tensors)
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         values, found, outside = self.values, [], []
         for pick, size in zip(self.picks, self.base.shape, strict=True):
             if not isinstance(pick, Tensor):
                 found.append(pick(index))
                 continue
-            value = pick.at(index)
+            value = at(pick, index)
             if size != UNKNOWN and value.bounds is not None:
                 value, checked = self._inside(value, size)
                 outside += checked
             found.append(as_index(value))
-        element = self.base.at(tuple(found))
+        element = at(self.base, tuple(found))
         for check in outside:
             nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
             element = values.call("select", check, element, nothing, dtype=self.dtype)
@@ -258,16 +255,16 @@ class Reduction(Tensor):
         if kind in ("argmax", "argmin"):
             self.bounds = 0, math.prod(source.shape[d] for d in dims) - 1
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
         """The variables of the reduced dimensions."""
         return tuple(variable(f"k{d}", self.source.shape[d]) for d in self.dims)
 
-    def term(self, index: Indices, steps: Indices) -> Value:
+    def term(self, index: Indices, at: At) -> Value:
         """The element of the source that is reduced at a step."""
-        inner, outer = iter(steps), iter(index)
+        inner, outer = iter(self.steps()), iter(index)
         whole = []
         for d in range(len(self.source.shape)):
             if d in self.dims:
@@ -276,7 +273,7 @@ class Reduction(Tensor):
                     next(outer)
             else:
                 whole.append(next(outer))
-        return self.source.at(tuple(whole))
+        return at(self.source, tuple(whole))
 
 
 class Product(Tensor):
@@ -299,18 +296,18 @@ class Product(Tensor):
         self.left, self.right = left, right
         self.sizes, self.left_at, self.right_at = tuple(sizes), left_at, right_at
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
         """The variables of the sum."""
         return tuple(variable(f"k{d}", size) for d, size in enumerate(self.sizes))
 
-    def operands(self, index: Indices) -> tuple[Value, Value]:
+    def operands(self, index: Indices, at: At) -> tuple[Value, Value]:
         """The two elements that are multiplied at a step."""
         steps = self.steps()
         left, right = self.left_at(index, steps), self.right_at(index, steps)
-        return self.left.at(left), self.right.at(right)
+        return at(self.left, left), at(self.right, right)
 
 
 @dataclass(frozen=True)
@@ -329,14 +326,6 @@ class Assembly(Tensor):
         self.parts = tuple(parts)
 
 
-class Unrolled(Exception):
-    """An element can be computed only if this variable is a constant: the loop must be unrolled."""
-
-    def __init__(self, variable: Variable) -> None:
-        super().__init__(variable.name)
-        self.variable = variable
-
-
 class Beside(Tensor):
     """A concatenation along a dimension other than the first. It is never stored, because its first
     dimension is a collection's items."""
@@ -345,17 +334,16 @@ class Beside(Tensor):
         super().__init__(values, shape, sources[0].dtype, *sources)
         self.dim = dim
 
-    def element(self, index: Indices) -> Value:
-        at = index[self.dim]
-        for atom in at.atoms():
+    def element(self, index: Indices, at: At) -> Value:
+        for atom in index[self.dim].atoms():
             if isinstance(atom, Variable):
-                raise Unrolled(atom)
-        place = at.constant
+                return self.values.open(atom, self.dtype)
+        place = index[self.dim].constant
         for source in self.sources:
             if place < source.shape[self.dim]:
-                return source.at((*index[: self.dim], constant(place), *index[self.dim + 1 :]))
+                return at(source, (*index[: self.dim], constant(place), *index[self.dim + 1 :]))
             place -= source.shape[self.dim]
-        raise IndexError(at)
+        raise IndexError(index)
 
 
 class Joined(Tensor):
@@ -371,16 +359,16 @@ class Joined(Tensor):
         super().__init__(values, shape, sources[0].dtype, *sources)
         self.items = items
 
-    def element(self, index: Indices) -> Value:
+    def element(self, index: Indices, at: At) -> Value:
         values, place = self.values, self._place(index[0])
-        found = self.sources[0].at((as_index(place), *index[1:]))
+        found = at(self.sources[0], (as_index(place), *index[1:]))
         begin = self.items
         for source in self.sources[1:]:
             own = values.call("sub", place, begin, dtype="int64")
             least, most = (values.literal(k, "int64") for k in (0, source.shape[0] - 1))
             bounds = (0, source.shape[0] - 1)
             own = values.call("clamp", own, least, most, dtype="int64", bounds=bounds)
-            later = source.at((as_index(own), *index[1:]))
+            later = at(source, (as_index(own), *index[1:]))
             before = values.call("lt", place, begin, dtype="bool")
             found = values.call("select", before, found, later, dtype=self.dtype)
             size = values.literal(source.shape[0], "int64")
@@ -451,7 +439,23 @@ class Program:
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)
 
-    def forget(self) -> None:
-        """Forget the expressions of all elements, because another tensor is stored now."""
-        for tensor in self.tensors:
-            tensor.forget()
+
+class Elements:
+    """The values of elements: reads of stored tensors, and expressions for all others."""
+
+    def __init__(self, stored: frozenset[Tensor]) -> None:
+        self.stored = stored
+        self._made: dict[tuple[Tensor, Indices], Value] = {}
+
+    def at(self, tensor: Tensor, index: Indices) -> Value:
+        while isinstance(tensor, View):
+            index, tensor = tensor.where(index), tensor.base
+        if tensor in self.stored:
+            return tensor.values.read(tensor, index)
+        return self.expression(tensor, index)
+
+    def expression(self, tensor: Tensor, index: Indices) -> Value:
+        """The expression of an element, also of a stored tensor."""
+        if (tensor, index) not in self._made:
+            self._made[tensor, index] = tensor.element(index, self.at)
+        return self._made[tensor, index]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engines.lanes.functions import FUNCTIONS, RANGES, Bounds
-from engines.lanes.index import Indices
+from engines.lanes.index import Indices, Variable
 
 if TYPE_CHECKING:
     from engines.lanes.tensors import Tensor
@@ -37,6 +37,13 @@ class Read(Value):
 
     tensor: Tensor
     index: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Open(Value):
+    """An element that is known only when a loop variable is a constant."""
+
+    variable: Variable
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +75,10 @@ class Values:
         made = Read(tensor.dtype, bounds, tensor, index)
         return self._made.setdefault(("read", tensor, index), made)
 
+    def open(self, variable: Variable, dtype: str) -> Value:
+        made = Open(dtype, RANGES.get(dtype), variable)
+        return self._made.setdefault(("open", variable, dtype), made)
+
     def call(
         self, function: str, *arguments: Value, dtype: str, bounds: Bounds | None = None
     ) -> Value:
@@ -88,15 +99,18 @@ def _bounds(function: str, arguments: tuple[Value, ...]) -> Bounds | None:
     return bounds(*known) if bounds is not None and len(known) == 2 else None
 
 
-def walk(value: Value, seen: set[Value] | None = None) -> Iterator[Value]:
+def walk(value: Value) -> Iterator[Value]:
     """A value and all values in it, each once; arguments come before their call."""
-    seen = set() if seen is None else seen
-    if value in seen:
-        return
-    seen.add(value)
-    for inner in parts(value):
-        yield from walk(inner, seen)
-    yield value
+    seen, waiting = {value}, [(value, iter(parts(value)))]
+    while waiting:
+        each, rest = waiting[-1]
+        inner = next((part for part in rest if part not in seen), None)
+        if inner is None:
+            waiting.pop()
+            yield each
+        else:
+            seen.add(inner)
+            waiting.append((inner, iter(parts(inner))))
 
 
 def parts(value: Value) -> tuple[Value, ...]:
