@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from engines.lanes.functions import LONG
 from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable, constant
@@ -101,6 +101,10 @@ class Kernel:
 
 
 Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
+
+
+Store: TypeAlias = Literal["registers", "local", "shared"]
+"""Where a kernel keeps the intermediate values of a row."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from engines.lanes.index import (
     Remainder,
     Variable,
 )
-from engines.lanes.plan import Kernel, Plan, Step
+from engines.lanes.plan import Kernel, Plan, Step, Store
 from engines.lanes.tensors import (
     Argument,
     Constant,
@@ -78,9 +78,10 @@ def held(data: torch.Tensor) -> torch.Tensor:
 class Writer:
     """Writes the steps of a plan for a number of registers.
 
-    Stored tensors lie in an arena, or with `own_arrays` in arrays that a compiler may keep in
-    registers. With `shared`, the threads of a GPU's block compute one row together: they divide the
-    elements of a step, and wait for each other after it.
+    `store`: where a kernel keeps the stored tensors of a row; None for a CPU, where they lie in an
+    arena. In `registers` each is an array of its own, which a compiler may keep there. With
+    `shared`, the threads of a GPU's block compute one row together: they divide the elements of a
+    step, and wait for each other after it.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class Writer:
         constants: Constants,
         registers: int,
         vectors: int,
-        own_arrays: bool = False,
-        shared: bool = False,
+        store: Store | None = None,
     ) -> None:
         self.plan, self.constants, self.at = plan, constants, plan.elements.at
-        self.own_arrays, self.shared = own_arrays, shared
+        self.on_gpu = store is not None
+        self.own_arrays, self.shared = store == "registers", store == "shared"
         self.registers, self.vectors = registers, vectors
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
@@ -135,12 +136,12 @@ class Writer:
     def each(self, loops: Sequence[Variable], body: Sequence[str]) -> list[str]:
         """Loops around `body`, whose iterations are independent of each other."""
         if not self.shared:
-            return nest(loops, over_vectors(body))
+            return self.nest(loops, self.over_vectors(body))
         places, below = [], 1
         for loop in reversed(loops):
             places.append(f"const int {loop.name} = at / {below} % {loop.extent};")
             below *= loop.extent
-        inside = indented([*places, *over_vectors(body)])
+        inside = indented([*places, *self.over_vectors(body)])
         return [f"EACH_OF_BLOCK(at, {below}) {{", *inside, "}", "BLOCK_WAITS;"]
 
     # --- values ---
@@ -167,6 +168,22 @@ class Writer:
 
     # --- loops ---
 
+    def nest(self, loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
+        """The lines inside loops, the first loop outermost."""
+        heads = [self.loop(v.name, v.extent) for v in loops]
+        if not heads:
+            return list(body)
+        if len(body) == 1:
+            return [*heads[:-1], f"{heads[-1]} {body[0]}"]
+        return [*heads[:-1], f"{heads[-1]} {{", *indented(body), "}"]
+
+    def over_vectors(self, body: Sequence[str]) -> list[str]:
+        return [f"{self.loop('r', 'RV')} {{", *indented(body), "}"]
+
+    def loop(self, name: str, end: int | str) -> str:
+        """The head of a loop. A kernel's loops are marked, so that a compiler can unroll them."""
+        return f"{'LOOP ' * self.on_gpu}for (int {name} = 0; {name} < {end}; ++{name})"
+
     def reduction(self, kernel: Kernel) -> list[str]:
         inner = kernel.inner
         assert isinstance(inner, Reduction)
@@ -183,12 +200,12 @@ class Writer:
             body += scoped([*names.lines, f"sum.take({term}, 0);"])
         elif inner.kind.startswith("arg"):
             count = formula(_counted(loops), self.constants)
-            body += nest(loops, [*names.lines, f"sum.take({term}, {count});"])
+            body += self.nest(loops, [*names.lines, f"sum.take({term}, {count});"])
         else:
             long = "true" if _operations(value) > _FEW else "false"
             head = f"in_parts<{long}, {last}>([&](int {loops[-1].name}, int part) ALWAYS_INLINE {{"
             taken = indented([*names.lines, f"sum.take({term}, part);"])
-            body += nest(loops[:-1], [head, *taken, "});"])
+            body += self.nest(loops[:-1], [head, *taken, "});"])
         after = Names(self, {inner: "result"})
         body.append(f"const {carrier(inner.dtype)} result = {found};")
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
@@ -200,7 +217,7 @@ class Writer:
         names = Names(self)
         left, right = (names.text(value) for value in inner.operands(kernel.inner_at, self.at))
         taken = [*names.lines, f"sum = fma({right}, {left}, sum);"]
-        summed = scoped(nest(loops_of(inner.steps()), taken))
+        summed = scoped(self.nest(loops_of(inner.steps()), taken))
         body = [f"{carrier(inner.dtype)} sum{{}};", *summed]
         after = Names(self, {inner: "sum"})
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
@@ -227,7 +244,7 @@ class Writer:
         m, j = blocked.m.name, blocked.j.name
         after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
         head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
-        return nest(blocked.outer, [head, *indented(body), "});"])
+        return self.nest(blocked.outer, [head, *indented(body), "});"])
 
     def offset(self, index: Index) -> str:
         return scaled(formula(index, self.constants))
@@ -261,7 +278,7 @@ class Writer:
         kind, both = carrier(step.dtype), _SCANS[step.kind]
         taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
         taken.append(f"{self.element(step, index)} = sum;")
-        return self.each(others, [f"{kind} sum{{}};", *nest(along, taken)])
+        return self.each(others, [f"{kind} sum{{}};", *self.nest(along, taken)])
 
     def scatter(self, step: Scattered) -> list[str]:
         index = step.source.variables()
@@ -280,7 +297,7 @@ class Writer:
         mask = " & ".join(inside) or "all(-1)"
         adds = "true" if step.how == "sum" else "false"
         put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
-        in_order = nest(loops_of(index), over_vectors([*names.lines, put]))
+        in_order = self.nest(loops_of(index), self.over_vectors([*names.lines, put]))
         return self.each((), in_order) if self.shared else in_order
 
 
@@ -465,23 +482,9 @@ def _counted(loops: Sequence[Variable]) -> Index:
     return total
 
 
-def nest(loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
-    """The lines inside loops, the first loop outermost."""
-    heads = [f"for (int {v.name} = 0; {v.name} < {v.extent}; ++{v.name})" for v in loops]
-    if not heads:
-        return list(body)
-    if len(body) == 1:
-        return [*heads[:-1], f"{heads[-1]} {body[0]}"]
-    return [*heads[:-1], f"{heads[-1]} {{", *indented(body), "}"]
-
-
 def scoped(body: Sequence[str]) -> list[str]:
     """The lines in a scope."""
     return ["{", *indented(body), "}"] if len(body) > 1 else list(body)
-
-
-def over_vectors(body: Sequence[str]) -> list[str]:
-    return ["for (int r = 0; r < RV; ++r) {", *indented(body), "}"]
 
 
 def indented(lines: Iterable[str]) -> list[str]:

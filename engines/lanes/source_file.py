@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from engines.lanes.plan import Plan
+from engines.lanes.plan import Plan, Store
 from engines.lanes.plan_code import Constants, Writer
 from engines.lanes.tensors import Argument, Program
 from soa.dtypes import DTYPES, itemsize
@@ -48,10 +46,6 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
 
 
-Store: TypeAlias = Literal["registers", "local", "shared"]
-"""Where a kernel keeps the intermediate values of a row."""
-
-
 def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     """The kernel of a plan. The text is valid CUDA C++, HIP C++ and (for tests) plain C++.
 
@@ -60,8 +54,7 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     """
     constants = Constants()
     own, shared = store == "registers", store == "shared"
-    body = Writer(plan, constants, _REGISTERS, 1, own_arrays=own, shared=shared).body()
-    body = re.sub("^( *)for ", r"\1LOOP for ", body, flags=re.MULTILINE)
+    body = Writer(plan, constants, _REGISTERS, 1, store).body()
     data = bytes(constants.data) or b"\0"
     words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
     # Constant memory is fast if all threads read the same address.
