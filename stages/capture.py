@@ -269,6 +269,21 @@ def _dependence(
     return _Dependence(f"{reason.text}; {found}" if found else reason.text, tried=not found)
 
 
+def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str:
+    """Why a row's answer may depend on other rows, from the graph of an export; "" if it does not.
+    `inputs` as for `capture`. A model that does not export with a free number of rows has no graph
+    that shows it: then this is the reason of the export."""
+    example = example_case(signature)
+    arguments = row_major_inputs(signature, inputs, example)
+    try:
+        exportable = _exportable(as_torch(model), arguments)
+        given = convention_arguments(signature, inputs, example)
+        found = why_dependent(export_convention(exportable, signature, given))
+        return found.text if found else ""
+    except CaptureError as error:
+        return first_line(error)
+
+
 def example_case(signature: Signature) -> Case:
     """Row counts to export at: one per dimension, inside its range, different if possible.
 

@@ -29,7 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME=COLUMN,…",
     help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; `mask` is the mask "
-    "of jagged columns. May be repeated.",
+    "of jagged columns. Axes in front: 'x=(n, items, features): a,b'. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME=COLUMN,…",
@@ -59,8 +59,9 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
     with redirect_stdout(sys.stderr):  # the user's factory may print
-        files = write(Request(kwargs=values, **given), _asker(yes))
-    lines = [*(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
+        made = write(Request(kwargs=values, **given), _asker(yes))
+    files = made.files
+    lines = [*made.said, *(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)
 
 

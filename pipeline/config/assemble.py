@@ -10,7 +10,14 @@ from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
 from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.model import ModelSource, Padding, load_callable, precision_tolerance
+from stages.model import (
+    Arrangement,
+    ModelSource,
+    Order,
+    Padding,
+    load_callable,
+    precision_tolerance,
+)
 from stages.reference import Arrays, check_inputs, more_rows, random_inputs, read_rows
 
 
@@ -32,6 +39,17 @@ def source_of(config: Config) -> ModelSource:
         )
         + (None,) * len(config.signature().jagged),
         padding=_padding(config),
+        arrangement=_arrangement(config),
+    )
+
+
+def _arrangement(config: Config) -> Arrangement:
+    """How the model is called: the order of the axes of its inputs and outputs."""
+    return Arrangement(
+        tuple(Order(block.permute, block.flatten) for block in config.inputs),
+        tuple(Order(block.permute) for block in config.outputs),
+        config.model.takes,
+        tuple(block.name for block in config.inputs),
     )
 
 

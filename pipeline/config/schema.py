@@ -98,6 +98,7 @@ class ModelConfig(Part):
     kwargs: dict[str, Any] = {}
     weights: str | None = None
     weights_prefix: str = ""
+    takes: Literal["tensors", "dict", "list"] = "tensors"
     torchscript_route: Literal["auto", "script", "trace", "none"] = "auto"
 
     @model_validator(mode="after")
@@ -171,7 +172,8 @@ class CollectionConfig(Part):
 class BlockConfig(Part):
     """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
 
-    `broadcast`: the columns are scalars, and the model gets their values in every row.
+    `broadcast`: the columns are scalars, and the model gets their values in every row. `permute`:
+    the model gets, or returns, the axes in another order; axis 0 are the rows.
     """
 
     name: Identifier
@@ -179,7 +181,16 @@ class BlockConfig(Part):
     columns: Listed[str]
     dtype: Dtype | None = None
     shape: Shape | None = None
+    permute: Listed[NonNegativeInt] = ()
     broadcast: bool = False
+
+    @model_validator(mode="after")
+    def _each_axis_once(self) -> BlockConfig:
+        if sorted(self.permute) != [*range(len(self.permute))]:
+            raise ValueError(
+                f"permute: found {[*self.permute]}; it names each axis once, as [0, 2, 1]"
+            )
+        return self
 
     def block(self) -> Block:
         return Block(
@@ -200,9 +211,10 @@ class PreprocessConfig(Part):
 
 class InputConfig(BlockConfig):
     """An input block. For jagged rows: places without an item hold `pad`; a `mask` is 1 at places
-    with an item, else 0."""
+    with an item, else 0. `flatten` joins the axes after the rows, after `permute`."""
 
     columns: Listed[str] = ()
+    flatten: bool = False
     preprocess: PreprocessConfig | None = None
     pad: Number | None = None
     mask: bool = False

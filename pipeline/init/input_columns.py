@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,11 @@ from engines.errors import first_line
 from pipeline.applying import FileColumn, Source, column_of
 from pipeline.config import names_in
 from pipeline.errors import DataError, InitError
-from pipeline.init.model import Model, Option, Port, fitting, why_not
+from pipeline.init.model import Model, Port
+from pipeline.init.trial import Option
 from pipeline.init.weaver import WeaverInput
+from soa.dtypes import DTYPES
+from stages.model import Order
 
 Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)`: the user's answer, or the default. InitError without either."""
@@ -21,56 +25,116 @@ _MOST_ROWS = 4096  # read from a file
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What `--input` says about an input: its columns, and in parentheses before them its axes,
+    `n`, `items` and `features` or numbers, and a dtype."""
+
+    words: tuple[str, ...]
+    axes: tuple[str, ...] = ()
+    dtype: str | None = None
+
+
+def asked(flag: str, text: str) -> Asked:
+    """Read `a,b,c` or `(n, items, features) bool: a,b,c`. Raises InitError."""
+    found = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
+    if found is None:
+        if text.lstrip().startswith("("):
+            raise InitError(f"{flag}: found {text!r}; expected '(n, items, features): a,b,c'")
+        return Asked(tuple(text.split(",")))
+    axes = tuple(re.sub(r"\s", "", axis) for axis in found[1].split(",") if axis.strip())
+    axes = tuple("n" if axis in _ROWS else axis for axis in axes)
+    known = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
+    if axes.count("n") != 1 or not all(map(known.fullmatch, axes)):
+        raise InitError(
+            f"{flag}: found ({', '.join(axes)}); its axes are n once, and items, features, "
+            "items*features or numbers"
+        )
+    if found[2] and found[2] not in DTYPES:
+        raise InitError(f"{flag}: {found[2]} is no dtype: use one of {', '.join(DTYPES)}")
+    return Asked(tuple(found[3].split(",")), axes, found[2])
+
+
+_ROWS = ("rows", "batch", "events", "b", "N", "B")
+
+
+_NOTHING, _NO_OPTION = Asked(()), Option((), ("n",))
+
+
+@dataclass(frozen=True)
 class Feed:
     """The data of one input: columns, weaver's expressions in them, or the mask of jagged columns.
 
-    `option`: the shape and dtype that forward accepted. `shaped`: whether the config must name the
-    shape.
+    `asked`: what the user says about its axes. `option`: the order and dtype that forward accepted.
     """
 
     port: Port
     columns: tuple[FileColumn, ...]
     trained: WeaverInput | None = None
     mask: bool = False
-    option: Option = ((), "")
-    shaped: bool = False
+    asked: Asked = _NOTHING
+    option: Option = _NO_OPTION
 
     @property
     def jagged(self) -> bool:
         return any(column.offsets is not None for column in self.columns)
 
-    def shapes(self, length: int) -> list[tuple[int, ...]]:
-        """The possible shapes of one row, the likely ones first."""
-        count = len(self.trained.features if self.trained else self.columns)
+    @property
+    def shaped(self) -> bool:
+        """Whether the config must name the shape of a row."""
         if self.mask:
-            return [(1, length), (length,), (length, 1)]
-        if self.jagged:
-            whole: list[tuple[int, ...]] = [(count, length), (length, count)]
-            return [(length,), *whole] if count == 1 else whole
-        extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
-        if self.trained or not extents:
-            return [(count, *extents)]
-        flat = (sum(math.prod(c.values.shape[1:]) for c in self.columns),)
-        if count == 1:
-            return [extents, (1, *extents), flat]
-        alike = len({c.values.shape[1:] for c in self.columns}) == 1
-        return [(count, *extents), flat] if alike else [flat]
+            return True
+        if self.jagged:  # (features, items) is the default
+            return self.option.axes[-1] != "items" or len(self.option.axes) != 3
+        return len(self.option.shape) > 1 and self.trained is None
 
     def options(self, dtype: str, length: int) -> list[Option]:
-        """The shapes and dtypes that forward may accept, the likely ones first."""
-        dtypes = [self.port.dtype] if self.port.dtype else [dtype, "bool" if self.mask else "int64"]
-        return [(shape, each) for each in dtypes for shape in self.shapes(length)]
+        """The ways to give this input, the likely ones first; only those that the user allows."""
+        likely = [dtype, "int64"]
+        if self.mask or "mask" in self.port.name:
+            likely = [dtype, "bool", "int64"]
+        bools = {column.values.dtype.name for column in self.columns} == {"bool"}
+        if bools and not self.mask and not self.trained:
+            likely = ["bool", dtype, "int64"]
+        only = self.asked.dtype or self.port.dtype
+        forms = self.forms(length)
+        if self.asked.axes:
+            forms = [form for form in forms if _allowed(self.asked.axes, form)]
+            forms = forms or self._numbered()
+        return [replace(f, dtype=each) for each in ([only] if only else likely) for f in forms]
 
-    def fitted(self, option: Option, place: int, length: int) -> Feed:
-        """The feed with the option that forward accepted; `place` is its index in `options`."""
-        forms = self.shapes(length)
+    def _numbered(self) -> list[Option]:
+        """The components in their order, in the axes that the user gives as numbers."""
+        axes = self.asked.axes
+        sizes = tuple(int(axis) for axis in axes if axis.isdecimal())
+        count = sum(math.prod(column.values.shape[1:]) for column in self.columns)
+        if self.jagged or self.mask or len(sizes) + 1 != len(axes) or math.prod(sizes) != count:
+            return []
+        at = axes.index("n")
+        order = Order((*range(1, at + 1), 0, *range(at + 1, len(axes))) if at else ())
+        return [Option(sizes, ("n", *map(str, sizes)), order)]
+
+    def forms(self, length: int) -> list[Option]:
+        """The possible orders of this input, the likely ones first."""
+        count = len(self.trained.features if self.trained else self.columns)
         if self.mask:
-            shaped = True
-        elif self.jagged:  # (columns, items) is the default: the config need not name it
-            shaped = place % len(forms) != len(forms) - 2
-        else:
-            shaped = len(option[0]) > 1 and self.trained is None
-        return replace(self, option=option, shaped=shaped)
+            return _vector(length, 1)
+        if self.jagged:
+            return [*(_vector(length, 0)[:1] if count == 1 else []), *_items(count, length)]
+        extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
+        if self.trained or not extents:
+            names = ("n", "features", "items", "")[: 2 + len(extents)]
+            second = [Option((count,), ("n", "features"), Order((1, 0)))] if not extents else []
+            return [Option((count, *extents), names), *second]
+        if count == 1:
+            return _stored(extents)
+        flat = Option(
+            (sum(math.prod(c.values.shape[1:]) for c in self.columns),), ("n", "features*items")
+        )
+        if len({c.values.shape[1:] for c in self.columns}) > 1:
+            return [replace(flat, axes=("n", "features"))]
+        if len(extents) > 1:
+            return [Option((count, *extents), ("n", "features", *map(str, extents))), flat]
+        return _columns(count, extents[0], flat)
 
     def flat(self) -> Feed:
         """The feed with one row for each item."""
@@ -87,10 +151,67 @@ class Feed:
         return replace(self, columns=tuple(column.vectors for column in self.columns))
 
 
+def _allowed(axes: Sequence[str], form: Option) -> bool:
+    """Whether a form has these axes, each given by its name or its size."""
+    pairs = [*zip(axes, form.named, form.sizes, strict=False)]
+    return len(axes) == len(form.named) and all(axis in (name, size) for axis, name, size in pairs)
+
+
+def _columns(count: int, length: int, flat: Option) -> list[Option]:
+    """Columns of vectors, (n, features, items) in memory, in every order."""
+    axes, shape = ("n", "features", "items"), (count, length)
+    turned = [(), (0, 2, 1)]
+    second = [(2, 0, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)]
+    return [
+        *(Option(shape, axes, Order(permute)) for permute in turned),
+        flat,
+        Option(shape, axes, Order((0, 2, 1), True)),
+        *(Option(shape, axes, Order(permute)) for permute in second),
+    ]
+
+
+def _items(count: int, length: int) -> list[Option]:
+    """Jagged columns, padded to `length` items, in every order."""
+    features = "features" if count > 1 else "1"
+    made = [
+        Option((count, length), ("n", features, "items")),
+        Option((length, count), ("n", "items", features)),
+    ]
+    return [
+        *made,
+        *(replace(each, order=Order((), True)) for each in made),
+        *(replace(each, order=Order((1, 0, 2))) for each in made[::-1]),
+    ]
+
+
+def _vector(length: int, first: int) -> list[Option]:
+    """One value an item; `first`: the form that is tried first."""
+    plain = Option((length,), ("n", "items"))
+    inner = Option((1, length), ("n", "1", "items"))
+    last = Option((length, 1), ("n", "items", "1"))
+    forms = [inner, plain, last] if first else [plain, inner, last]
+    return [*forms, replace(plain, order=Order((1, 0))), replace(last, order=Order((1, 0, 2)))]
+
+
+def _stored(extents: tuple[int, ...]) -> list[Option]:
+    """One column of vectors or matrices: as it is stored, then in other orders."""
+    if len(extents) == 1:
+        return _vector(extents[0], 0)
+    axes = ("n", *map(str, extents))
+    plain = Option(extents, axes)
+    orders = [(0, 2, 1), (1, 0, 2), (2, 0, 1)]
+    return [
+        plain,
+        Option((1, *extents), ("n", "1", *axes[1:])),
+        Option((math.prod(extents),), ("n", "*".join(axes[1:]))),
+        *(replace(plain, order=Order(permute)) for permute in orders),
+    ]
+
+
 def choose(
     model: Model,
     data: Source | None,
-    given: Mapping[str, Sequence[str]],
+    given: Mapping[str, Asked],
     weaver: Mapping[str, WeaverInput],
     flatten: bool,
     length: int | None,
@@ -107,18 +228,23 @@ def choose(
         takes = f"forward takes {', '.join(names)}" if names else "forward names no inputs"
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
     trained = dict(zip(names, weaver, strict=False)) if len(weaver) == len(names) else {}
-    trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
+    trained |= {
+        n: w
+        for n in names
+        for w in weaver
+        if w.endswith(f"_{n}") or (n in given and given[n].words == (w,))
+    }
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
     said = {name: weaver[own] for name, own in trained.items()}
-    words = _words(used, data, given, said, ask)
+    words = _words(used, data, {name: each.words for name, each in given.items()}, said, ask)
     missing = "trees" in model.said  # for boosted trees, NaN is a valid value
     feeds = []
     for port in used:
         feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)
         if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
-        feeds.append(feed)
+        feeds.append(replace(feed, asked=given.get(port.name, _NOTHING)))
     feeds = _with_masks(feeds)
     every = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
@@ -147,7 +273,8 @@ def _words(
             return port.columns
         if port.name in have:
             return [port.name]
-        return ["mask"] if "mask" in port.name else []
+        masks = [name for name in have if "mask" in name]
+        return (masks if len(masks) == 1 else ["mask"]) if "mask" in port.name else []
 
     words = {port.name: known(port) for port in ports}
     taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
@@ -195,6 +322,12 @@ def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
         others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
         if feed.mask and not others:
             raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
+        if feed.mask and "pad" in feed.port.name:
+            raise InitError(
+                f"{feed.port.name!r} sounds like a padding mask, true where there is no item; the "
+                "mask of jagged columns is 1 where there is one: call forward's argument `mask`, "
+                "and invert it there"
+            )
         found.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
     return found
 
@@ -211,7 +344,7 @@ def _column(data: Source, name: str, missing: bool) -> FileColumn:
     return found
 
 
-def _check_cuts(feed: Feed) -> None:
+def check_cuts(feed: Feed) -> None:
     """Raise InitError if the columns of an input differ in their numbers of items per row."""
     cuts = {c.cut: c.name for c in feed.columns}
     if len(cuts) > 1:
@@ -232,80 +365,3 @@ def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
         return [each for word in words for each in names_in(word.strip(), have or None)]
     except ValueError as error:
         raise InitError(f"{flag}: {error}") from None
-
-
-def fitted(
-    model: Model, feeds: Sequence[Feed], length: int | None, named: bool, ask: Ask
-) -> tuple[list[Feed], int]:
-    """The feeds with a combination of options that forward accepts, and the number of items of a
-    jagged row: `length`, else weaver's, else the user's answer. `named`: whether the user named the
-    columns. Raises InitError.
-
-    Lists of equal length become vectors. They become jagged rows if there is a `length` or a mask,
-    or if forward accepts them only as jagged rows.
-    """
-    forms = [feeds]
-    if not length and not any(feed.mask for feed in feeds):
-        vectors = [feed.vectors() for feed in feeds]
-        changed = any(v is not f for v, f in zip(vectors, feeds, strict=True))
-        forms = [vectors, feeds] if changed else [vectors]
-    for feed in forms[0]:
-        _check_cuts(feed)
-    tried = []
-    for form in forms:
-        if any(len({c.cut for c in feed.columns}) > 1 for feed in form):
-            continue  # vectors and jagged columns in one input do not fit together
-        size = _length(model, form, length, ask)
-        # size + 1 first: if there are `size` columns too, only this shows which axis is which.
-        for probe in (size + 1, size):
-            place = fitting(model.module, _options(model, form, probe))
-            if place is None:
-                continue
-            options = _at(model, form, size, place)
-            if not why_not(model.module, options):
-                triples = zip(form, options, place, strict=True)
-                return [f.fitted(o, i, probe) for f, o, i in triples], size
-        asked = _at(model, form, size, [0] * len(form))
-        said = f"{_shown(form, asked)} ({why_not(model.module, asked)})"
-        if said not in tried:
-            tried.append(said)
-    advice = "" if named else "; name the columns of each: --input NAME=COLUMN,COLUMN"
-    raise InitError(f"forward does not run on {', nor on '.join(tried)}{advice}")
-
-
-def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
-    """How many items of a jagged row the model gets; 0 if no input is jagged. Raises InitError."""
-    offsets = [c.offsets for feed in feeds for c in feed.columns if c.offsets is not None]
-    size = length or max((f.trained.length for f in feeds if f.trained), default=0)
-    if not offsets or size:
-        return size
-    flat = [feed.flat() for feed in feeds]
-    if place := fitting(model.module, _options(model, flat, 1)):
-        raise InitError(
-            f"forward takes {_shown(flat, _at(model, flat, 1, place))}, and the columns are "
-            "jagged: --flatten makes a row of each item; or --length N, if the model takes whole "
-            "rows"
-        )
-    largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
-    said = ask("--length", "how many items of a row the model sees at most", str(largest))
-    if not said.isdecimal() or not int(said):
-        raise InitError(f"--length: found {said!r}; expected a whole number")
-    return int(said)
-
-
-def _options(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
-    return [feed.options(model.dtype, size) for feed in feeds]
-
-
-def _at(model: Model, feeds: Sequence[Feed], size: int, place: Sequence[int]) -> list[Option]:
-    return [each[i] for each, i in zip(_options(model, feeds, size), place, strict=True)]
-
-
-def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
-    def one(feed: Feed, shape: tuple[int, ...]) -> str:
-        names = [column.name for column in feed.columns]
-        more = ", …" if len(names) > 4 else ""
-        taken = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
-        return f"{feed.port.name} ({', '.join(['n', *map(str, shape)])}){taken}"
-
-    return "; ".join(one(f, shape) for f, (shape, _) in zip(feeds, options, strict=True))

@@ -1,28 +1,23 @@
-"""Finds the inputs and outputs of a model: from its description, else by trying shapes."""
+"""Reads a model, and finds the names of its inputs from its description or its code."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
-import time
-import warnings
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engines.errors import first_line
 from pipeline.errors import InitError
-from soa.dtypes import torch_dtype
 from stages.errors import SourceError
-from stages.model import ModelSource, as_torch, build_model, read_state, where_raised
+from stages.model import ModelSource, Takes, as_torch, build_model, read_state
 
-Option = tuple[tuple[int, ...], str]
-"""The shape of one row of an input, and its dtype."""
-ROWS = 11  # the rows of a trial: few models have a dimension of this size
 _KINDS = {".pt2": "program", ".onnx": "onnx"}
 _KINDS |= dict.fromkeys((".ts", ".pt", ".pth"), "torchscript")
 _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
@@ -42,11 +37,13 @@ class Port:
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `said`: the `model:` of its config. `ports` is empty if forward names no inputs."""
+    """A model. `said`: the `model:` of its config. `ports` is empty if forward names no inputs.
+    `takes`: whether forward takes tensors, or one dict or list of them."""
 
     said: dict[str, Any]
     module: torch.nn.Module
     ports: tuple[Port, ...]
+    takes: Takes = "tensors"
 
     @property
     def dtype(self) -> str:
@@ -82,7 +79,35 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
         said |= {"weights": os.path.relpath(weights, folder)}
         said |= {"weights_prefix": prefix} if prefix else {}
-    return Model(said, module, tuple(_ports(module)))
+    return model_of(module, said)
+
+
+def model_of(module: torch.nn.Module, said: dict[str, Any]) -> Model:
+    """A model with what its description or its code says about its inputs."""
+    ports = tuple(_ports(module))
+    needed = [port.name for port in ports if port.needed]
+    if isinstance(module, torch.jit.ScriptModule) or len(needed) != 1:
+        return Model(said, module, ports)
+    if keys := _keys(module, needed[0]):
+        return Model({**said, "takes": "dict"}, module, tuple(map(Port, keys)), "dict")
+    noted = str(inspect.signature(module.forward).parameters.get(needed[0], ""))
+    if re.search(r":\s*(typing\.)?(list|List|Sequence|tuple|Tuple)\[", noted):
+        return Model({**said, "takes": "list"}, module, (), "list")
+    return Model(said, module, ports)
+
+
+def _keys(module: torch.nn.Module, argument: str) -> list[str]:
+    """The keys that `forward` reads from an argument that is a dict, in their order there."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
+    except (OSError, TypeError, SyntaxError):  # no source, as in TorchScript
+        return []
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)):
+                found |= {key: None} if name == argument else {}
+    return [*found]
 
 
 def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
@@ -122,44 +147,3 @@ def _parameters(module: Any) -> Iterator[Port]:
     for name, given in inspect.signature(module.forward).parameters.items():
         if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
             yield Port(name, given.default is given.empty)
-
-
-def answers(module: torch.nn.Module, options: Sequence[Option], n: int) -> dict[str, torch.Tensor]:
-    """The outputs by name, for n rows of random numbers in [0, 1); zeros for integer inputs."""
-    draw = torch.Generator().manual_seed(1)
-    inputs = [torch.rand((n, *s), generator=draw).to(torch_dtype(dtype)) for s, dtype in options]
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = module(*inputs)
-    if isinstance(found, tuple | list):
-        names: Sequence[str] = [f"output{i}" for i in range(len(found))]
-        if session := getattr(module, "session", None):  # ONNX Runtime's
-            names = [each.name for each in session.get_outputs()]
-        elif len(names) == 1:
-            names = ["output"]
-        return dict(zip(getattr(found, "_fields", names), found, strict=True))
-    return found if isinstance(found, dict) else {"output": found}
-
-
-def why_not(module: torch.nn.Module, options: Sequence[Option], n: int = ROWS) -> str:
-    """The error of the model on such inputs, as text; empty if it runs."""
-    try:
-        answers(module, options, n)
-    except Exception as error:
-        return f"{first_line(error)} ({where_raised(error)})"
-    return ""
-
-
-def fitting(
-    module: torch.nn.Module, choices: Sequence[Sequence[Option]], seconds: float = 30
-) -> tuple[int, ...] | None:
-    """The first combination of options, one index per input, with which the model runs.
-    Earlier options are tried first. None if there is none, or if `seconds` have passed."""
-    until = time.monotonic() + seconds
-    places = product(*(range(len(options)) for options in choices))
-    for place in sorted(islice(places, 100_000), key=sum):
-        if not why_not(module, [options[i] for options, i in zip(choices, place, strict=True)]):
-            return place
-        if time.monotonic() > until:
-            break
-    return None

@@ -5,26 +5,27 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from engines.processes import in_fork
-from pipeline.applying import Array, FileColumn, open_source
+from pipeline.applying import Array, FileColumn, Source, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import OneLine, write_config
-from pipeline.init.input_columns import Ask, Feed, choose, expanded, fitted
-from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
+from pipeline.init.input_columns import Ask, Feed, asked, choose, expanded
+from pipeline.init.model import Model, read_model
+from pipeline.init.orders import Fitted, fitted
+from pipeline.init.trial import Outcome, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
 from soa.text import number
-from stages.model import build_model
+from stages.capture import why_rows_may_mix
+from stages.model import with_fronts
 from stages.reference import eager_outputs, row_major_inputs
 
 _HEAD = f"""\
@@ -54,7 +55,8 @@ class Request:
     force: bool = False
 
 
-_MOST_ROWS, _SECONDS = 4096, 0.25  # limits of the trial that finds the most rows of a call
+_TILE = 1024  # rows of a tile, and of the reference, if the number of rows is unbounded
+_ROWS = 11  # rows of the trial of a config
 
 _Part = dict[str, FileColumn]
 """The columns of a collection that a model reads, by their names in the config."""
@@ -62,7 +64,15 @@ _Notes = dict[tuple[str | int, ...], str]
 """Comments on lines of the config, by the path of the key."""
 
 
-def init(request: Request, ask: Ask) -> list[Path]:
+@dataclass(frozen=True)
+class Written:
+    """The files that `init` wrote, and what it chose, in sentences."""
+
+    files: list[Path]
+    said: list[str]
+
+
+def init(request: Request, ask: Ask) -> Written:
     """Write the config and, in the same folder, its JSON schema and the reference rows from `data`.
 
     The config is written last: if it exists, all files exist. An existing config or file of rows is
@@ -76,16 +86,36 @@ def init(request: Request, ask: Ask) -> list[Path]:
     return in_fork("the model", lambda asked: _made(request, asked, stored), ask)
 
 
-def _made(request: Request, ask: Ask, stored: Path) -> list[Path]:
+def _made(request: Request, ask: Ask, stored: Path) -> Written:
     """`init` in a child, since the model runs here."""
     out = request.out
-    found = _found(request, ask)
-    columns, outputs = found.outputs
+    model = read_model(request.model, out.parent, request.weights, request.kwargs)
+    data = open_source(request.data, request.tree) if request.data else None
+    found = found_in(model, data, request, ask)
     name = request.name or ask("--name", "the name to register it by", _name(request))
     kwargs = {"kwargs": OneLine(request.kwargs)} if request.kwargs else {}
-    config = {
+    config = {**described(found, name), "reference": {"file": stored.name}}
+    config["model"] = {**found.model.said, **kwargs}
+    if not request.data:
+        config["reference"] = {"seed": 1}
+    if request.engines:
+        config["engines"] = list(request.engines)
+    draft = _Draft(
+        out,
+        stored,
+        config,
+        _notes(request, found),
+        _arrays(found.parts) if request.data else {},
+    )
+    return Written(draft.write(found), [*found.fitted.said, *_about_rows(config)])
+
+
+def described(found: Found, name: str) -> dict[str, Any]:
+    """The config, without its reference, and with a bounded number of rows."""
+    columns, outputs = found.outputs
+    return {
         "name": name,
-        "model": {**found.model.said, **kwargs},
+        "model": found.model.said,
         "collections": {
             **_collections(found),
             "outputs": {"storage": "columns", "columns": columns},
@@ -93,25 +123,30 @@ def _made(request: Request, ask: Ask, stored: Path) -> list[Path]:
         "inputs": [_block(feed, found.parts) for feed in found.feeds],
         "outputs": outputs,
         "rows": _row_ranges(found),
-        "reference": {"file": stored.name} if request.data else {"seed": 1},
-        **({"engines": list(request.engines)} if request.engines else {}),
     }
-    rows = _arrays(found.parts, found.range.most) if request.data else {}
-    return _write(out, stored, config, _notes(request, found), rows)
+
+
+def _about_rows(config: Mapping[str, Any]) -> list[str]:
+    rows = config["rows"]["n"]
+    if rows.get("unbounded"):
+        return ["rows: any number, since each row's answer comes from this row alone"]
+    return [f"rows: at most {rows['max']}; --rows N for others"]
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """The answers to all questions about the model and its data."""
 
     model: Model
-    feeds: list[Feed]
-    length: int
-    """How many items of a jagged row the model gets."""
+    fitted: Fitted
     outputs: tuple[list[OneLine], list[dict[str, Any]]]
     """The columns of the collection of outputs, and the output blocks."""
     range: _Range
     parts: dict[str, _Part]
+
+    @property
+    def feeds(self) -> list[Feed]:
+        return self.fitted.feeds
 
     @property
     def typical(self) -> list[int]:
@@ -119,23 +154,22 @@ class _Found:
         return [n for n in (10, 1000) if least <= n <= most] or [most]
 
 
-def _found(request: Request, ask: Ask) -> _Found:
+def found_in(model: Model, data: Source | None, request: Request, ask: Ask) -> Found:
     """Look at the model and the data, and ask the user about the rest."""
-    model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
-    data = open_source(request.data, request.tree) if request.data else None
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
-    given = _pairs("--input", request.inputs)
+    given = {n: asked(f"--input {n}", t) for n, t in _pairs("--input", request.inputs).items()}
     feeds = choose(model, data, given, weaver, request.flatten, request.length, ask)
-    named = {feed.port.name for feed in feeds if not feed.mask} <= given.keys()
-    feeds, length = fitted(model, feeds, request.length, named, ask)
-    options = [feed.option for feed in feeds]
-    outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
-    tried = _rows(model, options, request.rows)
-    return _Found(model, feeds, length, outputs, tried, _parts(feeds, request.flatten))
+    if not model.ports:
+        model = replace(model, ports=tuple(feed.port for feed in feeds))
+    made = fitted(model, feeds, request.length, ask)
+    names = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
+    outputs = _outputs(made.outcome, names, labels, ask)
+    parts = _parts(made.feeds, request.flatten)
+    return Found(model, made, outputs, _rows(model, made, request.rows), parts)
 
 
-def _collections(found: _Found) -> dict[str, Any]:
+def _collections(found: Found) -> dict[str, Any]:
     """The input collections of the config."""
     collections: dict[str, Any] = {}
     for name, part in found.parts.items():
@@ -144,11 +178,11 @@ def _collections(found: _Found) -> dict[str, Any]:
         rows = f"n_{name}" if jagged else "n"
         collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
         if jagged:
-            collections[name]["jagged"] = {"rows": "n", "length": found.length}
+            collections[name]["jagged"] = {"rows": "n", "length": found.fitted.length}
     return collections
 
 
-def _row_ranges(found: _Found) -> dict[str, Any]:
+def _row_ranges(found: Found) -> dict[str, Any]:
     """The `rows:` of the config: the rows of a call, and the items of all its jagged rows."""
     least, most, typical = found.range.least, found.range.most, found.typical
     ranges: dict[str, Any] = {"n": {"min": least, "max": most, "typical": typical}}
@@ -161,7 +195,7 @@ def _row_ranges(found: _Found) -> dict[str, Any]:
     return ranges
 
 
-def _notes(request: Request, found: _Found) -> _Notes:
+def _notes(request: Request, found: Found) -> _Notes:
     """The comments of the config on the values that were found."""
     source = request.data.name if request.data else "an input: name them as you like"
     notes: _Notes = {
@@ -170,9 +204,8 @@ def _notes(request: Request, found: _Found) -> _Notes:
         ("rows", "n", "min"): found.range.why_least,
         ("rows", "n", "max"): found.range.why_most,
     }
-    for i, feed in enumerate(found.feeds):
-        shape = ", ".join(["n", *map(str, feed.option[0])])
-        notes["inputs", i, "name"] = f"the model gets ({shape})"
+    for i, said in enumerate(found.fitted.said):
+        notes["inputs", i, "name"] = said
     for name, part in found.parts.items():
         notes["collections", name] = f"columns of {source}"
         for i, each in enumerate(part.values() if request.data else ()):
@@ -191,50 +224,77 @@ def _offsets(part: _Part) -> Array | None:
     return next(iter(part.values())).offsets
 
 
-def _write(
-    out: Path, stored: Path, config: dict[str, Any], notes: _Notes, rows: dict[str, Array]
-) -> list[Path]:
-    """Write the files under other names, check them, and move them into their places."""
-    folder = out.parent
-    new = folder / f".{os.urandom(4).hex()}.partial.yaml"
-    rows_file = new.with_suffix(".npz")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        tried = config
-        if rows:
-            np.savez_compressed(rows_file, allow_pickle=False, **rows)
-            tried = config | {"reference": {"file": rows_file.name}}
-        write_config(new, _HEAD, tried, notes)
-        _check(new, out.name)
-        write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
-        if rows:
-            rows_file.replace(stored)
-            write_config(new, _HEAD, config, notes)
-        new.replace(out)
-    finally:
-        new.unlink(missing_ok=True)
-        rows_file.unlink(missing_ok=True)
-    return [out, folder / SCHEMA_FILE.name, *([stored] if rows else [])]
+@dataclass(frozen=True)
+class _Draft:
+    """The files of a config before they are in their places. `rows`: the arrays of the reference;
+    empty without a file of data."""
+
+    out: Path
+    stored: Path
+    config: dict[str, Any]
+    notes: _Notes
+    rows: dict[str, Array]
+
+    def write(self, found: Found) -> list[Path]:
+        """Write the files under other names, check them, and move them into their places. Changes
+        `rows:` of the config if the rows are shown to be independent."""
+        folder = self.out.parent
+        new = folder / f".{os.urandom(4).hex()}.partial.yaml"
+        rows_file = new.with_suffix(".npz")
+        folder.mkdir(parents=True, exist_ok=True)
+        reference = {"file": rows_file.name} if self.rows else self.config["reference"]
+        try:
+            if self.rows:
+                np.savez_compressed(rows_file, allow_pickle=False, **self.rows)
+            write_config(new, _HEAD, self.config | {"reference": reference}, self.notes)
+            why = _check(new, self.out.name, found)
+            if why == "":
+                self.config["rows"]["n"]["unbounded"] = True
+                self.notes["rows", "n", "unbounded"] = _INDEPENDENT
+            elif why is not None:
+                rows = max([0, *(len(values) for values in self.rows.values())])
+                if found.range.most == _TILE:  # the model itself does not bound it
+                    self.config["rows"]["n"]["max"] = max(_TILE, rows)
+                self.notes["rows", "n", "max"] = f"{found.range.why_most}; bounded, since {why}"
+            write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
+            write_config(new, _HEAD, self.config, self.notes)
+            if self.rows:
+                rows_file.replace(self.stored)
+            new.replace(self.out)
+        finally:
+            new.unlink(missing_ok=True)
+            rows_file.unlink(missing_ok=True)
+        return [self.out, folder / SCHEMA_FILE.name, *([self.stored] if self.rows else [])]
 
 
-def _check(path: Path, name: str) -> None:
-    """Load the config, and run the model on the first rows of its reference like `pipeline run`. In
-    a ConfigError the file is called `name`."""
+_INDEPENDENT = (
+    "shown on the graph: each row's answer comes from this row alone; any n runs in tiles"
+)
+
+
+def _check(path: Path, name: str, found: Found) -> str | None:
+    """Load the config, run the model on the first rows of its reference like `pipeline run`, and
+    return why its rows may depend on each other: "" if they are shown not to, None if the number of
+    rows is bounded anyway. In a ConfigError the file is called `name`."""
     try:
         config = load_config(path)
     except ConfigError as error:
         raise ConfigError(*(one.replace(path.name, name) for one in error.problems)) from error
     signature = config.signature()
-    case = {dim: min(ROWS, rows.max) for dim, rows in signature.ranges.items()}
-    inputs = row_major_inputs(signature, reference_inputs(config, signature), case)
-    eager_outputs(build_model(source_of(config)), signature, inputs, case)
+    case = {dim: min(_ROWS, rows.max) for dim, rows in signature.ranges.items()}
+    given = reference_inputs(config, signature)
+    model = with_fronts(found.model.module, source_of(config))
+    eager_outputs(model, signature, row_major_inputs(signature, given, case), case)
+    if not found.range.free or signature.tile_kinds is None:
+        return None
+    return why_rows_may_mix(model, signature, given)
 
 
-def _pairs(flag: str, given: Sequence[str]) -> dict[str, list[str]]:
+def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
     pairs = [each.partition("=") for each in given]
     if wrong := [name for name, _, columns in pairs if not name or not columns]:
         raise InitError(f"{flag} {wrong[0]}: expected NAME=COLUMN,COLUMN")
-    return {name.strip(): columns.split(",") for name, _, columns in pairs}
+    return {name.strip(): columns for name, _, columns in pairs}
 
 
 def _name(request: Request) -> str:
@@ -286,38 +346,34 @@ def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
 def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     homes = ((home, {c.name: own for own, c in part.items()}) for home, part in parts.items())
     home, own = next(pair for pair in homes if feed.columns[0].name in pair[1])
-    shape, dtype = feed.option
+    option = feed.option
     block: dict[str, Any] = {"name": _identifier(feed.port.name), "collection": home}
     names = [own[column.name] for column in feed.columns]
     block |= {"mask": True} if feed.mask else {"columns": names}
-    if feed.mask or {str(column.values.dtype) for column in feed.columns} != {dtype}:
-        block["dtype"] = dtype
+    if feed.mask or {str(column.values.dtype) for column in feed.columns} != {option.dtype}:
+        block["dtype"] = option.dtype
     if feed.trained:
         exists = {"exists": feed.trained.exists} if feed.trained.exists else {}
         block["preprocess"] = {"features": [*map(OneLine, feed.trained.features)], **exists}
     if feed.shaped:
-        block["shape"] = [*shape]
+        block["shape"] = [*option.shape]
+    if option.order.permute:
+        block["permute"] = [*option.order.permute]
+    if option.order.flatten:
+        block["flatten"] = True
     return block
 
 
 def _outputs(
-    model: Model,
-    options: Sequence[Option],
-    given: Mapping[str, Sequence[str]],
-    labels: Sequence[str],
-    ask: Ask,
+    outcome: Outcome, given: Mapping[str, Sequence[str]], labels: Sequence[str], ask: Ask
 ) -> tuple[list[OneLine], list[dict[str, Any]]]:
     """The columns that the model writes, and the output blocks of the config."""
-    found = answers(model.module, options, ROWS)
-    names = [*given] if len(given) == len(found) and not {*given} & {*found} else [*found]
+    found = outcome.outputs
+    own = [name for name, _, _ in found]
+    names = [*given] if len(given) == len(found) and not {*given} & {*own} else own
     columns, blocks = [], []
-    for name, value in zip(names, found.values(), strict=True):
-        shape = list(value.shape) if isinstance(value, torch.Tensor) else [type(value).__name__]
-        if shape[0] != ROWS:
-            raise InitError(
-                f"output {name} of {ROWS} rows is {shape}: it has to be a tensor, a row for each"
-            )
-        count, *inner = shape[1:] or [1]
+    for name, (_, value, order) in zip(names, found, strict=True):
+        count, *inner = list(value.shape)[1:] or [1]
         default = f"{name}0 .. {name}{count - 1}" if count > 1 else name
         default = ",".join(labels) if len(labels) == count else default
         question = f"names for the {count} columns of {name}"
@@ -329,6 +385,8 @@ def _outputs(
         columns += [_column(each, dtype, [math.prod(inner)] * bool(inner)) for each in its]
         block: dict[str, Any] = {"name": _identifier(name), "collection": "outputs"}
         block["columns"] = its
+        if order.permute:
+            block["permute"] = [*order.permute]
         if inner:
             block["shape"] = [count, *inner]
         elif count > 1 and bool((value >= 0).all() and (value.sum(1) - 1).abs().max() < 1e-4):
@@ -339,39 +397,44 @@ def _outputs(
 
 @dataclass(frozen=True)
 class _Range:
-    """The fewest and the most rows of a call, each with the reason."""
+    """The fewest and the most rows of a call, each with the reason. `free`: neither the user nor
+    the model bounds them."""
 
     least: int
     why_least: str
     most: int
     why_most: str
+    free: bool
 
 
-def _rows(model: Model, options: Sequence[Option], asked: int | None) -> _Range:
-    """Find the range of rows by trial. The most rows are `asked`, else as many as the model can
-    compute in about `_SECONDS`, up to `_MOST_ROWS`."""
+def _rows(model: Model, made: Fitted, given: int | None) -> _Range:
+    """The range of rows: `given`, else a tile if the rows do not see each other, else as many as
+    the file has; fewer if the model does not run on them."""
+    options = made.outcome.options
     least, why_least = 0, "the fewest rows of a call"
-    while least < 2 and (refused := why_not(model.module, options, least)):
+    while least < 2 and (refused := why_not(model, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
-    if asked:
-        return _Range(least, why_least, asked, "the most rows of a call, by --rows")
-    most, begun, spent = 4, time.monotonic(), 0.0
-    while most < _MOST_ROWS and spent < _SECONDS:
-        if refused := why_not(model.module, options, 4 * most):
-            return _Range(least, why_least, most, f"not {4 * most}, on which it fails: {refused}")
-        most, spent = 4 * most, time.monotonic() - begun
-    why = f"forward took {spent:.1f} s up to here" if spent >= _SECONDS else "no more were tried"
-    return _Range(least, why_least, most, f"the most rows of a call: {why}; --rows N for others")
+    if given:
+        return _Range(least, why_least, given, "the most rows of a call, by --rows", False)
+    rows = max((c.rows for feed in made.feeds for c in feed.columns), default=0)
+    most = _TILE if made.outcome.independent or not rows else max(2, rows)
+    if any(feed.jagged for feed in made.feeds):  # several row dimensions: no tiles
+        most = max(most, rows)
+    why, free = "the rows of a tile, and of the reference", made.outcome.independent
+    if not free:
+        why = "the rows of the file, since rows see each other; --rows N for others"
+    while most > 2 and (refused := why_not(model, options, most + 1)):
+        why = f"not {most + 1}, on which it fails: {refused}"
+        most //= 2
+    return _Range(least, why_least, most, why, free)
 
 
-def _arrays(parts: Mapping[str, _Part], most: int) -> dict[str, Array]:
+def _arrays(parts: Mapping[str, _Part]) -> dict[str, Array]:
     """The first rows of the file, by the names that arrays have in a reference file."""
     found: dict[str, Array] = {}
     for name, part in parts.items():
-        end = most
         if (offsets := next(iter(part.values())).offsets) is not None:
-            cut = offsets[: most + 1].astype(np.int64)
+            cut = offsets.astype(np.int64)
             found |= {f"{name}_offsets/begin": cut[:-1], f"{name}_offsets/end": cut[1:]}
-            end = cut[-1]
-        found |= {f"{name}/{own}": column.values[:end] for own, column in part.items()}
+        found |= {f"{name}/{own}": column.values for own, column in part.items()}
     return found

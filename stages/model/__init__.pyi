@@ -1,3 +1,7 @@
+from .arranged import Arranged as Arranged
+from .arranged import Arrangement as Arrangement
+from .arranged import Order as Order
+from .arranged import Takes as Takes
 from .blame import mutation_line as mutation_line
 from .blame import what_differs as what_differs
 from .blame import where_raised as where_raised
@@ -29,6 +33,7 @@ from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
 from .source import read_state as read_state
+from .source import with_fronts as with_fronts
 from .stacked import stack_arguments as stack_arguments
 from .stacked import stacks_of as stacks_of
 from .stacked import with_columns as with_columns

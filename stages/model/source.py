@@ -23,6 +23,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from soa.files import check_zip, digest_of
 from stages.errors import SourceError
+from stages.model.arranged import Arranged, Arrangement
 from stages.model.expressions import Features
 from stages.model.onnx import OnnxModel, onnx_files
 from stages.model.padding import Padded, Padding
@@ -40,7 +41,8 @@ class ModelSource:
     and returns a module. `weights` is a `.safetensors` file or a state dict that
     `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
     one entry for each input block, or is empty. `padding` has one entry for each input of the
-    model, or is empty if the blocks are the inputs.
+    model, or is empty if the blocks are the inputs. `arrangement`: how the model is called; None if
+    it takes its inputs as they are.
     """
 
     factory: str | None = None
@@ -53,6 +55,7 @@ class ModelSource:
     weights_prefix: str = ""
     preprocess: tuple[Features | None, ...] = ()
     padding: tuple[int | Padding, ...] = ()
+    arrangement: Arrangement | None = None
 
     def fingerprint(self) -> dict[str, str]:
         """Digests of all that the model is made of: if one of them changes, it is another model.
@@ -78,6 +81,8 @@ class ModelSource:
             found["preprocess"] = repr(self.preprocess)
         if self.padding:
             found["padding"] = repr(self.padding)
+        if self.arrangement is not None and not self.arrangement.plain:
+            found["arrangement"] = repr(self.arrangement)
         return found
 
 
@@ -155,6 +160,13 @@ def build_model(
         model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    return with_fronts(model, source)
+
+
+def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
+    """The model behind the preparation of its inputs that `source` describes."""
+    if source.arrangement is not None and not source.arrangement.plain:
+        model = Arranged(model, (source.arrangement,))
     if source.padding:
         model = Padded(model, source.padding)
     return Preprocessed(model, source.preprocess) if any(source.preprocess) else model

@@ -1,0 +1,225 @@
+"""Chooses the order of the axes of each input by trying them, and says why."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InitError
+from pipeline.init.input_columns import Ask, Feed, check_cuts
+from pipeline.init.model import Model
+from pipeline.init.trial import (
+    Option,
+    Outcome,
+    ignores_item_order,
+    rivals,
+    same_answers,
+    search,
+    tried,
+    why_not,
+    with_more_items,
+)
+
+_ITEMS = (
+    r"items?|particles?|constituents?|hits?|tracks?|seq\w*|time\w*|steps?|jets|points?|nodes?|L|P|T"
+)
+_FEATURES = r"features?|channels?|feat\w*|vars?|variables?|C|D|F|E"
+_SHOWN = 6  # attempts in a message
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The feeds with the options that forward accepts, what it did with them, the number of items
+    of a jagged row, and a sentence about each input: what it gets, and why."""
+
+    feeds: list[Feed]
+    outcome: Outcome
+    length: int
+    said: list[str]
+
+
+def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> Fitted:
+    """Choose a combination of options that forward accepts. Raises InitError.
+
+    The number of items of a jagged row is `length`, else weaver's, else the user's answer. Lists of
+    equal length become vectors. They become jagged rows if there is a `length` or a mask, or if
+    forward accepts them only as jagged rows.
+    """
+    kinds = [list(feeds)]
+    if not length and not any(feed.mask for feed in feeds):
+        vectors = [feed.vectors() for feed in feeds]
+        changed = any(v is not f for v, f in zip(vectors, feeds, strict=True))
+        kinds = [vectors, list(feeds)] if changed else [vectors]
+    for feed in kinds[0]:
+        check_cuts(feed)
+    failed: list[tuple[list[Feed], Outcome]] = []
+    for kind in kinds:
+        if any(len({c.cut for c in feed.columns}) > 1 for feed in kind):
+            continue  # vectors and jagged columns in one input do not fit together
+        size = _length(model, kind, length, ask)
+        found = _found(model, kind, size)
+        if isinstance(found, Outcome):
+            outcome, why = _decided(model, kind, found, size)
+            chosen = [replace(f, option=o) for f, o in zip(kind, outcome.options, strict=True)]
+            return Fitted(chosen, outcome, size, [_said(feed, why) for feed in chosen])
+        failed += [(kind, each) for each in found]
+    raise InitError(_nothing_runs(failed))
+
+
+def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Outcome]:
+    """What runs at `size` items; else the attempts that failed."""
+    failures: list[Outcome] = []
+    # One item more first: if there are `size` columns too, only this shows which axis is which.
+    for probe in (size + 1, size) if any(feed.jagged for feed in feeds) else (size,):
+        choices = _choices(model, feeds, probe)
+        found, failed = search(model, choices)
+        if found is not None:
+            places = [each.index(o) for each, o in zip(choices, found.options, strict=True)]
+            at_size = zip(_choices(model, feeds, size), places, strict=True)
+            outcome = tried(model, [each[i] for each, i in at_size])
+            if not outcome.error:
+                return outcome
+            failed = [outcome]
+        failures = failed
+    return failures
+
+
+def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
+    choices = [feed.options(model.dtype, size) for feed in feeds]
+    for feed, each in zip(feeds, choices, strict=True):
+        if not each:
+            raise InitError(
+                f"--input {feed.port.name}: its columns cannot be ({', '.join(feed.asked.axes)}): "
+                "give the axes of the model's tensor, with n for the rows"
+            )
+    return choices
+
+
+def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> tuple[Outcome, str]:
+    """The combination to take among those that run with another order, and why. Raises InitError
+    if nothing tells them apart."""
+    if all(feed.asked.axes for feed in feeds):
+        return found, "as --input says"
+    others = [each for each in rivals(model, found, _choices(model, feeds, size))]
+    several = [each for each in others if not same_answers(each, found)]
+    if not several:
+        return found, "the answers are the same in the other order" if others else "it runs so"
+    both = [found, *several]
+    longer = [each for each in both if not why_not(model, with_more_items(each), 5)]
+    if len(longer) == 1:
+        return longer[0], "so it takes any number of items"
+    written = [each for each in both if _written(model) in {o.meaning for o in each.options}]
+    if len(written) == 1:
+        return written[0], "as its documentation says"
+    free = [each for each in both if ignores_item_order(model, each)]
+    if len(free) == 1:
+        return free[0], "so the order of the items does not matter"
+    raise InitError(_which(feeds, found, several[0]))
+
+
+def _written(model: Model) -> tuple[str, ...]:
+    """The order of items and features in the docstring or type hints of forward; () if none."""
+    texts = [
+        type(model.module).__doc__,
+        getattr(model.module.forward, "__doc__", ""),
+        _hints(model),
+    ]
+    either = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
+    for text in texts:
+        for group in re.findall(r"[(\[\"']([^()\[\]\"']*)[)\]\"']", text or ""):
+            words = [match.lastgroup or "" for match in either.finditer(group)]
+            if sorted(words) == ["features", "items"]:
+                return tuple(words)
+    return ()
+
+
+def _hints(model: Model) -> str:
+    try:
+        return str(inspect.signature(model.module.forward))
+    except (TypeError, ValueError):
+        return ""
+
+
+def _which(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
+    for feed, a, b in zip(feeds, one.options, other.options, strict=True):
+        if a.meaning != b.meaning:
+            columns = ",".join(column.name for column in feed.columns)
+            ways = " or ".join(
+                f"--input '{feed.port.name}=({', '.join(o.named)}): {columns}'" for o in (a, b)
+            )
+            return (
+                f"forward runs on {feed.port.name} as ({', '.join(a.named)}) and as "
+                f"({', '.join(b.named)}), with other answers, and nothing says which one it was "
+                f"trained with: give {ways}"
+            )
+    raise AssertionError("two outcomes of one order")
+
+
+def _said(feed: Feed, why: str) -> str:
+    """What an input gets: its shape, and the meaning of its axes."""
+    option, name = feed.option, feed.port.name
+    text = f"{name} is ({', '.join(option.sizes)}) {option.dtype}"
+    letters = dict(zip(("items", "features"), "ij", strict=True))
+    if {*option.meaning} == {"items", "features"} and not option.order.flatten:
+        index = ", ".join(letters.get(axis, ":") for axis in option.named)
+        text += f": {name}[{index}] is item i, feature j"
+    elif option.named != ("n", "features"):
+        text += f": its axes are {', '.join(option.named)}"
+    if feed.mask:
+        text += ", 1 where there is an item"
+    return f"{text} ({why})"
+
+
+def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
+    """The shapes that were tried, with the line of forward that failed, and what to do."""
+    said: dict[str, str] = {}
+    for feeds, outcome in failed:
+        said.setdefault(_shown(feeds, outcome.options), outcome.error)
+    listed = [f"{shapes} ({error})" for shapes, error in [*said.items()][:_SHOWN]]
+    feed = next((f for f in failed[0][0] if not f.mask), failed[0][0][0])
+    name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
+    axes = "n, items, features" if len(feed.option.axes) > 2 or feed.jagged else "n, features"
+    if any(column.values.ndim > 1 for column in feed.columns):
+        axes = "n, items, features"
+    return (
+        f"forward does not run on {'; nor on '.join(listed)}. --input NAME=COLUMN,… names the "
+        f"columns of an input, and --input '{name}=({axes}): {columns}' also its axes"
+    )
+
+
+def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
+    def one(feed: Feed, option: Option) -> str:
+        names = [column.name for column in feed.columns]
+        more = ", …" if len(names) > 4 else ""
+        taken = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
+        kind = "" if option.dtype.startswith("float") else f" {option.dtype}"
+        return f"{feed.port.name} ({', '.join(option.sizes)}){kind}{taken}"
+
+    return ", ".join(one(f, option) for f, option in zip(feeds, options, strict=True))
+
+
+def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
+    """How many items of a jagged row the model gets; 0 if no input is jagged. Raises InitError."""
+    offsets: list[Any] = [c.offsets for f in feeds for c in f.columns if c.offsets is not None]
+    size = length or max((f.trained.length for f in feeds if f.trained), default=0)
+    if not offsets or size:
+        return size
+    flat = [feed.flat() for feed in feeds]
+    if not any(feed.mask or feed.asked.axes for feed in feeds):
+        found, _ = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
+        if found is not None:
+            raise InitError(
+                f"forward takes {_shown(flat, found.options)}, and the columns are "
+                "jagged: --flatten makes a row of each item; or --length N, if the model takes "
+                "whole rows"
+            )
+    largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
+    said = ask("--length", "how many items of a row the model sees at most", str(largest))
+    if not said.isdecimal() or not int(said):
+        raise InitError(f"--length: found {said!r}; expected a whole number")
+    return int(said)

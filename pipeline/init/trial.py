@@ -1,0 +1,232 @@
+"""Runs a model on random rows: with which order of axes, which dtypes, and what it returns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any
+
+import torch
+
+from engines.errors import first_line
+from pipeline.init.model import Model
+from soa.dtypes import torch_dtype
+from stages.model import Arrangement, Order, where_raised
+
+_MOST = 4000  # combinations that are tried at most
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+
+
+_AS_IS = Order()
+
+
+@dataclass(frozen=True)
+class Option:
+    """A way to give one input: `shape` is a row of the block, whose axes are called `axes` (the
+    rows are `n`); `order` makes the model's tensor of it."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    order: Order = _AS_IS
+    dtype: str = "float32"
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of the axes of the model's tensor."""
+        found = tuple(self.axes[i] for i in self.order.permute) or self.axes
+        return (found[0], "*".join(found[1:])) if self.order.flatten else found
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The axes of the model's tensor as numbers, with n for the rows."""
+        plain = ("n", *map(str, self.shape))
+        found = tuple(plain[i] for i in self.order.permute) or plain
+        if self.order.flatten:
+            product_of = 1
+            for each in found[1:]:
+                product_of *= int(each)
+            return (found[0], str(product_of))
+        return found
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """Which of items and features comes first; two options of one meaning hold the same
+        numbers in the same order."""
+        words = "*".join(self.named).split("*")
+        return tuple(word for word in words if word in ("items", "features"))
+
+    @property
+    def rows_axis(self) -> int:
+        return self.named.index("n")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a model did with a combination of options. `error`: why it does not run, else ""."""
+
+    options: tuple[Option, ...]
+    error: str = ""
+    outputs: tuple[tuple[str, torch.Tensor, Order], ...] = ()
+    """The name, the value with the rows first, and the order that put them there."""
+    independent: bool = False
+    """Whether the other rows stayed the same when one row was changed."""
+
+
+def rows_of_trial(options: Sequence[Option]) -> int:
+    """A number of rows that is no other size of these inputs."""
+    taken = {size for option in options for size in option.shape}
+    return next((n for n in _PRIMES if n not in taken), 47)
+
+
+def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]:
+    """Random blocks of n rows in [0, 1); integers are 0."""
+    made = torch.Generator().manual_seed(seed)
+    given = [torch.rand((n, *option.shape), generator=made) for option in options]
+    return [
+        (x > 0.3 if option.dtype == "bool" else x).to(torch_dtype(option.dtype))
+        for x, option in zip(given, options, strict=True)
+    ]
+
+
+def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """The outputs of the model by name, as it returns them."""
+    names = tuple(port.name for port in model.ports)[: len(options)]
+    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, names)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = arrangement.call(model.module, blocks)
+    if isinstance(found, Mapping):
+        return dict(found)
+    if not isinstance(found, tuple | list):
+        return {"output": found}
+    named: Sequence[str] = [f"output{i}" for i in range(len(found))]
+    if session := getattr(model.module, "session", None):  # ONNX Runtime's
+        named = [each.name for each in session.get_outputs()]
+    elif len(named) == 1:
+        named = ["output"]
+    return dict(zip(getattr(found, "_fields", named), found, strict=True))
+
+
+def why_not(model: Model, options: Sequence[Option], n: int) -> str:
+    """The error of the model on n rows, as text; empty if it runs."""
+    try:
+        call(model, options, draw(options, n))
+    except Exception as error:
+        return f"{first_line(error)} ({where_raised(error)})"
+    return ""
+
+
+def tried(model: Model, options: Sequence[Option]) -> Outcome:
+    """Run the model on such inputs, and again with one row changed."""
+    n, given = rows_of_trial(options), tuple(options)
+    try:
+        found = call(model, options, draw(options, n))
+        outputs = tuple((name, *_rows_first(name, value, n)) for name, value in found.items())
+        drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
+        changed = [torch.cat([b[:1], a[1:]]) for a, b in drawn]
+        again = call(model, options, changed)
+        independent = all(
+            _same(value[1:], order.of(again[name])[1:]) for name, value, order in outputs
+        )
+    except Exception as error:
+        return Outcome(given, f"{first_line(error)} ({where_raised(error)})")
+    return Outcome(given, "", outputs, independent)
+
+
+def _rows_first(name: str, value: Any, n: int) -> tuple[torch.Tensor, Order]:
+    shape: list[Any] = [type(value).__name__]
+    if isinstance(value, torch.Tensor):
+        shape = [*value.shape]
+    if n not in shape:
+        said = f"output {name} of {n} rows is {shape}: it has to be a tensor, a row for each"
+        raise ValueError(said)
+    at = shape.index(n)
+    axes = tuple([at, *(i for i in range(len(shape)) if i != at)])
+    order = Order(axes if at else ())
+    return order.of(value), order
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def search(
+    model: Model, choices: Sequence[Sequence[Option]]
+) -> tuple[Outcome | None, list[Outcome]]:
+    """The first combination that runs and whose rows are independent, else the first that runs;
+    and the combinations that failed, the likely ones first.
+
+    If the model runs with the rows first, but mixes them, it may take them second. Only layers that
+    are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features.
+    """
+    places = product(*(range(len(options)) for options in choices))
+    failed: list[Outcome] = []
+    mixing: Outcome | None = None
+    for place in sorted(islice(places, 100_000), key=lambda each: (sum(each), each))[:_MOST]:
+        options = [each[i] for each, i in zip(choices, place, strict=True)]
+        second = any(option.rows_axis for option in options)
+        if mixing is not None and second and not _made_for_rows_second(model):
+            continue
+        outcome = tried(model, options)
+        if outcome.error:
+            failed.append(outcome)
+        elif outcome.independent:
+            return outcome, failed
+        else:
+            mixing = mixing or outcome
+    return mixing, failed
+
+
+def _made_for_rows_second(model: Model) -> bool:
+    """Whether a layer of the model takes sequences as (items, rows, features)."""
+    return any(getattr(layer, "batch_first", None) is False for layer in model.module.modules())
+
+
+def rivals(model: Model, found: Outcome, choices: Sequence[Sequence[Option]]) -> Iterator[Outcome]:
+    """Combinations that run too, in which one input has another order of items and features."""
+    for i, (chosen, options) in enumerate(zip(found.options, choices, strict=True)):
+        seen: set[tuple[str, ...]] = {chosen.meaning}
+        for option in options:
+            alike = option.dtype == chosen.dtype and option.rows_axis == chosen.rows_axis
+            if not alike or option.meaning in seen or len(option.meaning) < 2:
+                continue
+            outcome = tried(model, [*found.options[:i], option, *found.options[i + 1 :]])
+            if not outcome.error and outcome.independent >= found.independent:
+                seen.add(option.meaning)
+                yield outcome
+
+
+def with_more_items(outcome: Outcome) -> list[Option]:
+    """The same options with one item more in each input that has items."""
+
+    def longer(option: Option) -> Option:
+        shape = tuple(
+            size + (name == "items")
+            for name, size in zip(option.axes[1:], option.shape, strict=True)
+        )
+        return replace(option, shape=shape)
+
+    return [longer(option) for option in outcome.options]
+
+
+def ignores_item_order(model: Model, outcome: Outcome) -> bool:
+    """Whether the answers stay the same if the items of each row change places."""
+    options = outcome.options
+    turned = [
+        x.flip(option.axes.index("items")) if "items" in option.axes else x
+        for x, option in zip(draw(options, rows_of_trial(options)), options, strict=True)
+    ]
+    before = call(model, options, draw(options, rows_of_trial(options)))
+    after = call(model, options, turned)
+    return all(_same(value, after[name]) for name, value in before.items())
+
+
+def same_answers(a: Outcome, b: Outcome) -> bool:
+    """Whether two outcomes have the same answers to the same blocks."""
+    values = {name: value for name, value, _ in b.outputs}
+    return all(
+        values[name].shape == value.shape and _same(value, values[name])
+        for name, value, _ in a.outputs
+    )

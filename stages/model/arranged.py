@@ -1,0 +1,85 @@
+"""How the user's own model is called: the order of the axes of each input and output.
+
+A block gives `(n, *shape)`. Many networks take items before features, or the rows as their second
+axis. Reordering is part of the captured graph, so a compiler reads the user's columns directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from stages.model.preprocess import InFront
+
+Takes = Literal["tensors", "dict", "list"]
+"""What `forward` takes: tensors, one dict of tensors by the names of the inputs, or one list."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """`x.permute(permute)` of a tensor of rows first; `flatten` then joins all axes but the first.
+    Without `permute` the axes stay in their order."""
+
+    permute: tuple[int, ...] = ()
+    flatten: bool = False
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.permute(self.permute) if self.permute else x
+        return x.flatten(1) if self.flatten else x
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The order of each input of the model, and of each output: `outputs[i].of` the model's own
+    output has the rows first. `names`: the keys of the dict, if the model takes one."""
+
+    inputs: tuple[Order, ...]
+    outputs: tuple[Order, ...]
+    takes: Takes = "tensors"
+    names: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """True if the model is called with the blocks as they are."""
+        return self.takes == "tensors" and {*self.inputs, *self.outputs} <= {Order()}
+
+    def call(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+        """What the model returns for these inputs, whose rows come first."""
+        given = [order.of(x) for order, x in zip(self.inputs, inputs, strict=True)]
+        if self.takes == "tensors":
+            return model(*given)
+        return model(dict(zip(self.names, given, strict=True)) if self.takes == "dict" else given)
+
+    def ordered(self, found: Any) -> Any:
+        """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
+        values = _values(found)
+        if len(values) != len(self.outputs):
+            return found
+        made = [
+            order.of(value) if isinstance(value, torch.Tensor) else value
+            for order, value in zip(self.outputs, values, strict=True)
+        ]
+        if isinstance(found, Mapping):
+            return dict(zip(found, made, strict=True))
+        return made if isinstance(found, tuple | list) else made[0]
+
+
+def _values(found: Any) -> list[Any]:
+    if isinstance(found, Mapping):
+        return [*found.values()]
+    return [*found] if isinstance(found, tuple | list) else [found]
+
+
+class Arranged(InFront):
+    """A model that takes and returns rows first. The plan is one Arrangement."""
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        (arrangement,) = self.plan
+        return [order.of(x) for order, x in zip(arrangement.inputs, inputs, strict=True)]
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        (arrangement,) = self.plan
+        return arrangement.ordered(arrangement.call(self.model, inputs))

@@ -1,0 +1,208 @@
+"""`pipeline init` tries what a person would: orders of axes, masks, batch second, a dict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.models.project import cli
+from tests.pipeline.init.test_init import refused, written
+
+MODEL = '''
+import torch
+from torch import Tensor, nn
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.cells(x)[0][:, -1])
+
+
+class DeepSets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.all = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        found = torch.relu(self.each(x)).masked_fill(~mask.unsqueeze(-1), 0.0)
+        return self.all(found.sum(1))
+
+
+class Einsum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("nif,fk->nk", x, self.w).tanh()
+
+
+class Second(nn.Module):
+    """Recurrent, the batch second"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cells(x)[0]
+
+
+class Turned(nn.Module):
+    """(F, n)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.w @ x)
+
+
+class Dict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(4, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.a(batch["jet"]) + self.b(batch["tracks"]).mean(1)
+
+
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(24, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1))
+
+
+class Wrong(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x)
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "model.py").write_text(MODEL)
+    return folder
+
+
+def columns(place: Path, features: int, *shape: int, **more: Any) -> Path:
+    """A file with columns f0, f1, … of `shape` values a row."""
+    draw = np.random.default_rng(1)
+    made = {f"f{i}": draw.normal(size=(60, *shape)).astype("f4") for i in range(features)}
+    np.savez(place / "rows.npz", allow_pickle=False, **made, **more)
+    return place / "rows.npz"
+
+
+@pytest.mark.parametrize(
+    ("model", "features", "items", "permute", "output"),
+    [
+        ("Lstm", 6, 15, (0, 2, 1), ()),
+        ("Einsum", 4, 12, (0, 2, 1), ()),
+        ("Second", 3, 10, (2, 0, 1), (1, 0, 2)),
+    ],
+)
+def test_items_and_features_in_either_order(
+    place: Path,
+    model: str,
+    features: int,
+    items: int,
+    permute: tuple[int, ...],
+    output: tuple[int, ...],
+) -> None:
+    config = written(place, f"model.py:{model}", columns(place, features, items))
+    assert config.inputs[0].permute == permute
+    assert config.outputs[0].permute == output
+    if output:
+        cli("run", place / "config.yaml", "--work", place / "work", "--registry", _store(place))
+
+
+def _store(place: Path) -> str:
+    return f"sqlite:///{place}/r.db"
+
+
+def test_rows_second(place: Path) -> None:
+    config = written(place, "model.py:Turned", columns(place, 5))
+    assert (config.inputs[0].permute, config.outputs[0].permute) == ((1, 0), (1, 0))
+    cli("run", place / "config.yaml", "--work", place / "work", "--registry", _store(place))
+
+
+def test_a_bool_mask_that_comes_first(place: Path) -> None:
+    there = np.arange(30) < np.random.default_rng(2).integers(1, 30, (60, 1))
+    config = written(
+        place, "model.py:DeepSets", columns(place, 3, 30, mask=there), "--input", "x=f*"
+    )
+    mask, x = config.inputs
+    assert (mask.name, mask.columns, x.permute) == ("mask", ("mask",), (0, 2, 1))
+    assert config.collections["events"].columns[0].dtype == "bool"
+
+
+def test_a_dict_of_tensors(place: Path) -> None:
+    draw = np.random.default_rng(1)
+    rows = {"jet": draw.normal(size=(60, 3)), "tracks": draw.normal(size=(60, 5, 4))}
+    np.savez(place / "rows.npz", allow_pickle=False, **{k: v.astype("f4") for k, v in rows.items()})
+    config = written(place, "model.py:Dict", place / "rows.npz")
+    assert config.model.takes == "dict"
+    assert [block.name for block in config.inputs] == ["jet", "tracks"]
+    cli("run", place / "config.yaml", "--work", place / "work", "--registry", _store(place))
+
+
+def test_two_orders_that_both_run_are_asked_about(place: Path) -> None:
+    """Each option that the message names works, and the config has that order."""
+    file = columns(place, 4, 6)
+    line = refused(place, "model.py:Flat", file)
+    for order, permute in (("n, features, items", ()), ("n, items, features", (0, 2, 1))):
+        option = f"x=({order}): f0,f1,f2,f3"
+        assert f"--input '{option}'" in line
+        config = written(place, "model.py:Flat", file, "--input", option, "--force")
+        assert config.inputs[0].permute == permute
+
+
+def test_the_message_shows_each_shape_and_its_line(place: Path) -> None:
+    line = refused(place, "model.py:Wrong", columns(place, 4, 6))
+    for shape in ("(n, 4, 6)", "(n, 6, 4)", "(n, 24)"):
+        assert shape in line
+    assert "model.py" in line and "--input 'x=(n, items, features)" in line
+
+
+def test_the_same_config_beside_busy_loops(place: Path) -> None:
+    file = columns(place, 6, 15)
+    written(place, "model.py:Lstm", file)
+    first = [(place / name).read_bytes() for name in ("config.yaml", "reference.npz")]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        written(place, "model.py:Lstm", file, "--force")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert (place / "config.yaml").read_bytes() == first[0]
+    with np.load(place / "reference.npz") as again:
+        assert {len(again[name]) for name in again.files} == {60}  # all rows of the file
+
+
+def test_rows_that_see_each_other_stay_bounded(place: Path) -> None:
+    (place / "mixed.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.softmax(x, 0)\n"
+    )
+    config = written(place, "mixed.py:Net", columns(place, 3))
+    assert not config.rows["n"].unbounded and config.rows["n"].max == 60
