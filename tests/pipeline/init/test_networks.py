@@ -1,0 +1,30 @@
+"""Five networks of the campaign `tests.campaigns.networks`: what `init` writes is right as it is."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline import load
+from registry.store.registry import Registry
+from tests.campaigns.networks.cases import CASES
+from tests.campaigns.networks.walk import answers_of, outside, owned
+from tests.models.project import cli
+
+
+@pytest.mark.parametrize(
+    "name", ["VariationalEncoder", "MixtureDensity", "DeepSets", "BatchSecond", "EdgeConvolution"]
+)
+def test_a_network_goes_in_at_the_first_try(
+    name: str, empty: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    has = owned(case, tmp_path / "owner")
+    monkeypatch.chdir(tmp_path / "owner")
+    cli("init", has.model, "data.npz", "--weights", "weights.pt", *case.words, "--engine", "lanes")
+    ran = cli("run", "config.yaml", "--quick", "--registry", empty.uri, "--json")
+    with closing(load(json.loads(ran.stdout)["bundle"], mode="test")) as session:
+        assert outside(answers_of(session, has), has.expected) == 0
