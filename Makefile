@@ -58,6 +58,7 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
 	$(BIN)/python -m tests.campaigns.first_model
+	$(BIN)/python -m tests.campaigns.networks
 	$(BIN)/python -m tests.registry.campaigns.postgres
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton

@@ -29,9 +29,10 @@ class Block:
     """Columns of one collection, in the model's order.
 
     The model sees `(n, F)`, with F the number of components (the entries of an Eigen matrix row by
-    row). A block of one Eigen matrix is `(n, r, c)`. `shape` reshapes `(n, F)` to `(n, *shape)`. A
-    block of scalars is `(F,)`; `broadcast` repeats it in each row, `(n, F)`. `dtype` is the dtype
-    that the model gets; it must be given if the columns' dtypes differ.
+    row). A block of one Eigen matrix is `(n, r, c)`. `shape` reshapes `(n, F)` to `(n, *shape)`;
+    with `()` one component is `(n,)`. A block of scalars is `(F,)`; `broadcast` repeats it in each
+    row, `(n, F)`. `dtype` is the dtype that the model gets; it must be given if the columns' dtypes
+    differ.
     """
 
     name: str

@@ -183,6 +183,8 @@ TargetName = Annotated[str, AfterValidator(_target)]
 # `strict` of `Part` would refuse a YAML list for a tuple. The entries are still strict.
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 Shape = Listed[PositiveInt]
+RowShape = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+"""The shape of a row; () if it is one number."""
 Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
 
 

@@ -40,6 +40,7 @@ from pipeline.config.mistakes import (
     Pair,
     Part,
     Positive,
+    RowShape,
     Shape,
     TargetName,
     once,
@@ -180,7 +181,7 @@ class BlockConfig(Part):
     collection: str
     columns: Listed[str]
     dtype: Dtype | None = None
-    shape: Shape | None = None
+    shape: RowShape | None = None
     permute: Listed[NonNegativeInt] = ()
     broadcast: bool = False
 

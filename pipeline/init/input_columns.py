@@ -85,7 +85,7 @@ class Feed:
             return True
         if self.jagged:  # (features, items) is the default
             return self.option.axes[-1] != "items" or len(self.option.axes) != 3
-        return len(self.option.shape) > 1 and self.trained is None
+        return len(self.option.shape) != 1 and self.trained is None
 
     def options(self, dtype: str, length: int) -> list[Option]:
         """The ways to give this input, the likely ones first; only those that the user allows."""
@@ -123,8 +123,10 @@ class Feed:
         extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
         if self.trained or not extents:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
-            second = [Option((count,), ("n", "features"), Order((1, 0)))] if not extents else []
-            return [Option((count, *extents), names), *second]
+            found = [Option((count, *extents), names)]
+            if count == 1 and not extents and not self.trained:
+                found.append(Option((), ("n",)))
+            return found if extents else [*found, replace(found[0], order=Order((1, 0)))]
         if count == 1:
             return _stored(extents)
         flat = Option(

@@ -95,6 +95,8 @@ class SoaProgram(torch.nn.Module):
             if not plan.identity:
                 block = block.index_select(0, self.get_buffer(f"order_{i}"))
             block = block.transpose(0, 1).to(dtype)
+        if not plan.feature_shape:
+            return block.select(1, 0)
         if len(plan.feature_shape) == 1:
             return block
         shaped: torch.Tensor = block.unflatten(1, plan.feature_shape)

@@ -1,4 +1,4 @@
-"""Networks as people have them, from a file to production by the documents alone; none was tuned on.
+"""Networks as people have them, from a file to production by the documents alone.
 
     python -m tests.campaigns.networks                    # all: about an hour on two cores
     python -m tests.campaigns.networks Tagger GravNet --work /tmp/networks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 def dense(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -173,7 +175,7 @@ class Pairs(nn.Module):
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 4)
 
     def forward(self, four_vectors: Tensor) -> Tensor:
-        px, py, pz, e = four_vectors.unbind(-1)
+        px, py, pz, _ = four_vectors.unbind(-1)
         pt = torch.sqrt(px**2 + py**2 + 1e-8)
         eta, phi = torch.asinh(pz / pt), torch.atan2(py, px)
         d_phi = (phi[:, :, None] - phi[:, None, :] + torch.pi) % (2 * torch.pi) - torch.pi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def rtdl_transformer() -> nn.Module:
             ffn_d_hidden_multiplier=4 / 3,
             ffn_dropout=0.1,
             residual_dropout=0.0,
-        )  # fmt: skip
+        )
     )
 
 
@@ -207,9 +208,10 @@ class Splines(nn.Module):
     def __init__(self, sizes: tuple[int, ...] = (5, 8, 1), grid: int = 5, order: int = 3) -> None:
         super().__init__()
         self.order = order
+        self.knots: Tensor
         knots = torch.arange(-order, grid + order + 1) * (2 / grid) - 1
         self.register_buffer("knots", knots)
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(pairwise(sizes))
         self.base = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairs)
         self.curve = nn.ParameterList(torch.randn(b, a * (grid + order)) * 0.1 for a, b in pairs)
 

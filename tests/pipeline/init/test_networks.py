@@ -1,4 +1,4 @@
-"""Five networks of the campaign `tests.campaigns.networks`: what `init` writes is right as it is."""
+"""Five networks of the campaign `tests.campaigns.networks`: what `init` writes is right."""
 
 from __future__ import annotations
 
