@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -225,8 +226,8 @@ class Layout:
             raise LayoutError(
                 f"Layout: {odd[0]!r} is no column: use column(…), eigen(…), scalar(…)"
             )
-        names = [c.name for c in self.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        counts = Counter(c.name for c in self.columns)
+        twice = sorted(name for name, times in counts.items() if times > 1)
         if twice:
             raise LayoutError(f"column {twice[0]!r} is declared twice")
         if (

@@ -7,17 +7,23 @@ columns. See include/soa_model.hpp.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import re
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import count
 
 from soa.dtypes import is_opaque, itemsize
-from soa.layout import Column, Layout
+from soa.layout import Column
 from soa.signature import Signature
 from soa.signature_lines import describe
 
 _TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
     ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: the bits are given
 )  # fmt: skip
-_TAKEN = """
+_WORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
     char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
     constinit continue decltype default delete do double dynamic_cast else enum explicit export
@@ -25,8 +31,47 @@ _TAKEN = """
     nullptr operator or or_eq private protected public register reinterpret_cast requires return
     short signed sizeof static static_assert static_cast struct switch template this thread_local
     throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
-    xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts
+    xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts main
+    AIO_PRIO_DELTA_MAX BIG_ENDIAN BUFSIZ BYTE_ORDER CHARCLASS_NAME_MAX CLOCKS_PER_SEC CSIGNAL
+    COLL_WEIGHTS_MAX
+    DECIMAL_DIG DELAYTIMER_MAX EHWPOISON EOF EXIT_FAILURE EXIT_SUCCESS EXPR_NEST_MAX FILENAME_MAX
+    FOPEN_MAX F_LOCK F_TEST F_TLOCK F_ULOCK HOST_NAME_MAX HUGE_VAL INFINITY IOV_MAX LINE_MAX
+    LITTLE_ENDIAN LOGIN_NAME_MAX L_INCR L_SET L_XTND L_ctermid L_cuserid L_tmpnam MATH_ERREXCEPT
+    MATH_ERRNO MAXFLOAT MAX_CANON MAX_INPUT MB_CUR_MAX MB_LEN_MAX MINSIGSTKSZ MQ_PRIO_MAX NAME_MAX
+    NAN NFDBITS NGREG NGROUPS_MAX NULL NZERO PATH_MAX PDP_ENDIAN PIPE_BUF P_tmpdir RAND_MAX
+    RE_DUP_MAX RTSIG_MAX SEM_VALUE_MAX SIGSTKSZ SNAN SS_DISABLE SS_ONSTACK STDERR_FILENO
+    STDIN_FILENO STDOUT_FILENO TEMP_FAILURE_RETRY TIMER_ABSTIME TIME_UTC TMP_MAX TTY_NAME_MAX
+    WCONTINUED WEOF WNOHANG WNOWAIT WORD_BIT WUNTRACED alloca assert assert_perror errno issubnormal
+    linux math_errhandling offsetof sa_handler sa_sigaction sched_priority setjmp si_addr
+    si_addr_lsb si_arch si_band si_call_addr si_fd si_int si_lower si_overrun si_pid si_pkey si_ptr
+    si_status si_stime si_syscall si_timerid si_uid si_upper si_utime si_value
+    sigev_notify_attributes sigev_notify_function sigmask sigsetjmp stderr stdin stdout strdupa
+    strndupa unix va_arg va_copy va_end va_start
 """
+_TAKEN = frozenset(_WORDS.split()) | {
+    name
+    for name in (*dir(errno), *dir(signal))
+    if name.isupper()  # macros of the same names
+}
+"""Keywords, the names that the header uses, and macros of C++'s standard headers. `_FAMILIES` are
+the other macros."""
+_FAMILIES = re.compile(
+    r"""
+    (PTHREAD|CLONE|SCHED|SEGV|ATOMIC|CLOCK|LC|SIGEV|HUGE_VAL|SNAN|CPU|RENAME|ADJ|BC|BUS|CLD|FD|FE
+      |CLOSE_RANGE|FPE|FP|ILL|MOD|NL|POLL|REG|SA|SEEK|SI|SIG|STA|TRAP|XATTR|DBL|FLT|LDBL|SOA
+    )_[A-Z0-9_]*[A-Z0-9]
+    | (HUGE_VAL|SNAN)_?[A-Z0-9]+
+    | (PRI|SCN)[dioxuX](FAST|LEAST)?(8|16|32|64|MAX|PTR)
+    | (U?(INT|CHAR|SHRT|LONG|LLONG|LONG_LONG)|SCHAR|SIZE|SSIZE|WCHAR|WINT|PTRDIFF|SIG_ATOMIC|BOOL)
+      [A-Z0-9_]*_(MAX|MIN|WIDTH|C|BIT)
+    | M_([12]_(SQRT)?PI|E|LN2|LN10|LOG2E|LOG10E|PI(_[24])?|SQRT2|SQRT1_2)([lf]|f\d+x?)?
+    | W(IF|EXIT|STOP|TERM)[A-Z]+ | [RWXF]_OK | pthread_cleanup_[a-z_]*[a-z]
+    | [bl]e(16|32|64)toh | hto[bl]e\d+
+    """,
+    re.VERBOSE,
+)
+_RESERVED = re.compile(r"__\w*|_[A-Z]\w*")
+"""Names that C++ keeps for compilers. They get an x at the beginning."""
 
 _HEADER = """\
 // {ref}, bundle {short}: written by `pipeline cxx`. Do not edit.
@@ -87,25 +132,28 @@ struct {name} {{
 
 def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
     """The text of the header. Its namespace is the model's name, with `_` for characters that C++
-    does not allow. Names that C++ or the header uses already get a `_` at the end.
+    does not allow. `_cxx_names` says which names are changed, and how.
     """
+    space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
+    names = _cxx_names(signature.layouts)
     lines = describe(signature).splitlines(keepends=True)
     return _HEADER.format(
         ref=ref,
         short=digest[:12],
-        space=_name(re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")),
+        space=_cxx_names([space], {space} if _in_c_library(space) else ())[space],
         digest=digest,
-        structs="".join(_struct(name, each, signature) for name, each in signature.layouts.items()),
+        structs="".join(_struct(name, names[name], signature) for name in names),
         layouts="".join(line for line in lines if not line.startswith("argument ")),
     )
 
 
-def _struct(collection: str, layout: Layout, signature: Signature) -> str:
-    name, rows = _name(collection), signature.ranges[signature.rows_of[collection]]
+def _struct(collection: str, name: str, signature: Signature) -> str:
+    layout, rows = signature.layouts[collection], signature.ranges[signature.rows_of[collection]]
+    names = _cxx_names((column.name for column in layout.columns), {name})
     const = "" if collection in signature.output_collections else "const "
     members, walk, addresses = [], [], []
     for column in layout.columns:
-        member, kind = _name(column.name, name), const + _type(column)
+        member, kind = names[column.name], const + _type(column)
         members.append(f"  {kind} *{member} = nullptr;")
         every = member
         if column.kind == "eigen":
@@ -137,5 +185,32 @@ def _type(column: Column) -> str:
     return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
-def _name(name: str, struct: str = "") -> str:
-    return f"{name}_" if name in _TAKEN.split() or name == struct else name
+def _cxx_names(given: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+    """A C++ name for each of the names of one scope, in which no name of `others` may be declared.
+
+    A name stays as it is if it can: it is no keyword, no macro of a standard header, and not used
+    by the header. Else it gets a `_` at the end, or `_2_`, `_3_`, ... if that is another's name.
+    No macro ends in `_`.
+    """
+    names, others = list(given), frozenset(others)
+    found = {name: name for name in names if not _is_taken(name) and name not in others}
+    used = {*found, *others}
+    for name in names:
+        if name not in found:
+            stem = f"x{name}" if _RESERVED.fullmatch(name) else name
+            tries = (f"{stem}_{f'{i}_' if i > 1 else ''}" for i in count(1))
+            found[name] = next(each for each in tries if each not in used and not _is_taken(each))
+            used.add(found[name])
+    return {name: found[name] for name in names}
+
+
+def _is_taken(name: str) -> bool:
+    patterns = (_FAMILIES, _RESERVED)
+    return name in _TAKEN or any(pattern.fullmatch(name) for pattern in patterns)
+
+
+def _in_c_library(name: str) -> bool:
+    """Whether C has a function of this name, so that no namespace can have it: index, signal."""
+    with suppress(OSError):  # not glibc
+        return hasattr(ctypes.CDLL("libm.so.6"), name)  # it gives the names of libc too
+    return False

@@ -9,6 +9,7 @@ from engines.native import typed_header
 from pipeline.config import load_config
 from soa import Block, Layout, RowRange, Signature, column, eigen, opaque, scalar
 from soa.dtypes import DTYPES, itemsize
+from soa.layout import IDENTIFIER, Storage
 from tests.models.cplusplus import ROOT, execute
 
 INCLUDE = ROOT / "engines" / "native" / "include"
@@ -108,3 +109,69 @@ def test_the_page_compiles(tmp_path: Path) -> None:
     (tmp_path / "page.cpp").write_text(code)
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
     execute("g++", *flags, f"-I{INCLUDE}", f"-I{tmp_path}", tmp_path / "page.cpp")
+
+
+BUFFER: Storage = "buffer"
+COLUMNS: Storage = "columns"
+HEADERS = """algorithm array atomic bitset cassert cctype cerrno cfenv cfloat chrono cinttypes
+climits clocale cmath complex condition_variable csetjmp csignal cstdarg cstddef cstdint cstdio
+cstdlib cstring ctime cuchar cwchar cwctype filesystem fstream functional future iostream limits
+mutex numeric random regex sstream stdexcept string thread type_traits vector soa_model.hpp"""
+KEYWORDS = """alignas and asm auto bool char char8_t class const co_await concept default delete
+double float for friend goto if inline int long mutable namespace new operator private requires
+short signed static struct template this throw typename union unsigned using virtual void wchar_t
+while xor std soa memory buffer n capacity first at load digest layouts main pt odd jets"""
+
+
+def all_headers(*more: str) -> str:
+    return "".join(f"#include <{name}>\n" for name in (*HEADERS.split(), *more))
+
+
+def macros(folder: Path) -> set[str]:
+    """Every macro of the standard headers, of the compiler and of our header."""
+    (folder / "all.cpp").write_text(all_headers())
+    every: set[str] = set()
+    for standard in ("-std=c++17", "-std=gnu++17"):
+        said = execute("g++", standard, f"-I{INCLUDE}", "-dM", "-E", folder / "all.cpp")
+        every |= set(re.findall(r"^#define (\w+)", said, re.M))
+    assert {"NULL", "EOF", "errno", "assert", "INT_MAX", "linux", "M_PI"} <= every
+    return every
+
+
+def test_any_name_gives_a_pointer_of_its_own(tmp_path: Path) -> None:
+    """Keywords, macros, and these with `_`, as columns and as collections."""
+    odd = sorted(macros(tmp_path) | {*KEYWORDS.split()})
+    names = dict.fromkeys(each for name in odd for each in (name, f"{name}_", f"{name}_2_"))
+    columns = [column(name, "float32") for name in names if IDENTIFIER.fullmatch(name)]
+    few = [*KEYWORDS.split(), "NULL", "EOF", "errno", "assert", "INT_MAX", "_Bool", "stdin"]
+    layouts = {
+        name: Layout([column(name, "float32"), column(f"{name}_", "float32")], storage=storage)
+        for each in few
+        for name, storage in ((each, BUFFER), (f"{each}_", COLUMNS))
+    }
+    made = Signature.build(
+        {"wide": Layout(columns), **layouts},
+        [Block("features", "wide", (columns[0].name, columns[1].name))],
+        [Block(f"of_{name}", name, (layout.columns[0].name,)) for name, layout in layouts.items()],
+        {"n": RowRange(0, 1000)},
+        dict.fromkeys(("wide", *layouts), "n"),
+    )
+    text = typed_header(made, "main", "main/1", "ab" * 32)
+    members = re.findall(r"^  const float \*(\w+) = nullptr;$", text.partition("\n};")[0], re.M)
+    assert len(members) == len(set(members)) == len(columns)
+    structs = re.findall(r"^struct (\w+)", text, re.M)
+    assert len(structs) == len(set(structs)) == 1 + len(layouts)
+    (tmp_path / "main.hpp").write_text(text)
+    (tmp_path / "use.cpp").write_text(f"{all_headers('main.hpp')}int main() {{}}\n")
+    flags = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
+    execute("g++", *flags, tmp_path / "use.cpp")
+
+
+def test_a_model_may_have_the_name_of_a_function_of_c(tmp_path: Path) -> None:
+    names = ("signal", "index", "time", "main", "errno")
+    for name in names:
+        (tmp_path / f"{name}.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
+    includes = all_headers(*(f"{name}.hpp" for name in names))
+    (tmp_path / "use.cpp").write_text(f"{includes}int main() {{}}\n")
+    flags = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
+    execute("g++", *flags, tmp_path / "use.cpp")
