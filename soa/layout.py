@@ -26,7 +26,7 @@ from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
-from soa.options import TEXT, Accepted, check_fields, takes
+from soa.options import TEXT, Accepted, check_fields, nearest, takes
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
@@ -262,7 +262,10 @@ class Layout:
             return self.by_name[name]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
             have = ", ".join(c.name for c in self.columns)
-            raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
+            hint = nearest(name, self.by_name)
+            raise LayoutError(
+                f"no column {name!r} in the layout, which has: {have}{hint}"
+            ) from None
 
     def alignment_of(self, name: str) -> int:
         """The alignment of a column's address, in bytes.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral, Real
@@ -133,8 +133,24 @@ def known_options(of: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _refusal(function: str, name: str, known: list[str]) -> str:
+    advice = nearest(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
+    return f"{function} has no option {name!r}: {advice}"
+
+
+def nearest(name: object, known: Iterable[object]) -> str:
+    """`; did you mean 'pt'?`: the end of a message about a name that does not exist; empty if no
+    name is near. Near is a name with other capitals, one with a few other letters, or the only one
+    that ends in this one (`jet_pt`)."""
     import difflib
 
-    nearest = difflib.get_close_matches(name, known, 1)
-    advice = f"did you mean {nearest[0]!r}?" if nearest else f"it has: {', '.join(known)}"
-    return f"{function} has no option {name!r}: {advice}"
+    wanted, names = str(name).lower(), {str(each): str(each).lower() for each in known}
+    same = [each for each, low in names.items() if low == wanted]
+    parts = [
+        each
+        for each, low in names.items()
+        if any(low.endswith(f"{mark}{wanted}") for mark in "_./")
+    ]
+    close = difflib.get_close_matches(wanted, names.values(), 1)
+    close = [each for each, low in names.items() if low in close]
+    likely = same or close or (parts if len(parts) == 1 else [])
+    return f"; did you mean {likely[0]!r}?" if likely else ""

@@ -29,6 +29,7 @@ from soa.memory.span import (
     span_of,
     torch_drives_gpus,
 )
+from soa.options import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -318,7 +319,8 @@ def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
     if missing or unknown:
         parts = [f"missing {missing}"] if missing else []
         parts += [f"unknown {unknown}"] if unknown else []
-        raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
+        hint = nearest(missing[0], unknown) if missing and unknown else ""
+        raise CollectionError(f"columns do not match the layout: {', '.join(parts)}{hint}")
 
 
 def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:

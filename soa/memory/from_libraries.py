@@ -7,7 +7,9 @@ in place only in Fortran order. Lists that all have the same length count as suc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from soa.memory.collection import LAYOUT, Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.span import Array, Device, allocate, is_tensor
 from soa.memory.to_libraries import to_numpy
-from soa.options import BY_NAME, takes
+from soa.options import BY_NAME, nearest, takes
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -31,7 +33,15 @@ _IN_PLACE = {
 }
 
 
-_NO_LIST = "column {!r} has no list in {} rows: drop these rows, or put lists there"
+_NO_LIST = (
+    "column {!r} has no list in {} rows: drop these rows, put lists there, or give the value of "
+    "their elements (fill)"
+)
+_NO_NUMBERS = (
+    "column {!r} is a category of {}: give the codes that the model was trained with (pandas: "
+    "column.cat.codes), as integers"
+)
+_ONE_KIND = "a row is a number, a list or a struct of numbers"
 
 
 @takes(CollectionError, layout=LAYOUT.or_none, fill=BY_NAME.or_none)
@@ -42,8 +52,9 @@ def as_collection(
 
     `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and others with DLPack,
     Arrow, Awkward, pandas, polars, h5py); a structured array; an Arrow table or record batch; an
-    Awkward array of flat records; a DataFrame of pandas or polars; a group or compound dataset of
-    h5py; an .npz file. Scalars are single values of a dict.
+    Awkward array of flat records; a DataFrame of pandas or polars; a LazyFrame, a
+    RecordBatchReader or an Arrow dataset, which are read; a group or compound dataset of h5py; an
+    .npz file. A dictionary or category of numbers is decoded. Scalars are single values of a dict.
 
     With `layout`, such as `session.layout("jets")`, its columns are looked up by name and the
     others ignored; for a `buffer` layout all are copied. Without it every column is taken, as a
@@ -69,9 +80,15 @@ def as_collection(
     for name in (*([] if layout is None else layout.by_name), *(fill or ())):
         if name not in names:
             have = ", ".join(map(str, names))
-            raise CollectionError(f"no column {name!r}, there are: {have}")
+            raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
     wanted = names if layout is None else list(layout.by_name)
-    found = {name: _values(name, column(name), (fill or {}).get(name)) for name in wanted}
+    found = {
+        name: _values(
+            _Asked(name, (fill or {}).get(name), layout[name].dtype if layout else None),
+            column(name),
+        )
+        for name in wanted
+    }
     if layout is None:
         layout = Layout(
             [_member_of(name, each.values) for name, each in found.items()], 1, "columns"
@@ -101,10 +118,17 @@ def _library(value: object) -> str:
 
 
 def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
-    """The names of the columns; a function that gives a column by name; whether it reads a file."""
+    """The names of the columns; a function that gives a column by name; whether it
+    reads a file or computes the values."""
     library = _library(data)
+    computed = library == "polars" and hasattr(data, "collect")  # a LazyFrame
+    if computed:
+        data = data.collect()
     if library == "polars" and hasattr(data, "columns"):
         data, library = data.to_arrow(), "pyarrow"
+    if library == "pyarrow" and hasattr(data, "schema") and not hasattr(data, "column"):
+        # A RecordBatchReader, which can be read once, or a dataset
+        data, computed = data.read_all() if hasattr(data, "read_all") else data.to_table(), True
     names: Sequence[Any]
     if library == "pyarrow" and hasattr(data, "schema"):
         names, column = data.schema.names, data.column
@@ -124,10 +148,19 @@ def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
     file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))
-    return names, column, file
+    return names, column, file or computed
 
 
 # -- a column of any library -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A column that is looked for: the value for its nulls, and the dtype of the layout if any."""
+
+    name: str
+    fill: Any = None
+    dtype: str | None = None
 
 
 class _Found(NamedTuple):
@@ -140,41 +173,56 @@ class _Found(NamedTuple):
     """Whether the values must not be written."""
 
 
-def _values(name: str, value: Any, fill: Any) -> _Found:
+def _values(asked: _Asked, value: Any) -> _Found:
     """The values as an array of NumPy or torch, in place if possible."""
     library, copied = _library(value), False
     if library == "polars":
         value, library = value.to_arrow(), "pyarrow"
-    elif library == "pandas" and isinstance(value.dtype, np.dtype):
-        value = value.to_numpy()
+    elif library == "pandas" and not isinstance(value.dtype, np.dtype):
+        return _extension(asked, getattr(value, "array", value))
     elif library == "pandas":
-        copied, library = not hasattr(value.dtype, "pyarrow_dtype"), "pyarrow"
-        value = value.array.__arrow_array__()
+        value = value.to_numpy()
     if library == "pyarrow":
-        return _arrow(name, value, fill, copied)
+        return _arrow(asked, value, copied)
     if library == "awkward":
-        return _awkward(name, value, fill)
+        return _awkward(asked, value)
     if library == "h5py":
-        return _array(name, _named(name, lambda: value[()]), fill, copied=True)
+        return _array(asked, _named(asked.name, lambda: value[()]), copied=True)
     if is_tensor(value) and str(value.layout) == "torch.strided":
         return _Found(value.detach())
     exporters = ("__cuda_array_interface__", "__dlpack__")
     if not isinstance(value, np.ndarray) and any(hasattr(value, each) for each in exporters):
-        found = _named(name, lambda: import_bytes(value))
+        found = _named(asked.name, lambda: import_bytes(value))
         span = found.bytes.at(0, found.dtype, *found.shape)
         numpy = span.device.type == "cpu" and found.dtype != "bfloat16"
         return _Found(span.numpy() if numpy else span.tensor(), locked=span.readonly)
-    return _array(name, value, fill)
+    return _array(asked, value)
 
 
-def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
+def _extension(asked: _Asked, value: Any) -> _Found:
+    """The values of an extension array of pandas. A missing category is a null."""
+    if not hasattr(value, "categories"):
+        if hasattr(value, "__arrow_array__"):
+            copied = not hasattr(value.dtype, "pyarrow_dtype")
+            return _arrow(asked, value.__arrow_array__(), copied)
+        return _array(asked, np.asarray(value), copied=True)  # a sparse array
+    categories = value.categories.to_numpy()
+    if categories.dtype.kind not in "biuf":
+        raise CollectionError(_NO_NUMBERS.format(asked.name, "text or objects"))
+    codes = np.asarray(value.codes)
+    numbers = categories[codes] if len(categories) else np.zeros(len(codes))
+    return _array(asked, np.ma.array(numbers, mask=codes < 0), copied=True)
+
+
+def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
+    name = asked.name
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
     if array.dtype == object and (array.ndim == 0 or len(array)):
         array, copied = _stacked(name, array), True
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
-        array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
+        array, copied = array.filled(_filling(asked, array.dtype, count)), True
     array = np.ma.getdata(array)
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
@@ -206,7 +254,8 @@ def _check_lengths(name: str, counts: Any) -> None:
         )
 
 
-def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
+def _filling(asked: _Asked, dtype: np.dtype[Any], missing: int) -> Any:
+    name, fill = asked.name, asked.fill
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
@@ -220,10 +269,11 @@ def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
     return value
 
 
-def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
+def _arrow(asked: _Asked, array: Any, copied: bool = False) -> _Found:
     """The values of an Arrow array. Arrow shares its buffers, so they are read-only."""
     import pyarrow as pa
 
+    name = asked.name
     if isinstance(array, pa.ChunkedArray):
         copied = copied or array.num_chunks > 1
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
@@ -231,38 +281,94 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
         raise CollectionError(
             f"column {name!r} is a {type(array).__name__}, not an Arrow array of the CPU"
         )
-    kind = array.type
+    plain = plain_arrow(array)
+    copied = copied or (plain is not array and not isinstance(array, pa.ExtensionArray))
+    array, kind = plain, plain.type
     if pa.types.is_struct(kind):
-        entries = [_arrow(name, part, fill, copied) for part in array.flatten()]
+        entries = [_arrow(asked, part, copied) for part in array.flatten()]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        width = _width(name, array)
-        inner = _arrow(name, array.flatten(), fill, copied)
-        shape = (len(array), width, *inner.values.shape[1:])
-        return inner._replace(values=inner.values.reshape(shape))
+        return _arrow_lists(asked, array, copied)
     if str(kind) not in (*_IN_PLACE, "bool"):
-        how = f"cast it to one of bool, {', '.join(_IN_PLACE)}"
-        if pa.types.is_nested(kind):
-            how = "a row is a number, a list or a struct of numbers"
-        elif pa.types.is_temporal(kind):
-            how = "look at the same bytes as integers with view('int64') or view('int32')"
-        raise CollectionError(f"column {name!r} is {kind}: {how}")
+        raise CollectionError(_no_numbers(asked, kind))
     bits = pa.types.is_boolean(kind)
     dtype = np.dtype("bool" if bits else _IN_PLACE[str(kind)])
     if array.null_count:
-        array = array.fill_null(_filling(name, fill, dtype, array.null_count).item())
+        array = array.fill_null(_filling(asked, dtype, array.null_count).item())
         copied = True
     if bits:
         return _Found(array.to_numpy(zero_copy_only=False), True, True)
     return _Found(_buffer(array, 1, dtype, len(array)), copied, True)
 
 
-def _width(name: str, lists: Any) -> int:
-    """The number of entries that every one of Arrow's lists has; CollectionError if they differ."""
+def _no_numbers(asked: _Asked, kind: Any) -> str:
     import pyarrow as pa
 
-    if lists.null_count:
-        raise CollectionError(_NO_LIST.format(name, lists.null_count))
+    if pa.types.is_dictionary(kind):
+        return _NO_NUMBERS.format(asked.name, kind.value_type)
+    how = f"cast it to {asked.dtype}"
+    if asked.dtype is None or is_opaque(asked.dtype):
+        how = f"cast it to one of {', '.join(DTYPES)}"
+    if pa.types.is_nested(kind):
+        how = "a row is a number, a list or a struct of numbers"
+    elif pa.types.is_temporal(kind):
+        how = "look at the same bytes as integers with view('int64') or view('int32')"
+    return f"column {asked.name!r} is {kind}: {how}"
+
+
+def plain_arrow(array: Any) -> Any:
+    """An Arrow array of numbers in the plainest form: a dictionary or runs of numbers are decoded.
+    A tensor of fixed shape becomes nested lists of fixed size, in place unless its dimensions are
+    permuted. Any other array is returned as it is."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_dictionary(kind) and str(kind.value_type) in (*_IN_PLACE, "bool"):
+        return array.dictionary_decode()
+    if pa.types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc
+
+        return pc.run_end_decode(array)
+    if getattr(kind, "extension_name", "") != "arrow.fixed_shape_tensor":
+        return array
+    lists, shape = array.storage, tuple(kind.shape)
+    values = lists.values.slice(lists.offset * math.prod(shape), len(lists) * math.prod(shape))
+    if kind.permutation is not None:
+        order = [0, *(1 + axis for axis in kind.permutation)]
+        places = np.arange(len(values)).reshape(len(lists), *shape).transpose(order)
+        values, shape = values.take(pa.array(places.ravel())), places.shape[1:]
+    for size in reversed(shape[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    mask = lists.is_null() if lists.null_count else None
+    return pa.FixedSizeListArray.from_arrays(values, shape[0], mask=mask)
+
+
+def _arrow_lists(asked: _Asked, array: Any, copied: bool) -> _Found:
+    """Lists of one length as vectors. With `fill`, each element of a null list has that value."""
+    there = None
+    if array.null_count:
+        if asked.fill is None:
+            raise CollectionError(_NO_LIST.format(asked.name, array.null_count))
+        there = array.is_valid().to_numpy(zero_copy_only=False)
+        array = array.drop_null()
+    width = _width(asked.name, array)
+    inner = _arrow(asked, array.flatten(), copied)
+    if isinstance(inner.values, list):
+        raise CollectionError(f"column {asked.name!r} has lists of structs: {_ONE_KIND}")
+    lists = inner.values.reshape(len(array), width, *inner.values.shape[1:])
+    if there is None:
+        return inner._replace(values=lists)
+    value = _filling(asked, lists.dtype, int((~there).sum()))
+    whole = np.full((len(there), *lists.shape[1:]), value, lists.dtype)
+    whole[there] = lists
+    return _Found(whole, True, True)
+
+
+def _width(name: str, lists: Any) -> int:
+    """The number of entries that every one of Arrow's lists has; CollectionError if they differ.
+    No list is null."""
+    import pyarrow as pa
+
     if pa.types.is_fixed_size_list(lists.type):
         return int(lists.type.list_size)
     ends = pa.types.is_large_list(lists.type)
@@ -286,23 +392,23 @@ def unmasked(content: Any) -> Any:
     return content.content[: content.length]
 
 
-def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
+def _awkward(asked: _Asked, array: ak.Array) -> _Found:
     """The values of an Awkward array. Awkward shares its buffers, so they are read-only."""
     import awkward as ak
 
-    content: Any = unmasked(ak.materialize(array).layout)
+    name, content = asked.name, unmasked(ak.materialize(array).layout)
     if content.is_record:
-        entries = [_awkward(name, array[field], fill) for field in content.fields]
+        entries = [_awkward(asked, array[field]) for field in content.fields]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
     if not content.purelist_isregular and not content.is_union:
         content = _regular(name, ak.Array(content)).layout
     if content.is_union or content.purelist_parameter("__array__") is not None:
         raise CollectionError(f"column {name!r} is {content.form.type}, not numbers")
     if content.is_numpy:
-        return _values(name, content.data, fill)._replace(locked=True)
+        return _values(asked, content.data)._replace(locked=True)
     copied = content.is_option or content.is_indexed
     values = _named(name, lambda: ak.to_numpy(ak.Array(content)))
-    return _array(name, values, fill, copied)._replace(locked=True)
+    return _array(asked, values, copied)._replace(locked=True)
 
 
 def _regular(name: str, lists: ak.Array) -> ak.Array:

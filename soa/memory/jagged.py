@@ -14,7 +14,7 @@ from soa.errors import CollectionError, needs_extra
 from soa.memory.collection import Collection
 from soa.memory.from_libraries import as_collection, unmasked
 from soa.memory.span import Array
-from soa.options import TEXT, of_type, takes
+from soa.options import TEXT, nearest, of_type, takes
 from soa.signature import Signature, offsets_of
 
 
@@ -62,7 +62,8 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
     """Where the items of each row begin and end, and the content that holds this column of
     items."""
     if name not in rows.fields:
-        raise CollectionError(f"no column {name!r}, there are: {', '.join(rows.fields)}")
+        have = ", ".join(rows.fields)
+        raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, rows.fields)}")
     lists = _rows(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
         raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")

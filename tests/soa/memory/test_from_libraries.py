@@ -12,15 +12,16 @@ import awkward as ak
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soa.errors import CollectionError, LayoutError
+from soa.errors import CollectionError, LayoutError, SoaPipelineError
 from soa.layout import Layout, column, eigen, opaque, scalar
-from soa.memory import Collection, as_collection
+from soa.memory import Collection, as_collection, to_numpy
 from tests.soa.exporters import OnlyDLPack, aligned_array
 from tests.soa.strategies import layouts, values_of
 
@@ -540,3 +541,125 @@ def test_cupy_shares_memory() -> None:
     assert wrapped.data_ptr == x.data.ptr
     back = cupy.from_dlpack(collection.tensor("x"))
     assert back.data.ptr == x.data.ptr
+
+
+def _pandas_ways(array: Any) -> list[Any]:
+    """A pandas array as it comes: in a frame, as a Series, as an index, alone."""
+    frame = pd.DataFrame({"x": array})
+    return [frame, {"x": frame["x"]}, {"x": pd.Index(frame["x"])}, {"x": array}]
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype"),
+    [
+        (pd.Categorical([1.5, 2.5, 1.5]), "float64"),
+        (pd.Categorical([7, 3, 7]), "int64"),
+        (pd.array([1, 2, 3], dtype="Int32"), "int32"),
+        (pd.array([1.5, 2.5, 3.5], dtype="Float32"), "float32"),
+        (pd.array([True, False, True], dtype="boolean"), "bool"),
+        (pd.array([1, 2, 3], dtype="int64[pyarrow]"), "int64"),
+        (pd.arrays.SparseArray([0.0, 1.0, 0.0]), "float64"),
+    ],
+)
+def test_pandas_arrays_in_each_place(array: Any, dtype: str) -> None:
+    for data in _pandas_ways(array):
+        for layout in (None, Layout([column("x", dtype)])):
+            made = as_collection(data, layout)
+            assert made.layout["x"].dtype == dtype
+            assert made["x"].tolist() == list(array)
+
+
+def test_missing_values_and_text_in_pandas_arrays() -> None:
+    for array in (pd.Categorical([1.5, None]), pd.array([1, None], dtype="Int32")):
+        for data in _pandas_ways(array):
+            with pytest.raises(CollectionError, match="'x' has 1 missing values"):
+                as_collection(data)
+            assert as_collection(data, fill={"x": 9})["x"].tolist() == [array[0], 9]
+    for data in _pandas_ways(pd.Categorical(["a", "b"])):
+        with pytest.raises(CollectionError, match="'x' is a category of text"):
+            as_collection(data)
+
+
+def test_frames_and_tables_that_must_be_read_first() -> None:
+    batch = pa.record_batch({"x": pa.array([1.5, 2.5]), "other": ["a", "b"]})
+    layout = Layout([column("x", "float64")])
+    for data, twice in (
+        (polars_frame({"x": [1.5, 2.5], "other": ["a", "b"]}).lazy(), 1),
+        (pa.RecordBatchReader.from_batches(batch.schema, [batch, batch]), 2),
+        (pyarrow.dataset.dataset(pa.table(batch)), 1),
+    ):
+        made = as_collection(data, layout)
+        assert made["x"].tolist() == [1.5, 2.5] * twice
+        assert made.readonly and made.copied == ("x",)
+
+
+def test_dictionaries_and_runs_of_numbers() -> None:
+    numbers = pa.array([1.5, 2.5, 1.5])
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3], [1.5, 2.5])
+    for array in (
+        numbers.dictionary_encode(),
+        pa.chunked_array([numbers.dictionary_encode()]),
+        runs,
+    ):
+        made = as_collection({"x": array})
+        assert made["x"].tolist() == array.to_pylist() and made.copied == ("x",)
+    with_null = pa.array([1.5, None]).dictionary_encode()
+    with pytest.raises(CollectionError, match="1 missing values"):
+        as_collection({"x": with_null})
+    assert as_collection({"x": with_null}, fill={"x": 0})["x"].tolist() == [1.5, 0]
+    with pytest.raises(CollectionError, match="'x' is a category of string"):
+        as_collection({"x": pa.array(["a"]).dictionary_encode()})
+
+
+@pytest.mark.parametrize("order", [None, [0, 1], [1, 0]])
+def test_tensors_of_fixed_shape(order: list[int] | None) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=order)
+    flat = pa.array(np.arange(24, dtype=np.float32))
+    whole = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, 6))
+    for array in (whole, whole[1:3]):
+        expected = array.to_numpy_ndarray()
+        assert (to_numpy(as_collection({"m": array}))["m"] == expected).all()
+
+
+def test_null_vectors_take_the_fill_value() -> None:
+    numbers: list[list[float] | None] = [[1.0, 2.0], None, [3.0, 4.0]]
+    for kind in (pa.list_(pa.float32(), 2), pa.list_(pa.float32()), pa.large_list(pa.float32())):
+        array = pa.array(numbers, type=kind)
+        with pytest.raises(CollectionError, match="'v' has no list in 1 rows"):
+            as_collection({"v": array})
+        for lists, expected in (
+            (array, [[1, 2], [-1, -1], [3, 4]]),
+            (array[1:], [[-1, -1], [3, 4]]),
+        ):
+            made = as_collection({"v": lists}, fill={"v": -1})
+            assert to_numpy(made)["v"].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_cast_names_the_dtype_of_the_layout(dtype: str) -> None:
+    with pytest.raises(CollectionError, match=f"'x' is string: cast it to {dtype}$"):
+        as_collection({"x": pa.array(["a"])}, Layout([column("x", dtype)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "meant"),
+    [
+        ("pt", ["Pt", "eta"], "Pt"),
+        ("energy", ["enregy", "eta"], "enregy"),
+        ("pt", ["jet_pt", "jet_eta"], "jet_pt"),
+        ("pt", ["jet_pt", "el_pt"], None),
+        ("pt", ["mass", "eta"], None),
+    ],
+)
+def test_the_nearest_column_is_named(name: str, there: list[str], meant: str | None) -> None:
+    zeros = np.zeros(3)
+    columns = [column(each, "float64") for each in there]
+    made = Collection(Layout(columns), 3)
+    for look in (
+        lambda: as_collection(dict.fromkeys(there, zeros), Layout([column(name, "float64")])),
+        lambda: as_collection(dict.fromkeys(there, zeros), fill={name: 0}),
+        lambda: made[name],
+    ):
+        with pytest.raises(SoaPipelineError) as caught:
+            look()
+        assert (f"did you mean {meant!r}?" in str(caught.value)) == (meant is not None)
