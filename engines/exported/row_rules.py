@@ -215,6 +215,14 @@ def _behind(call: Call, dims: int) -> Value:
     return Value(rows)
 
 
+def _weight_norm(call: Call) -> Value:
+    """Divides by a norm along all dimensions but one."""
+    rows, dim = call.broadcast(), call.dim(rank=call.most)
+    if rows is not None and rows.dim != dim:
+        raise Mixed(ACROSS)
+    return Value(rows)
+
+
 def _normalised(call: Call) -> Value:
     return _behind(call, len(call.given["normalized_shape"]))
 
@@ -352,15 +360,20 @@ def _stored(call: Call, there: Value, rank: int) -> Value:
 
 
 def _masked(call: Call, mask: Node, *others: Node) -> Value:
-    """`x[mask] = number`. Raises Mixed for other masks, whose number of true elements matters."""
+    """`x[mask] = number`. Raises Mixed for other masks, whose number of true elements matters,
+    unless no row changes the mask."""
     truth, value = call.values[mask], call.given.get("values")
+    first, rank, rows = call.given["indices"].index(mask), len(sizes(mask)), call.rows()
+    outside = rows is None or not first <= rows.dim < first + rank
+    if value is not None and truth == Value() and outside and not others:
+        there = rows and (rows if rows.dim < first else rows.at(rows.dim - rank + 1))
+        return _stored(call, Value(there), call.rank() - rank + 1)
     one = isinstance(value, Node) and value.meta["val"].numel() == 1 and not others
     if call.value().numbered:
         raise Mixed(NUMBER)
     if not one or call.rows("values") or not isinstance(truth, Value):
         raise Mixed("takes the number of true elements of a mask as a value")
-    first = call.given["indices"][0] is mask
-    if not first or truth.rows != call.rows():
+    if first or truth.rows != call.rows():
         raise Mixed(WITH_OTHERS)
     return Value(call.rows())
 
@@ -463,6 +476,7 @@ _KINDS: dict[Kind, str] = {
         _behind, dims=3
     ): "max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d "
     "upsample_nearest3d upsample_trilinear3d pixel_shuffle pixel_unshuffle im2col",
+    _weight_norm: "_weight_norm",
     _normalised: "layer_norm rms_norm",
     _attention: "scaled_dot_product_attention",
     _searched: "bucketize searchsorted",

@@ -108,7 +108,7 @@ FUNCTIONS: dict[str, Function] = {
     **ATEN,
     **_each(1, "FDIQ", square=1, cube=2),
     **_each(2, "FDIQ", div_trunc=8, div_floor=8),
-    **_each(2, "FD", pow=60),
+    **_each(2, "FDIQ", pow=60),
     **_each(3, "FD", fma=1),
     **_each(3, "IQ", clamp=2),
     "same": _operator(0, "{}", "FDIQ"),

@@ -33,6 +33,7 @@ from engines.lanes.tensors import (
     Scattered,
     Sorted,
     Tensor,
+    named,
 )
 from engines.lanes.values import Call, Literal, Read, Value, parts, walk
 from soa.dtypes import itemsize
@@ -113,7 +114,8 @@ class Writer:
             if source.line and source.line != line:
                 line = source.line
                 lines.append(f"// {line}")
-            lines += self.step(step)
+            with named(source):
+                lines += self.step(step)
         return "\n".join(f"  {line}" for line in lines) + "\n"
 
     def step(self, step: Step) -> list[str]:

@@ -30,7 +30,7 @@ from engines.errors import NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch, why_dependent
 from engines.lanes.operators import LOWERINGS, Step, agrees, lowered, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Argument, Program, Tensor
+from engines.lanes.tensors import Argument, Program, Tensor, no_code
 from engines.lanes.values import Value
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -234,7 +234,7 @@ class _Walk:
         self.columns = 0
         self.symbols: dict[Any, int] = {}
         for node in row.graph.graph.nodes:
-            self.build.line = model_line(node)
+            self.build.line, self.build.operator = model_line(node), str(node.target)
             if node.op == "placeholder":
                 self.found[node] = self.input(node)
             elif node.op == "get_attr":
@@ -280,6 +280,11 @@ class _Walk:
         value = node.meta["val"]
         if isinstance(value, torch.SymInt):
             return self.size(node, arguments)
+        return self.lowered(node, arguments, named)
+
+    def lowered(self, node: Node, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """A node's result by the operator's lowering. NotApplicableError, whatever goes wrong."""
+        name, value = _name(node.target), node.meta["val"]
         step = Step(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
@@ -290,6 +295,8 @@ class _Walk:
             return made
         except NotKnown as what:
             raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}") from None
+        except Exception as error:  # arguments that the lowering did not expect
+            raise no_code(str(node.target), self.build.line, error) from error
 
     def size(self, node: Node, arguments: Sequence[Any]) -> Any:
         """A number of items, or a value computed from such numbers."""

@@ -19,7 +19,7 @@ from engines.lanes.tensors import (
     Uniform,
     View,
 )
-from engines.lanes.values import Literal, Value, Values
+from engines.lanes.values import Call, Literal, Value, Values
 
 HALF = ("float16", "bfloat16")
 _FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h has 32 or 64 bits
@@ -33,12 +33,12 @@ class NotKnown(Exception):
 
 
 class Builder:
-    """Adds tensors to a program. `line`: the line of the model from which they come."""
+    """Adds tensors to a program. `line`, `operator`: those of the model from which they come."""
 
     def __init__(self) -> None:
         self.values = Values()
         self.program = Program(self.values)
-        self.line = ""
+        self.line, self.operator = "", ""
         self.counts: dict[Any, int] = {}
         """For each jagged collection: the symbol of its number of items, and its index."""
 
@@ -54,7 +54,7 @@ class Builder:
         return self.values.call("items", place, dtype="int64", bounds=(0, 1 << 40))
 
     def add(self, tensor: T) -> T:
-        tensor.line = self.line
+        tensor.line, tensor.operator = self.line, self.operator
         self.program.tensors.append(tensor)
         return tensor
 
@@ -69,6 +69,8 @@ class Builder:
             made = self.add(Uniform(self.values, (), given))
         else:
             dtype = dtype or dtype_of(given)
+            if dtype in HALF:
+                given = torch.tensor(given).to(getattr(torch, dtype)).item()
             made = self.add(Uniform(self.values, (), self.values.literal(given, dtype)))
         return made if dtype is None else self.cast(made, dtype)
 
@@ -85,6 +87,10 @@ class Builder:
         """Converts as torch does: to integers towards zero, else to the nearest number."""
         if value.dtype == dtype:
             return value
+        if isinstance(value, Call) and value.function == "to_float32":
+            (narrow,) = value.arguments  # float32 holds each number of 16 bits
+            if narrow.dtype == dtype in HALF:
+                return narrow
         if isinstance(value, Literal):
             converted = torch.tensor(value.number).to(getattr(torch, dtype)).item()
             return self.values.literal(converted, dtype)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
+from engines.errors import EngineError, NotApplicableError, first_line
 from engines.lanes.functions import RANGES
 from engines.lanes.index import (
     Index,
@@ -37,6 +39,24 @@ At: TypeAlias = "Callable[[Tensor, Indices], Value]"
 """Gives the value of a tensor's element."""
 
 
+@contextmanager
+def named(tensor: Tensor) -> Iterator[None]:
+    """Makes an unexpected error inside a refusal that names the operator of `tensor`."""
+    try:
+        yield
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:
+        raise no_code(tensor.operator, tensor.line, error) from error
+
+
+def no_code(operator: str, line: str, error: Exception) -> NotApplicableError:
+    """An error of the compiler, which did not expect an operator's arguments, as a refusal."""
+    where = f" ({line})" if line else ""
+    why = f"{type(error).__name__}: {first_line(error)}"
+    return NotApplicableError(f"it has no code for {operator} with these arguments{where}: {why}")
+
+
 class Tensor:
     """The base class. `sources`: the tensors from whose elements its elements are computed."""
 
@@ -48,6 +68,7 @@ class Tensor:
         self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
         self.bounds = RANGES.get(dtype)
         self.line = ""  # the line of the model, for a comment in the generated code
+        self.operator = ""  # the operator of the model, for an error
         self.innermost: int | None = None  # the dimension along which memory is contiguous
 
     @property
@@ -307,7 +328,12 @@ class Product(Tensor):
         """The two elements that are multiplied at a step."""
         steps = self.steps()
         left, right = self.left_at(index, steps), self.right_at(index, steps)
-        return at(self.left, left), at(self.right, right)
+        return self._read(self.left, left, at), self._read(self.right, right, at)
+
+    def _read(self, operand: Tensor, index: Indices, at: At) -> Value:
+        """An operand's element. Weights are read from memory also if all are the same number."""
+        weights = isinstance(operand, Constant)
+        return self.values.read(operand, index) if weights else at(operand, index)
 
 
 @dataclass(frozen=True)
@@ -449,7 +475,8 @@ class Elements:
 
     def at(self, tensor: Tensor, index: Indices) -> Value:
         while isinstance(tensor, View):
-            index, tensor = tensor.where(index), tensor.base
+            with named(tensor):
+                index, tensor = tensor.where(index), tensor.base
         if tensor in self.stored:
             return tensor.values.read(tensor, index)
         return self.expression(tensor, index)
@@ -457,5 +484,6 @@ class Elements:
     def expression(self, tensor: Tensor, index: Indices) -> Value:
         """The expression of an element, also of a stored tensor."""
         if (tensor, index) not in self._made:
-            self._made[tensor, index] = tensor.element(index, self.at)
+            with named(tensor):
+                self._made[tensor, index] = tensor.element(index, self.at)
         return self._made[tensor, index]

@@ -126,6 +126,7 @@ DEPENDENT: dict[str, Function] = dict(
     pooled_rows_of_images=lambda m, x: F.max_pool2d(x[None, None], 3, 1, 1)[0, 0],
     batch_norm_of_training=lambda m, x: F.batch_norm(x, None, None, training=True),
     layer_norm_of_rows=lambda m, x: F.layer_norm(x.t(), [x.shape[0]]).t(),
+    weight_norm_of_rows=lambda m, x: torch._weight_norm(x, m.table[:1], 1),
     instance_norm_of_rows=lambda m, x: F.instance_norm(x.t()[None])[0].t(),
     limits_of_other_rows=lambda m, x: torch.bucketize(x[:, 0].contiguous(), x[:, 1].sort().values),
     # the number of rows, and the number of a row
@@ -165,6 +166,12 @@ INDEPENDENT: dict[str, Function] = dict(
     padded=lambda m, x: F.pad(points(x), (1, 1), mode="reflect") + F.pad(points(x), (2, 0)),
     windows=lambda m, x: x.unfold(1, 3, 1).sum(2) + points(x).diagonal(dim1=1, dim2=2).sum(1, True),
     assigned=lambda m, x: _assigned(x),
+    assigned_by_masks=lambda m, x: _assigned_by_masks(x),
+    weight_norm_of_each=lambda m, x: torch._weight_norm(x, x[:, :1].abs(), 0),
+    triangular=lambda m, x: torch.linalg.solve_triangular(
+        torch.linalg.cholesky(points(x).mT @ points(x) + torch.eye(3)), points(x).mT, upper=False
+    ),
+    alike=lambda m, x: sum(torch.broadcast_tensors(x[:, :1], m.table[:1])),
     repeated=lambda m, x: x.repeat_interleave(3, 0).view(-1, 3, 6)[:, 1] + x.repeat(1, 2)[:, :6],
     outermost=lambda m, x: x.repeat(2, 1).view(2, -1, WIDTH)[0],
     all_particles=lambda m, x: (
@@ -205,6 +212,16 @@ INDEPENDENT: dict[str, Function] = dict(
     fourier_within=lambda m, x: torch.fft.rfft(x).abs(),
     vectorised=lambda m, x: torch.vmap(lambda row: row - row.mean())(x),
 )
+
+
+def _assigned_by_masks(x: Tensor) -> Tensor:
+    y, third = x.clone(), torch.tensor([True, False, False] * 2)
+    y[:, third] = x[:, 1:3] * x[:, 2:4]
+    y[:, ~third & (torch.arange(6) < 3)] = 2.0
+    y[x > 1] = 0.0
+    z = points(x).clone()
+    z[:, third[:2]] = 3.0
+    return y + z.view(-1, 6)
 
 
 def _assigned(x: Tensor) -> Tensor:

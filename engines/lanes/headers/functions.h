@@ -436,7 +436,19 @@ template <class V> INLINE V div_trunc(V a, V b) { return trunc(a / b); }
     const V q = div_trunc(a, b), zero = all((N)0);                                             \
     return q + select(ne(q * b, a) & (lt(a, zero) ^ lt(b, zero)), all((N)-1), zero);           \
   }                                                                                            \
-  INLINE V remainder(V a, V b) { return a - div_floor(a, b) * b; }
+  INLINE V remainder(V a, V b) { return a - div_floor(a, b) * b; }                             \
+  INLINE V pow(V x, V y) { /* 1 / x is 0 unless x is 1 or -1 */                                \
+    const V zero = all((N)0), one = all((N)1), uneven = y & one;                               \
+    const I under = lt(y, zero), first = eq(x, one), last = eq(x, zero - one);                 \
+    V found = one;                                                                             \
+    for (int bit = 0; bit < (int)sizeof(N) * 8 - 1; ++bit) {                                   \
+      found = select(ne(y & one, zero), found * x, found);                                     \
+      x = x * x;                                                                               \
+      y = y >> 1;                                                                              \
+    }                                                                                          \
+    const V inverse = select(first, one, select(last, one - uneven - uneven, zero));           \
+    return select(under, inverse, found);                                                      \
+  }
 WHOLE(I, int32_t) WHOLE(Q, int64_t)
 #undef WHOLE
 

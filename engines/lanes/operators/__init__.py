@@ -1,6 +1,7 @@
 """How ATen's operators are lowered: one function for an operator or for several similar ones."""
 
 from engines.lanes.operators import (  # each module registers its functions
+    matrices,
     pointwise,
     pooling,
     products,
@@ -14,4 +15,4 @@ from engines.lanes.operators.registry import agrees as agrees
 from engines.lanes.operators.registry import lowered as lowered
 from engines.lanes.operators.registry import sizes as sizes
 
-_ROOMS = (pointwise, pooling, products, reductions, selection, views)
+_ROOMS = (matrices, pointwise, pooling, products, reductions, selection, views)

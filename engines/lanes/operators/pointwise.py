@@ -8,11 +8,11 @@ import torch
 
 from engines.lanes.functions import ATEN, RANGES
 from engines.lanes.operators.registry import Step, lowers
-from engines.lanes.tensor_builder import Builder, NotKnown
+from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Map, Tensor
 from engines.lanes.values import Value
 
-_UNARY = [name for name, known in ATEN.items() if known.arguments == 1]
+_UNARY = [name for name, known in ATEN.items() if known.arguments == 1 and name != "round"]
 _BINARY = [name for name, known in ATEN.items() if known.arguments == 2]
 _SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
@@ -22,10 +22,23 @@ _POWERS = {0.5: "sqrt", 1.0: "same", 2.0: "square", 3.0: "cube"}
 
 @lowers(*_UNARY)
 def unary(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    if step.name in ("floor", "ceil", "round", "trunc") and step.dtype in RANGES:
+    if step.name in ("floor", "ceil", "trunc") and step.dtype in RANGES:
         return x
     of = x.dtype if ATEN[step.name].result else step.dtype
     return build.map(step.name, [x], step.shape, step.dtype, of)
+
+
+@lowers("round")
+def round_to(build: Builder, step: Step, x: Tensor, /, decimals: int = 0) -> Tensor:
+    """The nearest number of `decimals` places, by a product and a quotient as in eager torch."""
+    if step.dtype in RANGES:
+        return x
+    power = 10.0 ** abs(decimals)
+    to, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    if decimals:
+        x = build.map(to, [x, power], step.shape, step.dtype)
+    x = build.map("round", [x], step.shape, step.dtype)
+    return build.map(back, [x, power], step.shape, step.dtype) if decimals else x
 
 
 @lowers(*_BINARY)
@@ -73,15 +86,13 @@ def reciprocal(build: Builder, step: Step, x: Tensor, /) -> Tensor:
 def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
     number = float(exponent) if isinstance(exponent, int | float) else None
     known = None if number is None else _POWERS.get(number)
-    if known is not None and (step.dtype not in RANGES or known != "sqrt"):
+    if known is not None:
         return build.map(known, [base], step.shape, step.dtype)
     if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
         return reciprocal(build, Step("rsqrt", step.results), base)
     if number in (-1, -2):
         square = build.map("square", [base], step.shape, step.dtype) if number == -2 else base
         return reciprocal(build, Step("reciprocal", step.results), square)
-    if step.dtype in RANGES:
-        raise NotKnown("an integer to a power")
     return build.map("pow", [base, exponent], step.shape, step.dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from engines.lanes.tensor_builder import Builder, NotKnown
+from engines.lanes.tensor_builder import HALF, Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Tensor
 
 
@@ -30,7 +30,7 @@ class Step:
 
     @property
     def dtype(self) -> str:
-        return str(self.results[0].dtype).removeprefix("torch.")
+        return _dtype(self.results[0])
 
 
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
@@ -73,6 +73,8 @@ NO_EFFECT = frozenset(
         "unfold.size", "slice.end", "slice_scatter.end",
         "copy.self",
         "split.split_size", "split.split_sizes", "split_with_sizes.split_sizes", "chunk.chunks",
+        # Where eager torch raises an error, the factor is NaN.
+        "linalg_cholesky_ex.check_errors",
         # Every sort is stable, and `topk` always sorts.
         "sort.stable", "topk.sorted",
     ]
@@ -83,10 +85,50 @@ NO_EFFECT = frozenset(
 def lowered(
     build: Builder, step: Step, target: Any, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
-    """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it."""
+    """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it.
+
+    An operator whose result has 16 bits is computed in float32 and rounded once, as in eager torch.
+    """
     function = LOWERINGS[step.name]
     positional, by_name = arguments(step.name, target, given, named)
-    return function(build, step, *positional, **by_name)
+    half = {each.dtype for each in step.results if _dtype(each) in HALF}
+    if not half:
+        return function(build, step, *positional, **by_name)
+    rounds = half.pop() if step.name in _ROUNDS_NUMBERS else None
+    results = [each.float() if _dtype(each) in HALF else each for each in step.results]
+    made = function(
+        build,
+        Step(step.name, tuple(results)),
+        *_wider(build, positional, rounds),
+        **{name: _wider(build, value, rounds) for name, value in by_name.items()},
+    )
+    if not isinstance(made, list):
+        return _rounded(build, made, step.results[0])
+    return [_rounded(build, each, to) for each, to in zip(made, step.results, strict=False)]
+
+
+# Eager torch rounds the numbers among their arguments to 16 bits too. `mul` and `div` do not.
+_ROUNDS_NUMBERS = frozenset(["add", "sub", "rsub", "pow", "fmod", "remainder"])
+
+
+def _wider(build: Builder, given: Any, rounds: torch.dtype | None) -> Any:
+    """An argument with float32 instead of 16 bits. `rounds`: the dtype to which numbers and tensors
+    of one number are rounded before."""
+    if isinstance(given, list | tuple):
+        return [_wider(build, each, rounds) for each in given]
+    if isinstance(given, Tensor):
+        return build.cast(given, "float32") if given.dtype in HALF else given
+    if isinstance(given, float) and rounds is not None:
+        return torch.tensor(given).to(rounds).item()
+    if not isinstance(given, torch.Tensor) or not given.is_floating_point():
+        return given
+    given = given.to(rounds) if rounds is not None and not given.dim() else given
+    return given.float() if _dtype(given) in HALF else given
+
+
+def _rounded(build: Builder, made: Any, result: torch.Tensor) -> Any:
+    half = isinstance(made, Tensor) and _dtype(result) in HALF
+    return build.cast(made, _dtype(result)) if half else made
 
 
 def arguments(
@@ -147,8 +189,11 @@ def agrees(made: Any, result: torch.Tensor) -> bool:
     """True if a lowered result has the dtype and the shape that torch gives it."""
     if not isinstance(made, Tensor):
         return True
-    dtype = str(result.dtype).removeprefix("torch.")
-    return made.dtype == dtype and made.shape == sizes(result)
+    return made.dtype == _dtype(result) and made.shape == sizes(result)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:

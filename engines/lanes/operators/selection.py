@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engines.lanes.index import Index, Indices, entry, flat
+from engines.lanes.index import Index, Indices, constant, entry, flat
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Step, lowers
@@ -59,8 +59,8 @@ def embedding(build: Builder, step: Step, weight: Any, index: Any, /) -> Tensor:
 def index(build: Builder, step: Step, x: Any, indices: Sequence[Any], /) -> Tensor:
     """NumPy's rules: indices are broadcast against each other. Their dimensions replace the indexed
     dimensions if those are adjacent, else they come first."""
-    base = build.tensor(x)
-    if any(_dtype(i) == "bool" for i in indices if i is not None):
+    base, indices = build.tensor(x), _without_constant_masks(indices)
+    if _masks(indices):
         raise NotKnown("picking by a mask, which gives each row another number of elements")
     given = [*indices, *[None] * (len(base.shape) - len(indices))]
     places = [d for d, i in enumerate(given) if i is not None]
@@ -201,10 +201,11 @@ def index_put(
     build: Builder, step: Step, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
 ) -> Tensor:  # fmt: skip
+    indices = _without_constant_masks(indices)
+    if _masks(indices):
+        return _put_by_mask(build, step, build.tensor(x), indices, source, accumulate)
     given = [*indices, *[None] * (len(step.shape) - len(indices))]
     places = [d for d, i in enumerate(given) if i is not None]
-    if any(_dtype(given[d]) == "bool" for d in places):
-        raise NotKnown("putting by a mask, which gives each row another number of elements")
     shape = torch.broadcast_shapes(*(tuple(given[d].shape) for d in places))
     adjacent = places[-1] - places[0] + 1 == len(places)
     begin = places[0] if adjacent else 0
@@ -219,6 +220,36 @@ def index_put(
             picks.append(_broadcast(build, each, shape, begin, size, whole))
     given_source = build.expand(build.tensor(source, step.dtype), whole)
     return _put(build, step, x, given_source, picks, "sum" if accumulate else "put")
+
+
+def _masks(indices: Sequence[Any]) -> list[Any]:
+    """The indices that are masks: torch takes uint8 as bool."""
+    return [i for i in indices if i is not None and _dtype(i) in ("bool", "uint8")]
+
+
+def _without_constant_masks(indices: Sequence[Any]) -> list[Any]:
+    """The indices, with those of the true elements in place of each mask that no row changes."""
+    found: list[Any] = []
+    for each in indices:
+        constant_mask = isinstance(each, torch.Tensor) and bool(_masks([each]))
+        found += each.bool().nonzero(as_tuple=True) if constant_mask else [each]
+    return found
+
+
+def _put_by_mask(
+    build: Builder, step: Step, x: Tensor, indices: Sequence[Any], source: Any, accumulate: bool
+) -> Tensor:
+    """`x[mask] = number`, also with dimensions before and behind those of the mask."""
+    value, dim = build.tensor(source, step.dtype), len(indices) - 1
+    if value.count != 1 or any(i is not None for i in indices[:dim]):
+        raise NotKnown("putting several values by a mask, whose number differs between rows")
+    mask = build.cast(indices[dim], "bool")
+    rank = len(mask.shape)
+    shape = (*mask.shape, *[1] * (len(step.shape) - dim - rank))
+    mask = build.view(mask, shape, lambda at: at[:rank])
+    one = build.view(value, (), lambda at: (constant(0),) * len(value.shape))
+    put = build.map("add", [x, one], step.shape, step.dtype) if accumulate else one
+    return select(build, step, mask, put, x)
 
 
 def _put(

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.lanes import compilers
+from engines.lanes.index import Indices
+from engines.lanes.operators import LOWERINGS, Step
+from engines.lanes.tensor_builder import Builder
+from engines.lanes.tensors import Tensor as Lowered
 from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
 
 
@@ -58,6 +62,25 @@ def test_a_compiler_that_fails(
         small.compiled()
     assert not isinstance(caught.value, NotApplicableError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [AssertionError(), KeyError("x"), RuntimeError("so\nso")])
+@pytest.mark.parametrize("where", ["lowering", "element"])
+def test_an_error_of_the_compiler_names_the_operator(
+    small: Prepared, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    def fails(build: Builder, step: Step, x: Lowered, /) -> Lowered:
+        if where == "lowering":
+            raise error
+        return build.view(x, step.shape, later)
+
+    def later(index: Indices) -> Indices:
+        raise error
+
+    monkeypatch.setitem(LOWERINGS, "tanh", fails)
+    with pytest.raises(NotApplicableError, match="tanh") as caught:
+        small.compiled()
+    assert "\n" not in str(caught.value) and type(error).__name__ in str(caught.value)
 
 
 def test_a_compiler_that_hangs(

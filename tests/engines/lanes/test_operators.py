@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,8 @@ UNARY: Table = {
     "power of 4": lambda x: x**4,
     "power of -2": lambda x: x**-2,
     "power of 1.5": lambda x: x**1.5,
+    "to two places": lambda x: torch.round(x, decimals=2),
+    "to tens": lambda x: torch.round(x, decimals=-1),
     "clamp": lambda x: x.clamp(-1, 2),
     "clamp, the least above the most": lambda x: x.clamp(2, -1),
     "remainder": lambda x: torch.remainder(x, 1.7),
@@ -73,6 +76,10 @@ INTEGERS: Table = {
     "left": lambda a, b: a << 2,
     "right": lambda a, b: a >> 3,
     "square": lambda a, b: a**2,
+    "power of 5": lambda a, b: a**5,
+    "a number to a power": lambda a, b: 3 ** (b % 9),
+    "to a power": lambda a, b: torch.pow(a, b % 9),
+    "to a negative power": lambda a, b: torch.pow(a % 4 - 2, 0 - b % 3),
     "sum": lambda a, b: (a + b).sum(1),
     "product": lambda a, b: a.prod(1),
     "cumulative": lambda a, b: a.cumsum(1),
@@ -142,6 +149,15 @@ VIEWS: Table = {
     "filled": lambda x: x.new_full((x.shape[0], 2), 3.0) + x[:, 0, :2, 0],
 }
 WEIGHTS = torch.linspace(-1, 2, 18).reshape(6, 3)
+EVEN, ONE, SLICE = torch.tensor([True, False] * 3), torch.ones(()), slice(None)
+
+
+def _set(x: Tensor, where: Any, values: Any) -> Tensor:
+    made = x.clone()
+    made[where] = values
+    return made
+
+
 SELECTIONS: Table = {
     "topk": lambda x, i: x.topk(3, 1).values,
     "least": lambda x, i: x.topk(2, 2, largest=False).values,
@@ -164,6 +180,11 @@ SELECTIONS: Table = {
     "index_add": lambda x, i: x.index_add(1, torch.tensor([1, 1, 3]), x[:, :3]),
     "index_fill": lambda x, i: x.index_fill(1, torch.tensor([1, 3]), 7.0),
     "one_hot": lambda x, i: F.one_hot(i, 6),
+    "put by a mask": lambda x, i: x.index_put((x > 0.5,), torch.tensor(0.0)),
+    "put by a mask of some dimensions": lambda x, i: x.index_put((x[:, :, 0] > 0.5,), ONE),
+    "added by a mask": lambda x, i: x.index_put((x > 0.5,), ONE, accumulate=True),
+    "put by a constant mask": lambda x, i: _set(x, (SLICE, EVEN), x[:, :3] * 2),
+    "put by a constant mask, one number": lambda x, i: _set(x, (SLICE, SLICE, EVEN[:4]), 1),
     "scatter_reduce without itself": lambda x, i: x[:, :, 0].scatter_reduce(
         1, i, x[:, :5, 1], "sum", include_self=False
     ),
@@ -212,10 +233,28 @@ def _first(made: nn.Module) -> Callable[..., Tensor]:
     return lambda v, images: call(v[:, :3], images)[0]
 
 
+def _positive(v: Tensor) -> Tensor:
+    return v @ v.transpose(1, 2) + 3 * torch.eye(6)
+
+
 def products() -> Table:
     torch.manual_seed(3)
-    weights = torch.randn(7, 8)
+    weights, triangle = torch.randn(7, 8), torch.rand(6, 6) + 2 * torch.eye(6)
+    solved = torch.linalg.solve_triangular
     return {
+        "weights of ones": lambda v, images: v @ torch.ones(8, 3),
+        "one weight": lambda v, images: v[:, :, :1] @ torch.full((1, 1), 0.3),
+        "tensordot": lambda v, images: torch.tensordot(v, torch.ones(6, 8), dims=2),
+        "vecdot": lambda v, images: torch.linalg.vecdot(v, torch.ones(8)),
+        "factor": lambda v, images: torch.linalg.cholesky(_positive(v)),
+        "upper factor": lambda v, images: torch.linalg.cholesky(_positive(v), upper=True),
+        "no factor": lambda v, images: torch.linalg.cholesky_ex(_positive(v) - 5.5).info,
+        "solved": lambda v, images: solved(triangle, v, upper=True),
+        "solved, lower": lambda v, images: solved(_positive(v), v, upper=False),
+        "solved from the right": lambda v, images: solved(
+            triangle, v.transpose(1, 2), upper=False, left=False
+        ),
+        "solved, ones": lambda v, images: solved(triangle, v, upper=True, unitriangular=True),
         "linear": lambda v, images: F.linear(v, weights),
         "linear, backwards": lambda v, images: F.linear(v, weights).flip(2),
         "matrices": lambda v, images: v @ v.transpose(1, 2),
