@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-_OURS = os.environ | {"PYTHONPATH": str(ROOT)}
+_PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+_OURS = os.environ | {"PYTHONPATH": os.pathsep.join(_PATHS)}
 Array = npt.NDArray[Any]
 Given = dict[str, Any]
 """The memory that a session is bound to, by collection."""
