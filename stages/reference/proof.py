@@ -73,7 +73,8 @@ def _asked(
     """
     generator = torch.Generator().manual_seed(0)
     names = {bound.name for bound in signature.outputs}
-    asked, heard, moved = set[Member](), set[Member](), set[str]()
+    heard, moved = _asked_in_rows(model, signature, reference, columns)
+    asked = set(heard)
     case: Case = {}
     for case in _sizes_to_ask(reference.cases):
         expected = reference.outputs[reference.cases.index(case)]
@@ -99,6 +100,56 @@ def _asked(
             if changed:
                 heard.add(member)
     return [c for c in columns if c in asked - heard], moved, label(case)
+
+
+def _asked_in_rows(
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+) -> tuple[set[Member], set[str]]:
+    """The columns that change an output, and these outputs, where each column gets another of its
+    values in one row only: one run of the model asks as many columns as there are rows.
+
+    A column that changes nothing in its row may change other rows; it is not among them. Nothing is
+    asked if there are several dimensions.
+    """
+    heard, moved = set[Member](), set[str]()
+    case = _sizes_to_ask(reference.cases)[-1]
+    if len(case) > 1:
+        return heard, moved
+    expected = reference.outputs[reference.cases.index(case)]
+    with_rows = [b.name for b in signature.outputs if not b.rowless]
+    (n,) = case.values()
+    for start in range(0, len(columns), n):
+        inputs = {name: dict(values) for name, values in reference.inputs.items()}
+        rows: dict[int, Member] = {}
+        for row, (collection, name) in enumerate(columns[start : start + n]):
+            changed = _changed_in(inputs[collection][name], row, n)
+            if changed is not None:
+                inputs[collection][name] = changed
+                rows[row] = (collection, name)
+        try:
+            answers = eager_outputs(
+                model, signature, row_major_inputs(signature, inputs, case), case
+            )
+        except Exception:  # asked one by one, each column says whether it is the cause
+            continue
+        for row, member in rows.items():
+            found = {k for k in with_rows if not _alike(answers[k][row], expected[k][row])}
+            moved |= found
+            if found:
+                heard.add(member)
+    return heard, moved
+
+
+def _changed_in(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
+    """The values with another of the first n in one row; None if these are equal, or a scalar."""
+    if values.ndim == 0:
+        return None
+    others = (values[:n] != values[row]).reshape(n, -1).any(1).nonzero()
+    if not len(others):
+        return None
+    found = values[:n].clone()
+    found[row] = values[int(others[row % len(others)])]
+    return found
 
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
