@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from engines.errors import NotApplicableError
 from engines.lanes.functions import LONG
 from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable, constant
 from engines.lanes.tensors import (
@@ -33,6 +34,7 @@ from engines.lanes.values import Open, Read, Value, walk
 
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
+_LONGEST = 100  # functions in a chain
 _LOOPS = (Product, Reduction, Sorted, Scan, Scattered)
 
 
@@ -120,7 +122,7 @@ class Plan:
 
 
 def planned(program: Program) -> Plan:
-    needed = in_memory(program)
+    needed = in_memory(program) | _long(program)
     readers = _Readers(program, needed, _next_to_sums(program))
     readers = _Readers(program, needed, _unfinished(program, readers))
     stored = _stored(program, readers)
@@ -145,6 +147,25 @@ def in_memory(program: Program) -> frozenset[Tensor]:
         elif isinstance(tensor, Gathered) and UNKNOWN not in tensor.base.shape:
             found.add(tensor.base.root)
     return frozenset(each for each in found if not isinstance(each, Constant))
+
+
+def _long(program: Program) -> frozenset[Tensor]:
+    """Tensors to store so that no expression is a chain of more than _LONGEST functions."""
+    found: set[Tensor] = set()
+    lengths: dict[Tensor, int] = {}
+    for tensor in program:
+        if isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor):
+            continue
+        length = max((lengths.get(source, 0) for source in tensor.sources), default=0)
+        lengths[tensor] = length if isinstance(tensor, View) else length + 1
+        if lengths[tensor] > _LONGEST and UNKNOWN in tensor.shape:
+            raise NotApplicableError(
+                f"a chain of more than {_LONGEST} functions of items ({tensor.line}) takes too long"
+            )
+        if lengths[tensor] == _LONGEST and isinstance(tensor, Map | Gathered):
+            found.add(tensor)
+            lengths[tensor] = 0
+    return frozenset(found)
 
 
 class _Readers:

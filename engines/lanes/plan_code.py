@@ -7,6 +7,7 @@ over the vectors of a row block.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -309,33 +310,31 @@ class Names:
     def __init__(self, text: Writer, known: Mapping[Tensor, str] | None = None) -> None:
         self.writer, self.known = text, known or {}
         self.lines: list[str] = []
-        self._found: dict[Value, str] = {}
-        self._uses: dict[Value, int] = {}
+        self._uses: Counter[Value] = Counter()
+        self._names: dict[Value, str] = {}
+        self._texts: dict[Value, str] = {}
 
     def text(self, value: Value) -> str:
-        for each in walk(value):
-            for part in parts(each):
-                self._uses[part] = self._uses.get(part, 0) + 1
-        return self._text(value)
+        inside = list(walk(value))
+        self._uses.update(part for each in inside for part in parts(each))
+        self._texts = dict(self._names)
+        for each in inside:
+            if each not in self._texts:
+                made = self._made(each)
+                shared = self._uses[each] > 1 and not isinstance(each, Literal)
+                named = (shared or len(made) > _LONGEST) and not made.isidentifier()
+                self._texts[each] = self._named(each, made) if named else made
+        return self._texts[value]
 
     def name(self, value: Value) -> str:
         """As `text`, but always a name."""
         found = self.text(value)
         return found if found.isidentifier() else self._named(value, found)
 
-    def _text(self, value: Value) -> str:
-        if value in self._found:
-            return self._found[value]
-        found = self._made(value)
-        shared = self._uses.get(value, 0) > 1 and not isinstance(value, Literal)
-        if found.isidentifier() or not (shared or len(found) > _LONGEST):
-            return found
-        return self._named(value, found)
-
     def _named(self, value: Value, found: str) -> str:
-        name = f"t{len(self._found)}"
+        name = f"t{len(self._names)}"
         self.lines.append(f"const {carrier(value.dtype)} {name} = {found};")
-        self._found[value] = name
+        self._names[value] = name
         return name
 
     def _made(self, value: Value) -> str:
@@ -349,7 +348,7 @@ class Names:
     def _call(self, value: Call) -> str:
         if value.function == "items":
             return f"all(items[{self._number(value)}])"
-        function, given = value.function, [self._text(each) for each in value.arguments]
+        function, given = value.function, [self._texts[each] for each in value.arguments]
         of_bools = value.arguments[0].dtype == "bool"
         if of_bools and function.startswith("to_"):
             given = [f"({given[0]} & 1)"]  # true is -1
@@ -401,7 +400,7 @@ class Names:
         rest = Index(tuple(t for t in index.terms if not isinstance(t[0], OfRow)), index.constant)
         words = []
         for atom, factor in own:
-            value = self._text(atom.value)
+            value = self._texts[atom.value]
             value = value if kind == "Q" else f"to_int32({value})"
             words.append(value if factor == 1 else f"{enclosed(value)} * all(({scalar}){factor})")
         if rest.terms or rest.constant or not words:
