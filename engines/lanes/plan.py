@@ -158,13 +158,14 @@ def _long(program: Program) -> frozenset[Tensor]:
             continue
         length = max((lengths.get(source, 0) for source in tensor.sources), default=0)
         lengths[tensor] = length if isinstance(tensor, View) else length + 1
-        if lengths[tensor] > _LONGEST and UNKNOWN in tensor.shape:
+        if lengths[tensor] < _LONGEST or not isinstance(tensor, Map | Gathered):
+            continue
+        if UNKNOWN in tensor.shape:
             raise NotApplicableError(
-                f"a chain of more than {_LONGEST} functions of items ({tensor.line}) takes too long"
+                f"{tensor.line} ends a chain of {_LONGEST} functions of items, which are not stored"
             )
-        if lengths[tensor] == _LONGEST and isinstance(tensor, Map | Gathered):
-            found.add(tensor)
-            lengths[tensor] = 0
+        found.add(tensor)
+        lengths[tensor] = 0
     return frozenset(found)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from engines import NotApplicableError
+from engines.lanes.index import constant
 from engines.lanes.plan import planned
 from engines.lanes.program import row_program
 from engines.lanes.source_file import Width, written, written_kernel
-from tests.engines.lanes.harness import MOST, prepared
+from engines.lanes.tensor_builder import Builder
+from engines.lanes.tensors import UNKNOWN, Argument, Program, Tensor
+from tests.engines.lanes.harness import MOST, Function, compiled, prepared
 
 
 class Everything(nn.Module):
@@ -19,7 +24,7 @@ class Everything(nn.Module):
         torch.manual_seed(5)
         self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
 
-    def forward(self, x: Tensor) -> tuple[Tensor]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         hidden = torch.relu(self.first(x)) + x.sum(1, keepdim=True)
         seen = torch.softmax(hidden, -1) * hidden.mean(1, keepdim=True)
         places = x.sort(1).indices
@@ -37,3 +42,46 @@ def test_planning_twice_gives_the_same_plan() -> None:
     widths = [Width("many", 8, 4, 16), Width("one", 8, 1, 16)]
     assert written(one, widths) == written(other, widths) == written(one, widths)
     assert written_kernel(one, 128, "local") == written_kernel(other, 128, "local")
+
+
+def chain(functions: int, items: bool = False) -> Program:
+    """A program that applies functions, and as many views, to 4 columns one after the other."""
+    build = Builder()
+    length = UNKNOWN if items else 1
+    x = build.add(Argument(build.values, (length, 4), "float32", 0, "c", 0 if items else None))
+    made: Tensor = x
+    for k in range(functions):
+        given = [made, x] if k % 3 else [made]
+        made = build.map("add" if k % 3 else "tanh", given, made.shape, "float32")
+        made = build.view(made, made.shape, lambda index: (index[0], index[1] * -1 + 3))
+    into = build.add(Argument(build.values, (1, 4), "float32", 4, "c", None))
+    first = build.view(made, (1, 4), lambda index: (constant(0), index[1]))
+    build.program.kinds, build.program.dtypes = "cc", ["float32", "float32"]
+    build.program.outputs.append((into, first))
+    return build.program
+
+
+def test_a_chain_of_5000_functions() -> None:
+    plan = planned(chain(5000))
+    assert len(plan.steps) == 51
+    source = written(plan, [Width("one", 8, 1, 16)]).text
+    assert source.count("tanh(") == 1667
+    assert max(map(len, source.splitlines())) < 200
+
+
+def test_a_long_chain_of_functions_of_items_is_refused() -> None:
+    planned(chain(90, items=True))
+    with pytest.raises(NotApplicableError, match="items"):
+        planned(chain(5000, items=True))
+
+
+def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for k in range(130):
+            y = y * 0.5 + x if k % 2 else y + 1.0
+        return y
+
+    x = torch.randn(MOST, 2)
+    made = compiled(Function({"y": apply}), [x], ["y"])
+    torch.testing.assert_close(made(x)["y"], made.eager(x)["y"], rtol=1e-6, atol=1e-6)
