@@ -23,6 +23,8 @@ from stages.capture import (
     export_convention,
 )
 from stages.compile import artifact_file
+from stages.model.row_wise import RowWise
+from stages.reference import row_major_inputs
 from stages.reference.answers import Arrays, Reference, random_inputs
 from stages.reference.nonfinite import Case
 from stages.validate import validate_session
@@ -68,11 +70,22 @@ class Built:
         return reference_collections(self.signature, self.inputs, case, spare)
 
 
-def exported(model: torch.nn.Module, signature: Signature, inputs: Arrays, file: Path) -> Path:
-    """Exports the program.pt2 of `capture`, without the other files and checks."""
+def exported(
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    file: Path,
+    row_wise: bool = False,
+) -> Path:
+    """Exports the program.pt2 of `capture`, without the other files and checks. `row_wise`: as if
+    the model exported only at one row."""
     case = example_case(signature)
     arguments = convention_arguments(signature, inputs, case)
-    program = export_convention(model.eval().requires_grad_(False), signature, arguments)
+    model = model.eval().requires_grad_(False)
+    with quiet_torch():
+        if row_wise:
+            model = RowWise(model, signature, row_major_inputs(signature, inputs, case))
+        program = export_convention(model, signature, arguments)
     with quiet_torch():
         torch.export.save(program, file)
     return file

@@ -91,16 +91,19 @@ class Prepared:
     signature: Signature
     program: Path
 
-    def compiled(self) -> Compiled:
+    def compiled(self, name: str = "lanes") -> Compiled:
+        """The artifact of the engine with this name, one that compiles exported programs."""
         folder = Path(tempfile.mkdtemp(dir=_SCRATCH))
         source = Portable(self.program, None)
-        files = engine("lanes").compile(source, Target.parse("cpu"), {}, folder)
-        opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
+        files = engine(name).compile(source, Target.parse("cpu"), {}, folder)
+        opened = engine(name).open(folder / files[0], torch.device("cpu"))
         return Compiled(self.model, self.signature, Session(self.signature, opened))
 
 
-def prepared(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Prepared:
-    """Exports the model with these rows as its example."""
+def prepared(
+    model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str], row_wise: bool = False
+) -> Prepared:
+    """Exports the model with these rows as its example. `row_wise`: captures it at one row."""
     model = model.eval().requires_grad_(False)
     with torch.no_grad():
         outputs = dict(zip(names, model(*inputs), strict=True))
@@ -110,7 +113,7 @@ def prepared(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -
         flat = values.reshape(len(values), -1)
         arrays[bound.name] = {c: flat[:, k].clone() for k, c in enumerate(bound.block.columns)}
     file = Path(tempfile.mkdtemp(dir=_SCRATCH)) / "program.pt2"
-    return Prepared(model, signature, building.exported(model, signature, arrays, file))
+    return Prepared(model, signature, building.exported(model, signature, arrays, file, row_wise))
 
 
 def compiled(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Compiled:
