@@ -106,7 +106,7 @@ def prepared(
     """Exports the model with these rows as its example. `row_wise`: captures it at one row."""
     model = model.eval().requires_grad_(False)
     with torch.no_grad():
-        outputs = dict(zip(names, model(*inputs), strict=True))
+        outputs = dict(zip(names, model(*[each[:2] for each in inputs]), strict=True))
     signature = signature_of(inputs, outputs)
     arrays: dict[str, dict[str, Any]] = {}
     for bound, values in zip(signature.inputs, inputs, strict=True):

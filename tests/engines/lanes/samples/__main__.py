@@ -1,10 +1,10 @@
 """Compares each operator that torch tests itself with, on torch's own samples, with eager torch.
 
-    python -m tests.engines.lanes.samples --out operators.json --table docs/reference/operators.md
+    python -m tests.engines.lanes.samples --table docs/reference/operators.md
 
-An operator runs in a process of its own. It is *right* or *not applicable*, with a reason; wrong
-answers and errors end the campaign with a non-zero status. `--resume` keeps what an earlier run
-wrote, except for the operators named by `--operators`.
+Each operator runs in a process of its own. Wrong answers and errors end the campaign with a
+non-zero status. `--out` keeps the results; a second run goes on with those that it has, except for
+the operators named by `--operators`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import multiprocessing
 import os
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,46 +25,66 @@ import torch
 
 from engines.exported import quiet_torch
 from tests.engines.lanes.samples import table
-from tests.engines.lanes.samples.cases import NoSampleError, cases_of, title_of
+from tests.engines.lanes.samples.cases import Case, NoSampleError, cases_of, title_of
 from tests.engines.lanes.samples.judging import judged
+from tests.engines.lanes.samples.modes import MODES, cases_of_modes
 
-_PATIENCE_S = 400
+_PATIENCE_S = 1200
 
 
-def examined(operator: Any, engine: str, most: int, seed: int) -> dict[str, Any]:
-    """What the campaign finds out about an operator, as JSON."""
+@dataclass(frozen=True)
+class Task:
+    """An operator, or a function with modes, and what makes its cases."""
+
+    title: str
+    cases: Callable[[], Sequence[Case]]
+
+
+def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
+    """Those of torch's operators, and those of functions with modes."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    operators = [
+        Task(title_of(each), lambda each=each: cases_of(each, samples, seed))  # type: ignore[misc]
+        for each in op_db
+    ]
+    modes = [Task(f"modes of {name}", lambda name=name: cases_of_modes(name)) for name in MODES]  # type: ignore[misc]
+    return operators, modes
+
+
+def examined(task: Task, engine: str) -> dict[str, Any]:
+    """What the campaign finds out about a task, as JSON."""
     begun = time.monotonic()
-    found: dict[str, Any] = {"operator": title_of(operator), "cases": []}
+    found: dict[str, Any] = {"operator": task.title, "cases": []}
     with quiet_torch():
         try:
-            cases = [case for cases in cases_of(operator, most, seed) for case in cases]
-            found["cases"] = [asdict(verdict) for verdict in judged(cases, engine)]
+            found["cases"] = [asdict(verdict) for verdict in judged(task.cases(), engine)]
         except NoSampleError as why:
-            found["not_tried"] = str(why)
+            found["no_sample"] = str(why)
     found["seconds"] = round(time.monotonic() - begun, 1)
     return found
 
 
-def _child(operator: Any, given: argparse.Namespace, answer: Connection) -> None:
+def _child(task: Task, engine: str, answer: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # torch prints graphs
     os.dup2(nowhere, 2)
-    answer.send(examined(operator, given.engine, given.samples, given.seed))
+    answer.send(examined(task, engine))
 
 
-def _failed(operator: Any, why: str) -> dict[str, Any]:
-    verdict = {"case": title_of(operator), "what": "error", "why": why, "special": []}
-    return {"operator": title_of(operator), "cases": [verdict], "seconds": 0}
+def _failed(task: Task, why: str) -> dict[str, Any]:
+    verdict = {"case": task.title, "what": "error", "why": why, "special": []}
+    return {"operator": task.title, "cases": [verdict], "seconds": 0}
 
 
 class _Running:
-    """An operator's process."""
+    """A task's process."""
 
-    def __init__(self, operator: Any, given: argparse.Namespace) -> None:
+    def __init__(self, task: Task, engine: str) -> None:
         processes = multiprocessing.get_context("fork")
-        self.operator, self.begun = operator, time.monotonic()
+        self.task, self.begun = task, time.monotonic()
         self.answer, theirs = processes.Pipe(duplex=False)
-        self.process = processes.Process(target=_child, args=(operator, given, theirs))
+        self.process = processes.Process(target=_child, args=(task, engine, theirs))
         self.process.start()
         theirs.close()
 
@@ -74,22 +95,22 @@ class _Running:
                 found: dict[str, Any] = self.answer.recv()
             except EOFError:
                 self.process.join()
-                found = _failed(self.operator, f"its process ended by {self.process.exitcode}")
+                found = _failed(self.task, f"its process ended with {self.process.exitcode}")
         elif time.monotonic() - self.begun > _PATIENCE_S:
             self.process.kill()
-            found = _failed(self.operator, f"no result in {_PATIENCE_S} s")
+            found = _failed(self.task, f"no result in {_PATIENCE_S} s")
         else:
             return None
         self.process.join()
         return found
 
 
-def campaign(operators: list[Any], given: argparse.Namespace, kept: dict[str, Any]) -> None:
-    """Examines the operators and writes each result to the file of results."""
-    waiting, running = list(reversed(operators)), list[_Running]()
+def campaign(waiting: list[Task], given: argparse.Namespace, kept: dict[str, Any]) -> None:
+    """Examines the tasks, and writes each result to the file of results."""
+    running: list[_Running] = []
     while waiting or running:
         while waiting and len(running) < given.jobs:
-            running.append(_Running(waiting.pop(), given))
+            running.append(_Running(waiting.pop(0), given.engine))
         wait([each.answer for each in running], timeout=5)
         for each in list(running):
             if (found := each.result()) is not None:
@@ -101,27 +122,28 @@ def campaign(operators: list[Any], given: argparse.Namespace, kept: dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--operators", nargs="*", help="their names; all without it")
+    parser.add_argument("--operators", nargs="*", help="their names, as in the table; else all")
     parser.add_argument("--engine", default="lanes", help="lanes, aoti, onnxruntime or exported")
     parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--resume", type=Path, help="a file of results to go on with")
-    parser.add_argument("--out", type=Path, default=Path("operators.json"))
+    parser.add_argument("--out", type=Path, default=Path("operators.json"), help="the results")
     parser.add_argument("--table", type=Path, help="write the table of results here")
     given = parser.parse_args()
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    known = json.loads(given.resume.read_text()) if given.resume else []
-    kept = {each["operator"]: each for each in known}
     torch.set_num_threads(1)
-    examined(next(each for each in op_db if each.name == "abs"), "lanes", 1, 0)  # loads the rest
-    names = given.operators or [title_of(each) for each in op_db if title_of(each) not in kept]
-    campaign([each for each in op_db if title_of(each) in names], given, kept)
-    results = [kept[name] for name in dict.fromkeys(map(title_of, op_db)) if name in kept]
+    operators, modes = tasks(given.samples, given.seed)
+    every = {task.title: task for task in (*operators, *modes)}
+    if unknown := set(given.operators or ()) - set(every):
+        parser.error(f"torch has no samples of {', '.join(sorted(unknown))}")
+    known = json.loads(given.out.read_text()) if given.out.is_file() else []
+    kept = {each["operator"]: each for each in known}
+    examined(every["abs"], given.engine)  # loads what each process needs
+    names = given.operators or [name for name in every if name not in kept]
+    campaign([every[name] for name in names], given, kept)
+    results = [[kept[task.title] for task in each if task.title in kept] for each in (operators, modes)]
     if given.table:
-        given.table.write_text(table.page(results, given.engine))
-    counts = table.counts(results)
+        given.table.write_text(table.page(results[0], results[1], given.engine))
+    counts = table.counts([*results[0], *results[1]])
     print(", ".join(f"{number} {what}" for what, number in counts.items()))
     sys.exit(counts["wrong"] + counts["error"] > 0)
 

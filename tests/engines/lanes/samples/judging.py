@@ -1,19 +1,13 @@
 """Captures and compiles cases, runs them on rows, and compares them with eager torch.
 
-Many cases are one network. If an engine is not applicable to it, each case is tried on its own: with
-any number of rows (`torch.vmap`), then at exactly one row.
+All cases of an operator are one network. If this network does not work, each case is tried alone.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +20,7 @@ from tests.engines.lanes.samples.cases import ORDINARY, Case, Results
 
 @dataclass
 class Verdict:
-    """What became of a case. `what`: right, not applicable, not exported, wrong or error.
+    """What became of a case. `what`: right, not applicable, wrong or error.
 
     `special`: how its answers to special values differ from eager torch; empty if they do not.
     """
@@ -34,7 +28,6 @@ class Verdict:
     case: str
     what: str
     why: str = ""
-    captured: str = "any n"
     special: list[str] = field(default_factory=list)
 
 
@@ -105,90 +98,54 @@ def first_row(case: Case) -> Results:
     return next(each for each in case.wanted if each is not None)
 
 
-class _NotExportedError(Exception):
+class _NotExportedError(NotApplicableError):
     """torch cannot export cases; the text says why."""
 
 
 def judged(cases: Sequence[Case], name: str = "lanes") -> list[Verdict]:
     """A verdict for each case, by the engine with this name."""
-    usable = [case for case in cases if any(row is not None for row in case.wanted[:ORDINARY])]
-    lost = [case for case in cases if case not in usable]
-    made = [Verdict(c.title, "not exported", "eager torch refuses these rows") for c in lost]
-    if not usable:
-        return made
+    lost = [case for case in cases if all(row is None for row in case.wanted[:ORDINARY])]
+    made = [Verdict(c.title, "not applicable", "eager torch refuses these rows") for c in lost]
+    usable = [case for case in cases if case not in lost]
+    return [*made, *_judged(usable, name)] if usable else made
+
+
+def _judged(cases: Sequence[Case], name: str) -> list[Verdict]:
     try:
-        return [*made, *_compared(usable, name, row_wise=False)]
-    except Exception:  # some of the cases: found below
-        return [*made, *_one_by_one(usable, name)]
+        return _compared(cases, name)
+    except Exception as error:  # whatever a compiler or torch raises
+        if len(cases) > 1:
+            return [verdict for case in cases for verdict in _judged([case], name)]
+        if isinstance(error, NotApplicableError):
+            return [Verdict(cases[0].title, "not applicable", reason(error))]
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return [Verdict(cases[0].title, "error", why)]
 
 
-def _one_by_one(cases: Sequence[Case], name: str) -> list[Verdict]:
-    """The verdicts, where the cases do not work as one network with any number of rows."""
+def _compared(cases: Sequence[Case], name: str) -> list[Verdict]:
+    """With any number of rows if torch exports this, else captured at one row, as `pipeline run`
+    does."""
     try:
-        return _compared(cases, name, row_wise=True)
-    except Exception as error:
-        if len(cases) == 1:
-            return [_alone(cases[0], name, error)]
-    middle = (len(cases) + 1) // 2
-    return [*_one_by_one(cases[:middle], name), *_one_by_one(cases[middle:], name)]
-
-
-def _alone(case: Case, name: str, error: Exception) -> Verdict:
-    """The verdict on a case that does not work at one row: it is tried with any number of rows."""
-    if not isinstance(error, NotApplicableError):
-        try:
-            (verdict,) = _compared([case], name, row_wise=False)
-            if isinstance(error, _NotExportedError):
-                return verdict
-        except NotApplicableError as why:
-            return Verdict(case.title, "not applicable", reason(why))
-        except _NotExportedError:
-            pass
-        except Exception as why:
-            error = why
-    if isinstance(error, NotApplicableError):
-        return Verdict(case.title, "not applicable", reason(error))
-    if isinstance(error, _NotExportedError):
-        return Verdict(case.title, "not exported", str(error))
-    return Verdict(case.title, "error", f"{type(error).__name__}: {first_line(error)}")
-
-
-def _compared(cases: Sequence[Case], name: str, row_wise: bool) -> list[Verdict]:
-    network = Together(cases, row_wise)
-    program = _prepared(network)
-    with cheap_compiler():
-        library = program.compiled(name)
-    found = library(*network.inputs)
-    made = [compared(case, answers) for case, answers in network.split(found)]
-    return [replace(each, captured="one row" if row_wise else "any n") for each in made]
+        network = Together(cases, row_wise=False)
+        program = _prepared(network)
+    except _NotExportedError:
+        network = Together(cases, row_wise=True)
+        program = _prepared(network)
+    found = program.compiled(name)(*network.inputs)
+    return [compared(case, answers) for case, answers in network.split(found)]
 
 
 def _prepared(network: Together) -> Prepared:
     try:
         return prepared(network, network.inputs, network.names, network.row_wise)
     except Exception as error:  # torch has no exception type for this
-        raise _NotExportedError(reason(error)) from error
+        raise _NotExportedError(f"torch does not export it: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:
     """An error's first line, without places in files, numbers of nodes and sizes."""
     text = re.sub(r" \([\w/.]+\.py:\d+\)", "", first_line(error))
     return re.sub(r"\b([us]\d+|\d{3,}|0x[0-9a-f]+)\b", "…", text)[:160]
-
-
-@contextmanager
-def cheap_compiler() -> Iterator[None]:
-    """Inside the block g++ optimises less (-O1), which takes half the time."""
-    before = os.environ.get("CXX")
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "g++"
-        script.write_text(f'#!/bin/sh\nexec {before or "g++"} "$@" -O1\n')
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        os.environ["CXX"] = str(script)
-        try:
-            yield
-        finally:
-            os.environ.pop("CXX") if before is None else os.environ.update(CXX=before)
 
 
 def compared(case: Case, found: Sequence[Tensor]) -> Verdict:

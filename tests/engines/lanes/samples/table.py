@@ -8,40 +8,46 @@ from typing import Any
 
 import torch
 
-# The worst of its cases is what an operator is, except that one right case makes it right.
-_ORDER = ("wrong", "error", "right", "not applicable", "not exported")
-_HEAD = """# Operators: compared with eager torch on torch's own samples
+KINDS = ("wrong", "error", "right", "not applicable", "no sample that fits")
+"""What an operator can be: the first that one of its cases is."""
+_HEAD = """# Operators
 
-torch has samples of arguments for each operator that it tests itself with (`op_db` of
-`torch.testing`). This table says what the engine `{engine}` makes of them. The tensors of a sample become
-one row; the other rows have other numbers, NaN, infinities, -0.0 and denormal numbers. A sample is tried in three ways:
-all its tensors are from rows; all but the first are constants; all are transposed, flipped or sliced in front of
-the operator. float32 is used, and int64 or bool where an operator takes no float32.
+torch has samples of arguments for each operator that it tests itself with (`op_db` of `torch.testing`). This page says what
+the engine `{engine}` makes of them. The tensors of a sample become one row; the other rows have other numbers, the last ones NaN,
+infinities, both zeros, denormal and very large numbers. Each sample is tried in three ways: all its tensors are from rows; all but the first are constants; all
+are transposed, flipped or sliced before the operator. The dtype is float32, or int64 or bool for an operator without floating point.
+The second table has the modes of pools, padding, interpolation, reductions and others.
 
 {counts}
 
-*Right* means: the answers are those of eager torch up to rounding, and integers and bools are equal. *Not applicable*: the
-engine says that it has no code, and another engine runs the network. *Not exported*: torch.export does not take the samples,
-neither with any number of rows nor at one row. *Not tried*: no sample fits. "Special" counts the cases whose answers
-to NaN, infinities, denormal or very large numbers have another class than eager torch's.
+- *Right*: one case or more has eager torch's answers up to rounding, and no case has others. Integers and bools are equal, also those that come
+  from NaN and infinities.
+- *Not applicable*: the engine says so when it compiles. Another engine runs the network.
+- *No sample that fits*: such as complex or sparse tensors, random results, results that are no tensors.
+- *Special*: the number of cases in which an answer to a special value has another class (NaN, an infinity, a zero with its sign, another number) than
+  eager torch's.
 
-The command `python -m tests.engines.lanes.samples --table docs/reference/operators.md` wrote this page, with torch {torch}.
+`python -m tests.engines.lanes.samples --table docs/reference/operators.md` wrote this page, with torch {torch}.
+"""
+_COLUMNS = """
+## {title}
 
-| operator | result | cases right | special | why not, for the other cases |
+| {first} | result | cases right | special | why, for the other cases |
 | --- | --- | --- | --- | --- |
 """
+_KEPT_APART = str.maketrans({"|": "\\|", "<": "&lt;", "*": "\\*", "_": "\\_", "[": "\\["})
 
 
-def status(found: dict[str, Any]) -> str:
-    """What an operator is: wrong, error, right, not applicable, not exported or not tried."""
-    whats = {case["what"] for case in found["cases"]}
-    return next((what for what in _ORDER if what in whats), "not tried")
+def kind(found: dict[str, Any]) -> str:
+    """What an operator is: one of KINDS."""
+    kinds = {case["what"] for case in found["cases"]}
+    return next((each for each in KINDS if each in kinds), KINDS[-1])
 
 
 def counts(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """The number of operators by status."""
-    found = Counter(status(each) for each in results)
-    return {what: found[what] for what in (*_ORDER, "not tried")}
+    """The number of operators of each kind."""
+    found = Counter(kind(each) for each in results)
+    return {each: found[each] for each in KINDS}
 
 
 def line(found: dict[str, Any]) -> str:
@@ -49,24 +55,35 @@ def line(found: dict[str, Any]) -> str:
     cases = found["cases"]
     right = [case for case in cases if case["what"] == "right"]
     others = Counter(_why(case) for case in cases if case["what"] != "right")
-    why = found.get("not_tried") or "; ".join(
+    why = found.get("no_sample") or "; ".join(
         f"{why} ({number})" if len(others) > 1 else why for why, number in others.most_common(3)
     )
     special = sum(bool(case["special"]) for case in right)
     of = f"{len(right)} of {len(cases)}" if cases else ""
-    text = why.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
-    return f"| `{found['operator']}` | {status(found)} | {of} | {special or ''} | {text} |"
+    why = why.translate(_KEPT_APART)
+    return f"| `{found['operator']}` | {kind(found)} | {of} | {special or ''} | {why} |"
 
 
 def _why(case: dict[str, Any]) -> str:
     return case["why"] if case["what"] == "not applicable" else f"{case['what']}: {case['why']}"
 
 
-def page(results: Sequence[dict[str, Any]], engine: str) -> str:
+def page(operators: Sequence[dict[str, Any]], modes: Sequence[dict[str, Any]], engine: str) -> str:
     """The whole page, in Markdown."""
-    number = counts(results)
-    said = ", ".join(f"{count} {what}" for what, count in number.items())
-    head = _HEAD.format(
-        engine=engine, counts=f"**{len(results)} operators: {said}.**", torch=torch.__version__
+    made = _HEAD.format(
+        engine=engine,
+        counts=f"{_said(operators, 'operators')} {_said(modes, 'functions with modes')}",
+        torch=torch.__version__,
     )
-    return head + "".join(f"{line(each)}\n" for each in results)
+    for title, first, results in (
+        ("torch's samples", "operator", operators),
+        ("Modes", "function", modes),
+    ):
+        made += _COLUMNS.format(title=title, first=first)
+        made += "".join(f"{line(each)}\n" for each in results)
+    return made
+
+
+def _said(results: Sequence[dict[str, Any]], what: str) -> str:
+    number = ", ".join(f"{count} {kind}" for kind, count in counts(results).items())
+    return f"**{len(results)} {what}: {number}.**"
