@@ -10,6 +10,7 @@ from engines.lanes.compilers import compile_library
 from engines.lanes.plan import Plan, planned
 from engines.lanes.program import row_program
 from engines.lanes.source_file import HEADERS, Width, written
+from engines.lanes.tensors import Program
 from engines.target import Target
 
 # By architecture: the lanes of a float32 vector, and the number of vector registers.
@@ -23,7 +24,12 @@ _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate v
 
 def build(program: Path, target: Target, out: Path) -> list[str]:
     """See `Engine.compile`. Writes network.so, network.cpp and target.txt."""
-    plan = planned(row_program(program))
+    return build_row(row_program(program), target, out)
+
+
+def build_row(program: Program, target: Target, out: Path) -> list[str]:
+    """As `build`, from the program for one row."""
+    plan = planned(program)
     widths = choose_widths(plan, target)
     needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
     if needed > _LARGEST:

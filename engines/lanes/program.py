@@ -56,6 +56,11 @@ def row_program(file: Path) -> Program:
             raise NotApplicableError(
                 f"it cannot be traced at one row: {first_line(error)}"
             ) from error
+    return lowered_row(row, arguments)
+
+
+def lowered_row(row: OneRow, arguments: Sequence[Given]) -> Program:
+    """The program of operations of one row. NotApplicableError if there is no code for one."""
     return _Walk(row, arguments).program
 
 
@@ -149,15 +154,23 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
     items = dict.fromkeys(given.items for given in arguments if given.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
     examples = [_example(each, sizes, mode) for each in arguments]
+    graph = traced(run, examples, mode)
+    if shapes.guards:
+        numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
+        raise NotApplicableError(f"the program depends on the numbers of items: {numbers}")
+    return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
+
+
+def traced(
+    run: Callable[..., Any], examples: Sequence[torch.Tensor], mode: FakeTensorMode
+) -> GraphModule:
+    """The operators of a call with fake tensors. None of them changes a tensor in place."""
     # Without oneDNN, whose LSTM could not be decomposed.
     with mode, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
         graph = make_fx(run, _decompositions(), pre_dispatch=True)(*examples)
         if any(_writes(node) for node in graph.graph.nodes):
             graph = make_fx(functionalize(graph), _decompositions())(*examples)
-    if shapes.guards:
-        numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
-        raise NotApplicableError(f"the program depends on the numbers of items: {numbers}")
-    return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
+    return graph
 
 
 def _writes(node: Node) -> bool:

@@ -2,9 +2,9 @@
 
     python -m tests.engines.lanes.samples --table docs/reference/operators.md
 
-Each operator runs in a process of its own. Wrong answers and errors end the campaign with a
-non-zero status. `--out` keeps the results; a second run goes on with those that it has, except for
-the operators named by `--operators`.
+Some operators together run in a process of their own. Wrong answers and errors end the campaign
+with a non-zero status. `--out` keeps the results; a second run goes on with those that it has,
+except for the operators named by `--operators`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tests.engines.lanes.samples.cases import Case, NoSampleError, cases_of, tit
 from tests.engines.lanes.samples.judging import judged
 from tests.engines.lanes.samples.modes import MODES, cases_of_modes
 
-_PATIENCE_S = 1200
+_PATIENCE_S = 1800
 
 
 @dataclass(frozen=True)
@@ -52,72 +51,63 @@ def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
     return operators, modes
 
 
-def examined(task: Task, engine: str) -> dict[str, Any]:
-    """What the campaign finds out about a task, as JSON."""
-    begun = time.monotonic()
-    found: dict[str, Any] = {"operator": task.title, "cases": []}
-    with quiet_torch():
+def examined(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the campaign finds out about each task, as JSON. Their cases are compiled together."""
+    found: dict[str, dict[str, Any]] = {}
+    every: list[Case] = []
+    owners: dict[str, str] = {}
+    for task in group:
+        found[task.title] = {"operator": task.title, "cases": []}
         try:
-            found["cases"] = [asdict(verdict) for verdict in judged(task.cases(), engine)]
+            own = task.cases()
         except NoSampleError as why:
-            found["no_sample"] = str(why)
-    found["seconds"] = round(time.monotonic() - begun, 1)
-    return found
+            found[task.title]["no_sample"] = str(why)
+            continue
+        owners.update((case.title, task.title) for case in own)
+        every += own
+    with quiet_torch():
+        for verdict in judged(every, given.engine, given.capture):
+            found[owners[verdict.case]]["cases"].append(asdict(verdict))
+    return list(found.values())
 
 
-def _child(task: Task, engine: str, answer: Connection) -> None:
+def _child(group: Sequence[Task], given: argparse.Namespace, answer: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # torch prints graphs
     os.dup2(nowhere, 2)
-    answer.send(examined(task, engine))
+    answer.send(examined(group, given))
 
 
-def _failed(task: Task, why: str) -> dict[str, Any]:
-    verdict = {"case": task.title, "what": "error", "why": why, "special": []}
-    return {"operator": task.title, "cases": [verdict], "seconds": 0}
+def apart(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """`examined` in a process of its own. If this dies, each task gets a process of its own."""
+    processes = multiprocessing.get_context("fork")
+    answer, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=_child, args=(group, given, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if answer.poll(_PATIENCE_S):
+            return list(answer.recv())
+        why = f"no result in {_PATIENCE_S} s"
+    except EOFError:
+        process.join()
+        why = f"its process ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    if len(group) > 1:
+        return [result for task in group for result in apart([task], given)]
+    verdict = {"case": group[0].title, "what": "error", "why": why, "special": []}
+    return [{"operator": group[0].title, "cases": [verdict]}]
 
 
-class _Running:
-    """A task's process."""
-
-    def __init__(self, task: Task, engine: str) -> None:
-        processes = multiprocessing.get_context("fork")
-        self.task, self.begun = task, time.monotonic()
-        self.answer, theirs = processes.Pipe(duplex=False)
-        self.process = processes.Process(target=_child, args=(task, engine, theirs))
-        self.process.start()
-        theirs.close()
-
-    def result(self) -> dict[str, Any] | None:
-        """What it found; None if it is still at work."""
-        if self.answer.poll():
-            try:
-                found: dict[str, Any] = self.answer.recv()
-            except EOFError:
-                self.process.join()
-                found = _failed(self.task, f"its process ended with {self.process.exitcode}")
-        elif time.monotonic() - self.begun > _PATIENCE_S:
-            self.process.kill()
-            found = _failed(self.task, f"no result in {_PATIENCE_S} s")
-        else:
-            return None
-        self.process.join()
-        return found
-
-
-def campaign(waiting: list[Task], given: argparse.Namespace, kept: dict[str, Any]) -> None:
+def campaign(waiting: Sequence[Task], given: argparse.Namespace, kept: dict[str, Any]) -> None:
     """Examines the tasks, and writes each result to the file of results."""
-    running: list[_Running] = []
-    while waiting or running:
-        while waiting and len(running) < given.jobs:
-            running.append(_Running(waiting.pop(0), given.engine))
-        wait([each.answer for each in running], timeout=5)
-        for each in list(running):
-            if (found := each.result()) is not None:
-                running.remove(each)
-                kept[found["operator"]] = found
-                given.out.write_text(json.dumps(list(kept.values()), indent=1))
-                print(table.line(found), flush=True)
+    for begin in range(0, len(waiting), given.together):
+        for found in apart(waiting[begin : begin + given.together], given):
+            kept[found["operator"]] = found
+            print(table.line(found), flush=True)
+        given.out.write_text(json.dumps(list(kept.values()), indent=1))
 
 
 def main() -> None:
@@ -126,10 +116,14 @@ def main() -> None:
     parser.add_argument("--engine", default="lanes", help="lanes, aoti, onnxruntime or exported")
     parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--together", type=int, default=10, help="so many are one artifact")
+    parser.add_argument(
+        "--capture", action="store_true", help="with torch.export; other engines always do"
+    )
     parser.add_argument("--out", type=Path, default=Path("operators.json"), help="the results")
     parser.add_argument("--table", type=Path, help="write the table of results here")
     given = parser.parse_args()
+    given.capture |= given.engine != "lanes"
     torch.set_num_threads(1)
     operators, modes = tasks(given.samples, given.seed)
     every = {task.title: task for task in (*operators, *modes)}
@@ -137,10 +131,12 @@ def main() -> None:
         parser.error(f"torch has no samples of {', '.join(sorted(unknown))}")
     known = json.loads(given.out.read_text()) if given.out.is_file() else []
     kept = {each["operator"]: each for each in known}
-    examined(every["abs"], given.engine)  # loads what each process needs
+    examined([every["abs"]], given)  # loads what each process needs
     names = given.operators or [name for name in every if name not in kept]
     campaign([every[name] for name in names], given, kept)
-    results = [[kept[task.title] for task in each if task.title in kept] for each in (operators, modes)]
+    results = [
+        [kept[task.title] for task in each if task.title in kept] for each in (operators, modes)
+    ]
     if given.table:
         given.table.write_text(table.page(results[0], results[1], given.engine))
     counts = table.counts([*results[0], *results[1]])

@@ -87,20 +87,33 @@ class Case:
             return None
 
 
-def cases_of(operator: Any, most: int, seed: int) -> Iterator[list[Case]]:
-    """For each of at most `most` samples of an OpInfo: its cases, "rows" first. NoSampleError."""
-    name = title_of(operator)
-    found, why = 0, "it has no sample"
+def cases_of(operator: Any, most: int, seed: int) -> list[Case]:
+    """The cases of at most `most` samples of an OpInfo. NoSampleError if none fits."""
+    made: list[Case] = []
+    why = "it has no sample"
     for number, sample in enumerate(_chosen(_samples(operator), most)):
         try:
-            cases = list(_cases(name, number, operator, sample, seed))
+            made += _cases(title_of(operator), number, operator, sample, seed)
         except NoSampleError as reason:
             why = str(reason)
-            continue
-        found += 1
-        yield cases
-    if not found:
+    if not made:
         raise NoSampleError(why)
+    return made
+
+
+def case_of(
+    name: str, number: int, function: Callable[..., Any], tensors: Sequence[Tensor]
+) -> Case:
+    """A case whose first row are these tensors. NoSampleError if eager torch refuses them."""
+
+    def call(*row: Tensor) -> Results:
+        return _results(function(*row))
+
+    _called(call, tensors)
+    _check_result(call, tensors)
+    generator = torch.Generator().manual_seed(0)
+    inputs = tuple(_rows(each, generator) for each in tensors)
+    return Case(Sample(name, number, inputs), "rows", len(inputs), call)
 
 
 def title_of(operator: Any) -> str:
@@ -146,7 +159,8 @@ def _tensors(sample: Any) -> list[Tensor]:
 
 def _elements(sample: Any) -> int:
     sizes = [t.numel() for t in _tensors(sample)]
-    return sum(sizes) if sizes and min(sizes) else 0
+    smallest: int = min(sizes, default=0)
+    return sum(sizes) if smallest else 0
 
 
 def _plain(arguments: Any) -> str:

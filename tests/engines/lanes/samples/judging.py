@@ -1,20 +1,27 @@
 """Captures and compiles cases, runs them on rows, and compares them with eager torch.
 
-All cases of an operator are one network. If this network does not work, each case is tried alone.
+Many cases are one network, which is quick. If it does not work, its halves are tried.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from engines import NotApplicableError
+from engines import NotApplicableError, Target, engine
 from engines.errors import first_line
-from tests.engines.lanes.harness import MOST, Prepared, prepared
+from engines.lanes.build import build_row
+from engines.lanes.program import Given, OneRow, lowered_row, traced
+from runtime.session.session import Session
+from tests.engines.lanes.harness import MOST, Compiled, prepared, signature_of
 from tests.engines.lanes.samples.cases import ORDINARY, Case, Results
 
 
@@ -98,48 +105,119 @@ def first_row(case: Case) -> Results:
     return next(each for each in case.wanted if each is not None)
 
 
-class _NotExportedError(NotApplicableError):
-    """torch cannot export cases; the text says why."""
+def judged(cases: Sequence[Case], name: str, capture: bool) -> list[Verdict]:
+    """A verdict for each case, by the engine with this name. Cases that work are one artifact.
+
+    `capture`: with torch.export, as `pipeline run` does. Without, `lanes` gets the operators of one
+    row directly, which takes a twentieth of the time.
+    """
+    made: list[Verdict] = []
+    networks: list[Together] = []
+    for case in cases:
+        try:
+            networks.append(_fits(case, capture))
+        except NotApplicableError as why:
+            made.append(Verdict(case.title, "not applicable", reason(why)))
+        except Exception as error:  # any other is a fault
+            made.append(_failed(case, error))
+    for row_wise in (False, True):
+        own = [network.cases[0] for network in networks if network.row_wise == row_wise]
+        made += _judged(own, name, row_wise, capture) if own else []
+    order = {case.title: place for place, case in enumerate(cases)}
+    return sorted(made, key=lambda verdict: order[verdict.case])
 
 
-def judged(cases: Sequence[Case], name: str = "lanes") -> list[Verdict]:
-    """A verdict for each case, by the engine with this name."""
-    lost = [case for case in cases if all(row is None for row in case.wanted[:ORDINARY])]
-    made = [Verdict(c.title, "not applicable", "eager torch refuses these rows") for c in lost]
-    usable = [case for case in cases if case not in lost]
-    return [*made, *_judged(usable, name)] if usable else made
-
-
-def _judged(cases: Sequence[Case], name: str) -> list[Verdict]:
+def _fits(case: Case, capture: bool) -> Together:
+    """A network of this case alone that can be traced: of all rows at once (`torch.vmap`), else one
+    after the other. NotApplicableError if `lanes` has no code for it, or torch cannot trace it."""
+    if all(row is None for row in case.wanted[:ORDINARY]):
+        raise NotApplicableError("eager torch refuses these rows")
     try:
-        return _compared(cases, name)
+        network = Together([case], row_wise=False)
+        row = _one_row(network)
+    except Exception:  # torch has no exception type for what vmap cannot do
+        network = Together([case], row_wise=True)
+        try:
+            row = _one_row(network)
+        except Exception as error:
+            raise NotApplicableError(f"torch cannot trace it: {reason(error)}") from error
+    if not capture:
+        lowered_row(row, _arguments(network))
+    return network
+
+
+def _judged(cases: Sequence[Case], name: str, row_wise: bool, capture: bool) -> list[Verdict]:
+    network = Together(cases, row_wise)
+    try:
+        library = _captured(network, name) if capture else _direct(network)
+        found = library(*network.inputs)
     except Exception as error:  # whatever a compiler or torch raises
-        if len(cases) > 1:
-            return [verdict for case in cases for verdict in _judged([case], name)]
-        if isinstance(error, NotApplicableError):
-            return [Verdict(cases[0].title, "not applicable", reason(error))]
-        why = f"{type(error).__name__}: {first_line(error)}"
-        return [Verdict(cases[0].title, "error", why)]
-
-
-def _compared(cases: Sequence[Case], name: str) -> list[Verdict]:
-    """With any number of rows if torch exports this, else captured at one row, as `pipeline run`
-    does."""
-    try:
-        network = Together(cases, row_wise=False)
-        program = _prepared(network)
-    except _NotExportedError:
-        network = Together(cases, row_wise=True)
-        program = _prepared(network)
-    found = program.compiled(name)(*network.inputs)
+        if len(cases) == 1:
+            return [_failed(cases[0], error)]
+        half = len(cases) // 2
+        return [
+            verdict
+            for part in (cases[:half], cases[half:])
+            for verdict in _judged(part, name, row_wise, capture)
+        ]
     return [compared(case, answers) for case, answers in network.split(found)]
 
 
-def _prepared(network: Together) -> Prepared:
+def _failed(case: Case, error: Exception) -> Verdict:
+    if isinstance(error, NotApplicableError):
+        return Verdict(case.title, "not applicable", reason(error))
+    return Verdict(case.title, "error", f"{type(error).__name__}: {first_line(error)}")
+
+
+def _captured(network: Together, name: str) -> Compiled:
     try:
-        return prepared(network, network.inputs, network.names, network.row_wise)
+        program = prepared(network, network.inputs, network.names, network.row_wise)
     except Exception as error:  # torch has no exception type for this
-        raise _NotExportedError(f"torch does not export it: {reason(error)}") from error
+        raise NotApplicableError(f"torch does not export it: {reason(error)}") from error
+    return program.compiled(name)
+
+
+def _direct(network: Together) -> Compiled:
+    """An artifact of `lanes` from the network's operators at one row."""
+    with torch.no_grad():
+        results = network(*[each[:2] for each in network.inputs])
+    signature = signature_of(network.inputs, dict(zip(network.names, results, strict=True)))
+    program = lowered_row(_one_row(network), _arguments(network))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        files = build_row(program, Target.parse("cpu"), folder)
+        opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
+    return Compiled(network, signature, Session(signature, opened))
+
+
+def _one_row(network: Together) -> OneRow:
+    """The network's operators at one row, on a matrix (columns, 1) for each input and output."""
+    inputs = len(network.inputs)
+
+    def run(_count: Tensor, *matrices: Tensor) -> list[Tensor]:
+        return [each.T for each in network(*[matrix.T for matrix in matrices[:inputs]])]
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = _arguments(network)
+    examples = [mode.from_tensor(each.value) for each in given]
+    with torch.no_grad(), mode:
+        # `traced` cannot see through torch.vmap.
+        flat = run if network.row_wise else make_fx(run)(*examples)
+        graph = traced(flat, examples, mode)
+    return OneRow(graph, list(range(1 + inputs, len(given))))
+
+
+def _arguments(network: Together) -> list[Given]:
+    count = Given(torch.empty(1, 0), "n")
+    inputs = [
+        Given(torch.empty(each.shape[1], 1, dtype=each.dtype), "m") for each in network.inputs
+    ]
+    sizes = dict.fromkeys((each.dtype for case in network.cases for each in first_row(case)), 0)
+    for case in network.cases:
+        for each in first_row(case):
+            sizes[each.dtype] += each.numel()
+    outputs = [Given(torch.empty(size, 1, dtype=dtype), "m") for dtype, size in sizes.items()]
+    return [count, *inputs, *outputs]
 
 
 def reason(error: BaseException) -> str:

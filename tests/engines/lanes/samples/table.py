@@ -12,22 +12,25 @@ KINDS = ("wrong", "error", "right", "not applicable", "no sample that fits")
 """What an operator can be: the first that one of its cases is."""
 _HEAD = """# Operators
 
-torch has samples of arguments for each operator that it tests itself with (`op_db` of `torch.testing`). This page says what
-the engine `{engine}` makes of them. The tensors of a sample become one row; the other rows have other numbers, the last ones NaN,
-infinities, both zeros, denormal and very large numbers. Each sample is tried in three ways: all its tensors are from rows; all but the first are constants; all
-are transposed, flipped or sliced before the operator. The dtype is float32, or int64 or bool for an operator without floating point.
-The second table has the modes of pools, padding, interpolation, reductions and others.
+torch has samples of arguments for each operator that it tests itself with (`op_db` of
+`torch.testing`). This page says what the engine `{engine}` makes of them. The tensors of a sample
+become one row; the other rows have other numbers, the last ones NaN, infinities, both zeros,
+denormal and very large numbers. Each sample is tried in three ways: all its tensors are from rows;
+all but the first are constants; all are transposed, flipped or sliced before the operator. The
+dtype is float32, or int64 or bool for an operator without floating point. The second table has the
+modes of pools, padding, interpolation, reductions and others.
 
 {counts}
 
-- *Right*: one case or more has eager torch's answers up to rounding, and no case has others. Integers and bools are equal, also those that come
-  from NaN and infinities.
+- *Right*: one case or more has eager torch's answers up to rounding, and no case has others.
+  Integers and bools are equal, also those that come from NaN and infinities.
 - *Not applicable*: the engine says so when it compiles. Another engine runs the network.
-- *No sample that fits*: such as complex or sparse tensors, random results, results that are no tensors.
-- *Special*: the number of cases in which an answer to a special value has another class (NaN, an infinity, a zero with its sign, another number) than
-  eager torch's.
+- *No sample that fits*: such as complex or sparse tensors, random results, no tensor as result.
+- *Special*: the number of cases in which an answer to a special value has another class (NaN, an
+  infinity, a zero with its sign, another number) than eager torch's.
 
-`python -m tests.engines.lanes.samples --table docs/reference/operators.md` wrote this page, with torch {torch}.
+`python -m tests.engines.lanes.samples --table docs/reference/operators.md` wrote this page, with
+torch {torch}.
 """
 _COLUMNS = """
 ## {title}
