@@ -59,6 +59,7 @@ from stages.reference import (
     eager_outputs,
     edge_rows,
     make_cases,
+    many_rows,
     row_major_inputs,
     stress_rows,
     too_much,
@@ -112,10 +113,16 @@ class Capture:
         file = self.folder / "more.safetensors"
         return file if file.exists() else None
 
+    @property
+    def many(self) -> Path | None:
+        """The file of answers to many rows like those of the reference; None if there are none."""
+        file = self.folder / "many.safetensors"
+        return file if file.exists() else None
+
     def digest(self) -> str:
         """One digest of all captured files."""
         digest = hashlib.sha256()
-        for file in (self.program, self.script, self.reference, self.more):
+        for file in (self.program, self.script, self.reference, self.more, self.many):
             if file is not None:
                 digest.update(digest_of(file).encode())
         return digest.hexdigest()
@@ -153,16 +160,17 @@ def capture(
     more: Arrays | None = None,
     stated: frozenset[str] = frozenset(),
     tried_is_enough: bool = False,
+    many: int = 0,
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
 
     `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
-    more.safetensors is written too. Integer columns named in `stated` get no extreme values. The
-    program is in `precision`; the reference is in the precision of the model. Of each output of the
-    reference, at most the fraction `nonfinite` may be NaN or infinite. `tried_is_enough`: rows may
-    be cut into tiles if a trial finds that they are independent, though no graph shows it. Raises
-    CaptureError with the model's line if capture fails, ReferenceDataError if the reference proves
-    nothing.
+    more.safetensors is written too; with `many`, many.safetensors with about so many rows. Integer
+    columns named in `stated` get no extreme values. The program is in `precision`; the reference is
+    in the precision of the model. Of each output of the reference, at most the fraction `nonfinite`
+    may be NaN or infinite. `tried_is_enough`: rows may be cut into tiles if a trial finds that they
+    are independent, though no graph shows it. Raises CaptureError with the model's line if capture
+    fails, ReferenceDataError if the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -197,16 +205,20 @@ def capture(
     say("computing the eager model's answers to stress rows and extreme values")
     stress, kept = stress_rows(model, signature, inputs)
     at_edges, untried = edge_rows(model, signature, inputs, stated)
-    for each in (*kept, *untried):
+    if many:
+        say("computing the eager model's answers to many rows")
+    answered, left_out = many_rows(model, signature, inputs, many)
+    for each in (*kept, *untried, *left_out):
         say(f"note: {each}")
-    reference = replace(
-        reference, edges=(*stress, *at_edges), notes=(*reference.notes, *kept, *untried)
-    )
+    notes = (*reference.notes, *kept, *untried, *left_out)
+    reference = replace(reference, edges=(*stress, *at_edges), notes=notes)
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
+    if answered is not None:
+        answered.save(folder / "many.safetensors")
     result = Capture(
         folder, signature, made, note, precision,
         "" if dependence.tried and tried_is_enough else dependence.why,

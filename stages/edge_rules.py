@@ -24,7 +24,7 @@ _ROUNDING = 1e-12  # the rounding error of a fraction
 
 
 @dataclass(frozen=True)
-class _Answers:
+class Answers:
     """An artifact's answers and the eager model's, in one shape, for one output.
 
     `band`: the tolerance of each element. `apart`: how far the answers are from each other.
@@ -36,7 +36,7 @@ class _Answers:
     apart: torch.Tensor
 
     @classmethod
-    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> _Answers:
+    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
         wanted = expected.reshape(found.shape).to(found.dtype)
         apart = distance(found, wanted)
         if not found.is_floating_point():  # different large int64 may be the same float64
@@ -88,7 +88,7 @@ def at_edge(
         allowed = tolerances[name]
         if edge.kind != "stress":
             allowed = _for_large(expected, allowed)
-        answers[name] = _Answers.of(run.outputs[name], expected, allowed)
+        answers[name] = Answers.of(run.outputs[name], expected, allowed)
     bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
     if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
         bad = _unexplained(session, edge, answers, bad, program)
@@ -113,7 +113,7 @@ def _share(elements: torch.Tensor) -> float:
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
-def _wrong(edge: Edge, answers: _Answers, special: Special) -> torch.Tensor:
+def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     """The elements that are a reason to refuse an artifact."""
     if edge.kind == "extreme":
         return torch.zeros_like(answers.outside)
@@ -125,14 +125,16 @@ def _wrong(edge: Edge, answers: _Answers, special: Special) -> torch.Tensor:
 def _unexplained(
     session: Session,
     edge: Edge,
-    answers: Mapping[str, _Answers],
+    answers: Mapping[str, Answers],
     bad: Mapping[str, torch.Tensor],
     program: Path,
 ) -> dict[str, torch.Tensor]:
     """The elements of `bad` that rounding errors of the model itself do not explain."""
     bands = {name: each.band for name, each in answers.items()}
     try:
-        moves = Sensitivity(session.signature, program).moves(edge.inputs, edge.case, bands)
+        model = Sensitivity(session.signature, program)
+        exact = model.exact(edge.inputs, edge.case)
+        moves = model.moves(edge.inputs, edge.case, exact, bands)
     except Exception:  # a program that does not run in float64 excuses nothing
         return dict(bad)
     found = {}

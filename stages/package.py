@@ -266,6 +266,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             tile=result.tiles.get(engine_name),
             windows=report.windows,
             bits=report.bits,
+            many_rows=report.many_rows,
             worst={
                 output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
                 for output, d in report.worst.items()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engines.errors import NotApplicableError
-from registry.bundle import Evidence, Verdict
+from registry.bundle import Evidence, ManyRows, Verdict
 from runtime.checked import Deviation
 from soa.records import as_record
 from soa.text import microseconds, number
@@ -153,6 +153,8 @@ class ValidationReport:
     bits: str | None = None
     """The digest of the answers to a few rows of the reference; only of valid artifacts for
     CPUs."""
+    many_rows: ManyRows | None = None
+    """The share of rows outside the tolerance; None: not tried."""
     verdict: Verdict = "refused"
     evidence: Evidence = "unverified"
     trace: str | None = None
@@ -195,8 +197,9 @@ class ValidationReport:
 
     def to_dict(self) -> dict[str, Any]:
         found = asdict(self)
-        if self.trace is None:  # earlier releases know no such key
-            del found["trace"]
+        for name in ("trace", "many_rows"):  # earlier releases know no such keys
+            if found[name] is None:
+                del found[name]
         return found
 
     @classmethod

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from runtime.opening import open_candidate
 from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
-from stages.reference import Arrays, Case, filled_collections
+from stages.reference import Arrays, Case, few_digits, filled_collections
 
 Answers = Mapping[str, torch.Tensor]
 
@@ -30,7 +30,6 @@ CHANGE = 2.0**-21
 _ROUNDING = 2.0**-22  # the largest relative change of a result
 _TRIES = 12
 _FACTOR = 4.0  # a sum of many roundings may be further off than the changes tried here
-_SHORT = 2.0**11  # numbers with so few digits are exact: categories, masks, halves
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -63,8 +62,7 @@ class _InDouble(TorchDispatchMode):
     def _from_outside(self, wide: torch.Tensor) -> torch.Tensor:
         if self._generator is None:
             return wide
-        digits = torch.frexp(wide).mantissa * _SHORT
-        return torch.where(digits == digits.round(), wide, self._changed(wide, CHANGE))
+        return torch.where(few_digits(wide), wide, self._changed(wide, CHANGE))
 
     def _round(self, found: Any) -> None:
         """Round a result in place: an operation may have written it into another tensor."""
@@ -90,13 +88,14 @@ class Sensitivity:
         """The answers in float64 arithmetic, as float64."""
         return self._in_double(inputs, case, None)
 
-    def moves(self, inputs: Arrays, case: Case, bands: Answers) -> dict[str, torch.Tensor]:
+    def moves(
+        self, inputs: Arrays, case: Case, exact: Answers, bands: Answers
+    ) -> dict[str, torch.Tensor]:
         """By output, how far the model's answers to a row move, in units of its tolerance: `(n,)`.
 
         `bands`: the tolerance of each element. The number is the largest over a row's elements.
         """
         found = {name: torch.zeros(len(rows(band))) for name, band in bands.items()}
-        exact = self.exact(inputs, case)
         others = (self._in_double(inputs, case, seed) for seed in range(_TRIES))
         for other in (self._in_float(inputs, case), *others):
             for name, band in bands.items():

@@ -41,6 +41,7 @@ from stages.compile import TO_READ_PROGRAMS
 from stages.edge_rules import Special, at_edge
 from stages.errors import ReferenceDataError
 from stages.independence import SEE_EACH_OTHER, rows_are_independent
+from stages.many_rows import tried_on
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -121,6 +122,7 @@ def validate_candidate(
     program: Path | None = None,
     nonfinite: float = 0.0,
     more: Path | None = None,
+    many: Path | None = None,
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
@@ -130,7 +132,8 @@ def validate_candidate(
     program agrees with the eager model. At most the fraction `nonfinite` of an output's expected
     answers may be NaN or infinite. A file that does not fit raises ReferenceDataError here.
 
-    `more` is a reference of further rows, with a case for each window. With a tile, the artifact is
+    `more` is a reference of further rows, with a case for each window; `many` has many rows like
+    those of the reference. With a tile, the artifact is
     refused if a row's answer depends on other rows. If memory runs out, validation runs once more
     without keeping free memory. `folder` is for scratch files.
     """
@@ -138,6 +141,7 @@ def validate_candidate(
         "trial": trial.to_dict(),
         "device": device,
         "more": None if more is None else str(more.absolute()),
+        "many": None if many is None else str(many.absolute()),
     }
     # Not stages.validate: it loads the native runner, which then refuses threads in the child.
     imports: tuple[str, ...] = ("stages.compile",)
@@ -175,6 +179,7 @@ def validate_here(
     program: str | None = None,
     nonfinite: float = 0.0,
     more: str | None = None,
+    many: str | None = None,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
     """Runs in the child process. Raises MemoryError if memory ran out with `keep_memory`."""
@@ -186,7 +191,7 @@ def validate_here(
         executable = open_candidate(given.engine, given.file, where)
         session = Session(given.signature, executable, where)
         if program is None:
-            report = _beside_reference(session, given, more)
+            report = _beside_reference(session, given, more, many)
         else:
             report = _beside_program(session, given, Path(program), nonfinite)
     if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
@@ -194,8 +199,11 @@ def validate_here(
     return report.to_dict()
 
 
-def _beside_reference(session: Session, trial: Trial, more: str | None) -> ValidationReport:
-    """Compare a session with the reference, and with the reference of further rows in `more`."""
+def _beside_reference(
+    session: Session, trial: Trial, more: str | None, many: str | None
+) -> ValidationReport:
+    """Compare a session with the reference, with the reference of further rows in `more`, and with
+    that of many rows in `many`."""
     known = Reference.load(trial.reference, trial.signature)
     if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
         return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
@@ -212,7 +220,16 @@ def _beside_reference(session: Session, trial: Trial, more: str | None) -> Valid
         special_values=trial.special_values,
     )
     if report.valid and session.device.type == "cpu":
-        return replace(report, bits=answer_bits(session, trial.reference))
+        report = replace(report, bits=answer_bits(session, trial.reference))
+    if report.valid and many is not None and trial.program is not None:
+        print("at many rows", flush=True)
+        record, wrong = tried_on(
+            session, Reference.load(Path(many)), trial.tolerances, trial.program
+        )
+        report = replace(report, many_rows=record)
+        if wrong:
+            why = f"{record.text}; {wrong}, which rounding errors do not explain"
+            return replace(report, valid=False, reason=why, code="candidate-deviates")
     return report
 
 

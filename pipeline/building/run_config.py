@@ -300,6 +300,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
             more=further_inputs(config, signature),
             stated=stated_columns(config, signature),
             tried_is_enough=config.gates.independence == "tried",
+            many=config.reference.many_rows,
         )
     except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
         if not out_of_memory(error):

@@ -119,12 +119,15 @@ class Steps:
                     self.recipe.timeout_s,
                     target.torch_device,
                     more=self.captured.more,
+                    many=self.captured.many,
                 )
             if not report.valid:
                 verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
                 self.work.say(f"  {what} {verdict}: {report.why}")
             elif report.edges:
                 self.work.say(f"  {what} {report.at_edges}")
+            if report.many_rows:
+                self.work.say(f"  {what}: {report.many_rows.text}")
             return report
 
         return self._judged("validate", compiled, target, tile, judge, keep="valid")

@@ -96,11 +96,13 @@ class GatesConfig(Part):
     enough, also for unbounded rows and tiles. None: a trial is enough for other versions.
     `special_values`: `refuse`: a NaN or infinity other than the eager model's refuses an artifact,
     for inputs that are NaN, infinite or -0.0.
+    `outside_share`: with 95 %, fewer rows than this share lie outside the tolerance.
     """
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
     special_values: Literal["report", "refuse"] = "report"
+    outside_share: Annotated[float, Field(gt=0, le=1)] | None = None
     reproducible: bool = False
     independence: Literal["shown", "tried"] | None = None
     required_targets: (

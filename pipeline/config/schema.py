@@ -262,6 +262,7 @@ class ReferenceConfig(Part):
     by a callable, else at random within `ranges`.
 
     `nonfinite`: the fraction of an output's reference values that may be NaN or infinite.
+    `many_rows`: about the most rows like those of the reference that are tried; 0: none.
     """
 
     seed: NonNegativeInt = 1
@@ -269,6 +270,7 @@ class ReferenceConfig(Part):
     factory: str | None = None
     ranges: dict[str, Pair] = {}
     nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    many_rows: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
@@ -359,9 +361,15 @@ class Config(Part):
         return self._files
 
     def quick(self) -> Config:
-        """A copy for work in progress: one engine, and a short race. Its digest is different."""
+        """A copy for work in progress: one engine, a short race, and no many rows.
+
+        Its digest is different.
+        """
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
-        made = self.model_copy(update={"engines": QUICK_ENGINES, "compile": compiled})
+        reference = self.reference.model_copy(update={"many_rows": 0})
+        made = self.model_copy(
+            update={"engines": QUICK_ENGINES, "compile": compiled, "reference": reference}
+        )
         made._quick = True
         return made
 

@@ -13,6 +13,7 @@ from engines.processes import run_isolated
 from engines.target import Target, torch_runs
 from pipeline.applying import Labelled, Measurement
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
+from registry.bundle import TargetRecord
 from registry.promotion import Measured
 from registry.shadow_record import ShadowRecord
 from registry.version import Version
@@ -38,10 +39,13 @@ def bounded(
     gates = BuiltFrom(manifest).gates
     if not targets:
         asked = {"latency": gates.latency_p99_us, "memory": gates.memory_mb,
-                 "size": gates.max_artifact_mb, "metrics": gates.metrics}  # fmt: skip
+                 "size": gates.max_artifact_mb, "metrics": gates.metrics,
+                 "outside share": gates.outside_share}  # fmt: skip
         why = "no target that is asked for runs here"
         yield from (Measured(g, g, math.nan, why=why) for g, each in asked.items() if each)
     for target in targets:
+        if gates.outside_share is not None:
+            yield from _outside_share(manifest.targets[target], target, gates.outside_share)
         if gates.max_artifact_mb is not None:
             record = manifest.targets[target]
             files = {name for e in record.engines() for name in record.candidates[e].files}
@@ -56,6 +60,16 @@ def bounded(
             yield _memory(opened, target, limit)
     if gates.metrics is not None and targets:
         yield from _metrics(opened, other, in_place, targets, gates.metrics, say)
+
+
+def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
+    """The bound on the share of rows outside the tolerance, which the build recorded."""
+    for engine in record.engines():
+        many = record.candidates[engine].many_rows
+        what = f"share of rows of {engine} on {target} outside the tolerance, with 95 %,"
+        found = math.nan if many is None else many.below
+        why = "many rows were not tried" if many is None else many.text
+        yield Measured("outside share", what, found, max=limit, why=why)
 
 
 def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:

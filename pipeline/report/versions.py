@@ -158,6 +158,8 @@ def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
         if not report.valid:
             verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
             yield f"{report.engine} {verdict}" + (f": {report.why}" if report.reason else "")
+        if report.many_rows:
+            yield f"{report.engine}: {report.many_rows.text}"
         if report.edges:
             yield f"{report.engine} {report.at_edges}"
 

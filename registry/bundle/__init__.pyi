@@ -22,6 +22,7 @@ from .manifest import Capture as Capture
 from .manifest import Evidence as Evidence
 from .manifest import LabelledData as LabelledData
 from .manifest import Manifest as Manifest
+from .manifest import ManyRows as ManyRows
 from .manifest import Measured as Measured
 from .manifest import ModelName as ModelName
 from .manifest import Provenance as Provenance

@@ -21,6 +21,7 @@ from soa.records import (
     parse_json,
     read_record,
 )
+from soa.text import number
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -101,6 +102,34 @@ class Worst(Record):
     """Fraction of the elements that deviate by more than `atol + rtol * |reference|`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ManyRows(Record):
+    """An artifact beside the eager model on many rows like those of the reference."""
+
+    rows: Annotated[int, Within(1)]
+    outside: Annotated[int, Within(0)]
+    """Rows with an output outside its tolerance."""
+    below: Measured
+    """With a confidence of 95 %, the share of such rows is below this."""
+    artifact: Annotated[int, Within(0)] = 0
+    """Of the rows outside that were looked at: in how many the artifact is nearer to the model in
+    float64 than the eager model is."""
+    eager: Annotated[int, Within(0)] = 0
+    neither: Annotated[int, Within(0)] = 0
+
+    @property
+    def text(self) -> str:
+        """The numbers in words."""
+        said = (
+            f"{self.outside:,} of {self.rows:,} rows outside the tolerance: a share below "
+            f"{number(self.below, 2)} with 95 %"
+        )
+        if not self.outside:
+            return said
+        nearer = f"the artifact in {self.artifact:,}, eager in {self.eager:,}"
+        return f"{said}; nearer to float64: {nearer}, neither in {self.neither:,}"
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """An element agrees if |found - reference| <= atol + rtol * |reference|.
@@ -171,6 +200,8 @@ class Candidate(Record):
     facts: dict[str, Any] = field(default_factory=dict)
     """What the engine records about its artifact, such as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = field(default_factory=dict)
+    many_rows: ManyRows | None = None
+    """None: not tried, as in bundles of older releases."""
     benchmark: dict[CaseName, BenchmarkStats] = field(default_factory=dict)
 
 

@@ -9,6 +9,8 @@ from .answers import filled_collections as filled_collections
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
+from .bootstrap import few_digits as few_digits
+from .bootstrap import many_rows as many_rows
 from .edges import edge_rows as edge_rows
 from .edges import stress_rows as stress_rows
 from .input_files import answers_of_windows as answers_of_windows

@@ -1,0 +1,139 @@
+"""Many rows like those of the reference, so that a rare deviation is seen.
+
+Where a network decides between nearly equal values (nearest neighbours, `topk`), an artifact may be
+far off in one row of ten thousand. The rows are drawn from the reference with replacement, and
+each number is moved a little, within the range of its column (a smoothed bootstrap: B. W.
+Silverman and G. A. Young, 1987). So zeros, signs, categories and correlations stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from engines.errors import first_line
+from soa.dtypes import is_float
+from soa.layout import Column
+from soa.signature import Signature, offsets_of
+from stages.reference.answers import Arrays, Edge, Reference, compute_reference
+from stages.reference.nonfinite import Case
+from stages.reference.offsets import drawn_offsets
+
+WHAT = "rows like those of the reference"
+_PIECE = 1024  # rows of a piece, if the model takes so many
+_SPREAD = 0.1  # the width of the relative change of a number
+_DIGITS = 2.0**11
+# A number that an operation writes costs 1, eight products and sums cost 1. Eager torch does some
+# 10⁹ of it in a second on one core.
+_BUDGET = 1e10
+_FLOPS = 8
+_MOST_BYTES = 2**27
+
+
+def many_rows(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, most: int
+) -> tuple[Reference | None, tuple[str, ...]]:
+    """Up to `most` rows, and more by less than a piece, with the eager model's answers: an edge for
+    each piece. None and a note if the model fails on them.
+
+    There are fewer rows if the model needs much work for a row. The work is counted, not timed: so
+    the number of rows is the same on every host.
+    """
+    case = _case(signature)
+    if not most or not all(case.values()):
+        return None, ()
+    pieces: list[Edge] = []
+    wanted = 1
+    try:
+        while len(pieces) < wanted:
+            rows = drawn_rows(signature, inputs, case, len(pieces))
+            with _Work() as work:
+                (answers,) = compute_reference(model, signature, rows, (case,)).outputs
+            pieces.append(Edge(WHAT, "stress", rows, case, answers))
+            if len(pieces) == 1:
+                wanted = _pieces(pieces[0], work.done, most)
+    except Exception as error:  # the user's own code may raise any type
+        return None, (f"{WHAT} are not tried: {first_line(error)}",)
+    return Reference({}, (), (), edges=tuple(pieces)), ()
+
+
+def _pieces(first: Edge, work: float, most: int) -> int:
+    """The number of pieces, from the work for the first one."""
+    size = sum(value.nbytes for value in first.tensors().values())
+    wanted = -(-most // max(first.case.values()))
+    return max(1, min(wanted, int(_BUDGET / max(work, 1)), _MOST_BYTES // max(size, 1)))
+
+
+def _case(signature: Signature) -> Case:
+    """The rows of a piece. Several dimensions keep their proportions."""
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
+    least = max(min(rows.proven for rows in ranges.values()), 1)
+    share = min(1.0, _PIECE / least)
+    return {dim: max(int(rows.proven * share), rows.min) for dim, rows in ranges.items()}
+
+
+def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Arrays:
+    """Rows of `inputs`, drawn at random and changed a little. Scalars stay as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = {
+        dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
+        for dim, n in case.items()
+    }
+    found: Arrays = {}
+    for name in signature.input_collections:
+        rows = chosen[signature.rows_of[name]]
+        found[name] = {
+            column.name: _moved(column, inputs[name][column.name], rows, generator)
+            for column in signature.layouts[name].numbers
+        }
+    for name in signature.jagged:
+        dim, offsets = signature.rows_of[name], offsets_of(name)
+        found[offsets] = drawn_offsets(found[offsets], case[dim], generator)
+    return found
+
+
+def _moved(
+    column: Column, own: torch.Tensor, rows: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    if column.kind == "scalar":
+        return own.clone()
+    values = own[rows]
+    known = own[own.isfinite()] if is_float(column.dtype) else own[:0]
+    if not known.numel():
+        return values
+    wide = values.double()
+    share = torch.randn(wide.shape, generator=generator, dtype=torch.float64) * _SPREAD
+    moved = (wide * (1 + share)).clamp(float(known.min()), float(known.max()))
+    return torch.where(few_digits(wide), wide, moved).to(values.dtype)
+
+
+def few_digits(values: torch.Tensor) -> torch.Tensor:
+    """Where numbers are short in binary, as categories, masks, halves and zero are; or not
+    finite."""
+    digits = torch.frexp(values).mantissa * _DIGITS
+    return (digits == digits.round()) | ~values.isfinite()
+
+
+class _Work(TorchDispatchMode):
+    """Counts the work of all operations that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.done = 0.0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = function(*args, **kwargs)
+        if not function.is_view:
+            results = [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+            self.done += sum(each.numel() for each in results)
+        count = flop_registry.get(function._overloadpacket)
+        if count is not None:
+            self.done += count(*args, **kwargs, out_val=found) / _FLOPS
+        return found
