@@ -160,13 +160,13 @@ def capture(
     more: Arrays | None = None,
     stated: frozenset[str] = frozenset(),
     tried_is_enough: bool = False,
-    many: int = 0,
+    many: int | None = 0,
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
 
     `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
-    more.safetensors is written too; with `many`, many.safetensors with about so many rows. Integer
-    columns named in `stated` get no extreme values. The program is in `precision`; the reference is
+    more.safetensors is written too; with `many`, many.safetensors with so many rows (None: by the
+    model's work). Integer columns named in `stated` get no extreme values. The program is in `precision`; the reference is
     in the precision of the model. Of each output of the reference, at most the fraction `nonfinite`
     may be NaN or infinite. `tried_is_enough`: rows may be cut into tiles if a trial finds that they
     are independent, though no graph shows it. Raises CaptureError with the model's line if capture
@@ -205,7 +205,7 @@ def capture(
     say("computing the eager model's answers to stress rows and extreme values")
     stress, kept = stress_rows(model, signature, inputs)
     at_edges, untried = edge_rows(model, signature, inputs, stated)
-    if many:
+    if many != 0:
         say("computing the eager model's answers to many rows")
     answered, left_out = many_rows(model, signature, inputs, many)
     for each in (*kept, *untried, *left_out):

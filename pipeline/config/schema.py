@@ -262,7 +262,8 @@ class ReferenceConfig(Part):
     by a callable, else at random within `ranges`.
 
     `nonfinite`: the fraction of an output's reference values that may be NaN or infinite.
-    `many_rows`: about the most rows like those of the reference that are tried; 0: none.
+    `many_rows`: the number of rows like those of the reference that are tried. None: 200,000, fewer
+    if the model needs much work for a row.
     """
 
     seed: NonNegativeInt = 1
@@ -270,7 +271,7 @@ class ReferenceConfig(Part):
     factory: str | None = None
     ranges: dict[str, Pair] = {}
     nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    many_rows: Annotated[int, Field(ge=0, le=10_000_000)] = 200_000
+    many_rows: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:

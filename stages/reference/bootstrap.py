@@ -27,45 +27,48 @@ WHAT = "rows like those of the reference"
 _PIECE = 1024  # rows of a piece, if the model takes so many
 _SPREAD = 0.1  # the width of the relative change of a number
 _DIGITS = 2.0**11
-# A number that an operation writes costs 1, eight products and sums cost 1. Eager torch does some
-# 10⁹ of it in a second on one core.
-_BUDGET = 1e10
+# By default: so many rows, so much work, so many bytes. A number that an operation writes is work of
+# 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it in a second.
+_ROWS = 200_000
+_WORK = 2e9
 _FLOPS = 8
-_MOST_BYTES = 2**27
+_BYTES = 2**27
 
 
 def many_rows(
-    model: torch.nn.Module, signature: Signature, inputs: Arrays, most: int
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, wanted: int | None
 ) -> tuple[Reference | None, tuple[str, ...]]:
-    """Up to `most` rows, and more by less than a piece, with the eager model's answers: an edge for
-    each piece. None and a note if the model fails on them.
+    """The eager model's answers to `wanted` rows, in whole pieces: an edge for each piece. None and
+    a note if the model fails on them.
 
-    There are fewer rows if the model needs much work for a row. The work is counted, not timed: so
-    the number of rows is the same on every host.
+    `wanted` None: 200,000 rows, fewer if the model needs much work for a row. The work is
+    counted, not timed: so the number of rows is the same on every host.
     """
     case = _case(signature)
-    if not most or not all(case.values()):
+    if wanted == 0 or not all(case.values()):
         return None, ()
     pieces: list[Edge] = []
-    wanted = 1
+    enough = 1
     try:
-        while len(pieces) < wanted:
+        while len(pieces) < enough:
             rows = drawn_rows(signature, inputs, case, len(pieces))
             with _Work() as work:
                 (answers,) = compute_reference(model, signature, rows, (case,)).outputs
             pieces.append(Edge(WHAT, "stress", rows, case, answers))
             if len(pieces) == 1:
-                wanted = _pieces(pieces[0], work.done, most)
+                enough = _pieces(pieces[0], work.done, wanted)
     except Exception as error:  # the user's own code may raise any type
         return None, (f"{WHAT} are not tried: {first_line(error)}",)
     return Reference({}, (), (), edges=tuple(pieces)), ()
 
 
-def _pieces(first: Edge, work: float, most: int) -> int:
+def _pieces(first: Edge, work: float, wanted: int | None) -> int:
     """The number of pieces, from the work for the first one."""
+    rows = max(first.case.values())
+    if wanted is not None:
+        return -(-wanted // rows)
     size = sum(value.nbytes for value in first.tensors().values())
-    wanted = -(-most // max(first.case.values()))
-    return max(1, min(wanted, int(_BUDGET / max(work, 1)), _MOST_BYTES // max(size, 1)))
+    return max(1, min(-(-_ROWS // rows), int(_WORK / max(work, 1)), _BYTES // max(size, 1)))
 
 
 def _case(signature: Signature) -> Case:

@@ -117,9 +117,9 @@ def test_rows_are_like_those_of_the_reference(many: Reference) -> None:
 
 def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted, so the number of rows is the same each time."""
-    monkeypatch.setattr(bootstrap, "_BUDGET", 1e5)
-    found, _ = many_rows(Nearest(), SIGNATURE, pool(), MOST)
-    again, _ = many_rows(Nearest(), SIGNATURE, pool(), MOST)
+    monkeypatch.setattr(bootstrap, "_WORK", 1e5)
+    found, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
+    again, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
     assert found is not None and again is not None
     assert 0 < len(found.edges) == len(again.edges) < MOST // 1000
 

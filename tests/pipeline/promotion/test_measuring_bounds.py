@@ -87,8 +87,8 @@ def with_gates(bundle: Bundle, folder: Path, **gates: Any) -> Bundle:
     return resealed(bundle, folder, edit)
 
 
-def test_latency_memory_and_size(empty: Registry, gated: Gated, tmp_path: Path) -> None:
-    def limits(folder: str, us: float, mb: float, size: float) -> dict[str, Decision]:
+def test_latency_memory_size_and_share(empty: Registry, gated: Gated, tmp_path: Path) -> None:
+    def limits(folder: str, us: float, mb: float, size: float, share: float) -> dict[str, Decision]:
         made = with_gates(
             gated.good,
             tmp_path / folder,
@@ -96,16 +96,18 @@ def test_latency_memory_and_size(empty: Registry, gated: Gated, tmp_path: Path) 
             latency_p99_us=[{"rows": {"n": 100}, "max": us}],
             memory_mb=[{"rows": {"n": 1000}, "max": mb}],
             max_artifact_mb=size,
+            outside_share=share,
         )
         found = promote(empty, empty.register(made).ref, "staging", dry_run=True)
-        return {d.gate: d for d in found.decisions if d.gate in ("latency", "memory", "size")}
+        gates = ("latency", "memory", "size", "outside share")
+        return {d.gate: d for d in found.decisions if d.gate in gates}
 
-    loose = limits("loose", 1e6, 2000, 100)
-    assert [d.passed for d in loose.values()] == [True, True, True], loose
+    loose = limits("loose", 1e6, 2000, 100, 1e-4)
+    assert [d.passed for d in loose.values()] == [True, True, True, True], loose
     assert 0 < float(loose["memory"].found.replace(",", "")) < 2000
     assert 1 < float(loose["latency"].found.replace(",", "")) < 1e6
-    tight = limits("tight", 0.1, 0.001, 1e-5)
-    assert [d.passed for d in tight.values()] == [False, False, False]
+    tight = limits("tight", 0.1, 0.001, 1e-5, 1e-6)
+    assert [d.passed for d in tight.values()] == [False, False, False, False]
     assert tight["latency"].detail.startswith(f"p99 of a call on {TARGET} at n=100 in us is ")
     assert tight["latency"].limit == "<= 0.1"
 
