@@ -166,11 +166,11 @@ def capture(
 
     `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
     more.safetensors is written too; with `many`, many.safetensors with so many rows (None: by the
-    model's work). Integer columns named in `stated` get no extreme values. The program is in `precision`; the reference is
-    in the precision of the model. Of each output of the reference, at most the fraction `nonfinite`
-    may be NaN or infinite. `tried_is_enough`: rows may be cut into tiles if a trial finds that they
-    are independent, though no graph shows it. Raises CaptureError with the model's line if capture
-    fails, ReferenceDataError if the reference proves nothing.
+    model's work). Integer columns named in `stated` get no extreme values. The program is in
+    `precision`; the reference is in the precision of the model. Of each output of the reference, at
+    most the fraction `nonfinite` may be NaN or infinite. `tried_is_enough`: rows may be cut into
+    tiles if a trial finds that they are independent, though no graph shows it. Raises CaptureError
+    with the model's line if capture fails, ReferenceDataError if the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)

@@ -27,8 +27,8 @@ WHAT = "rows like those of the reference"
 _PIECE = 1024  # rows of a piece, if the model takes so many
 _SPREAD = 0.1  # the width of the relative change of a number
 _DIGITS = 2.0**11
-# By default: so many rows, so much work, so many bytes. A number that an operation writes is work of
-# 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it in a second.
+# The default: so many rows, so much work, so many bytes. A number that an operation writes is work
+# of 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it in a second.
 _ROWS = 200_000
 _WORK = 2e9
 _FLOPS = 8
