@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from runtime.checked import default_tolerance
