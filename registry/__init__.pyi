@@ -13,6 +13,7 @@ from .bundle import Worst as Worst
 from .bundle import seal as seal
 from .bundle import write_atomically as write_atomically
 from .errors import BundleError as BundleError
+from .errors import NoRegistryError as NoRegistryError
 from .errors import NotFoundError as NotFoundError
 from .errors import PromotionRefused as PromotionRefused
 from .errors import RegistryError as RegistryError

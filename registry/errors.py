@@ -42,6 +42,22 @@ class NotFoundError(RegistryError):
     code = "not-found"
 
 
+class NoRegistryError(NotFoundError):
+    """There is no registry at the URI `shown`: no file, or a database without tables."""
+
+    code = "no-registry"
+
+    def __init__(self, shown: str, why: str) -> None:
+        super().__init__(shown, why)
+
+    def __str__(self) -> str:
+        shown, why = self.args
+        return plain(
+            f"nothing is registered in {shown}: {why}; `pipeline run CONFIG` makes a registry "
+            "there, and --registry or PIPELINE_REGISTRY names another one"
+        )
+
+
 class NotPromotedError(RegistryError):
     """According to its tag and the history of its model, the version was never promoted to the
     alias."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.kinds import host_cpu_levels, missing_flags
-from registry.errors import RegistryError
+from registry.errors import NoRegistryError, RegistryError
 from registry.store import Registry
 
 Status = Literal["ok", "warning", "missing"]
@@ -86,6 +86,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
     try:
         models = registry.list()
     except RegistryError as error:
-        yield Finding("registry", "missing", str(error), "check --registry")
+        status: Status = "warning" if isinstance(error, NoRegistryError) else "missing"
+        yield Finding("registry", status, str(error), "check --registry")
     else:
         yield Finding("registry", "ok", f"{registry.shown}, {len(models)} models")

@@ -147,11 +147,12 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
     found = collect(registry, older_than=timedelta(days=days), dry_run=dry_run)
     total = sum(each.bytes for each in found)
     verb = "would be removed" if dry_run else "removed"
+    where = "" if registry.exists else f"; there is no registry at {registry.shown}"
     return Answer(
         {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]},
         [
             *(f"{_size(each.bytes):>10}  {each.what}: {each.where}" for each in found),
-            f"{_size(total)} {verb}" if found else "nothing to remove",
+            (f"{_size(total)} {verb}" if found else "nothing to remove") + where,
         ],
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import stamp
-from registry.errors import RegistryError
+from registry.errors import NoRegistryError, RegistryError
 from registry.history.lock import write_lock
 from registry.mlflow import ClientStore, RunQuery, Store, StoredRun, models
 from soa.files import digest_of
@@ -74,15 +74,16 @@ def kept(access: Access, model: str | None, into: Path | None = None) -> list[As
     Their reference sets are copied into the folder `into` and their digests are checked; if `into`
     is None, they are not copied.
     """
-    if not access.exists:
-        return []
-    with access.reading() as store:
-        experiment = models.experiment_of(access, store, _EXPERIMENT)
-        if experiment is None:
-            return []
-        scopes = [None] if model is None else [None, model]
-        runs = [_last(store, experiment, scope) for scope in scopes]
-        return [_asked(access, run, into) for run in runs if run is not None]
+    try:
+        with access.reading() as store:
+            experiment = models.experiment_of(access, store, _EXPERIMENT)
+            if experiment is None:
+                return []
+            scopes = [None] if model is None else [None, model]
+            runs = [_last(store, experiment, scope) for scope in scopes]
+            return [_asked(access, run, into) for run in runs if run is not None]
+    except NoRegistryError:
+        return []  # the first `run` makes the registry
 
 
 def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:

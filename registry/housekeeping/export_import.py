@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.history import Event, Number
 from registry.housekeeping.pushing import Pushed, push
 from registry.ref import Ref
-from registry.store import Registry
+from registry.store import Registry, cache_root
 from soa.files import open_plain, read_plain
 from soa.records import Before, Record, Within, as_data, as_record
 
@@ -156,7 +155,8 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     already exists gets only what it lacks, see `push`; an event that exists is not added again. So
     an interrupted import can be repeated.
     """
-    with _as_folder(source) as folder:
+    room = registry.sqlite.parent if registry.sqlite is not None else cache_root()
+    with _as_folder(source, room) as folder:
         try:
             text = read_plain(folder / EXPORT)
         except OSError as error:
@@ -242,7 +242,9 @@ def _as_tar(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _as_folder(source: Path) -> Iterator[Path]:
+def _as_folder(source: Path, room: Path) -> Iterator[Path]:
+    """The export as a folder. A tar is unpacked in a new folder in `room`: not in /tmp, which may
+    be small, but where `pipeline gc` finds it if this process is killed."""
     if source.is_dir():
         yield source
         return
@@ -250,18 +252,25 @@ def _as_folder(source: Path) -> Iterator[Path]:
         archive = os.fdopen(open_plain(source, links=True), "rb")
     except OSError as error:
         raise BundleError(f"{source}: cannot be read: {error.strerror}") from error
-    # Extracted next to the archive, because /tmp may be small.
-    with (
-        archive,
-        tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder,
-    ):
+    folder, fresh = room / f".import.{os.urandom(4).hex()}.partial", not room.exists()
+    with archive, contextlib.ExitStack() as cleanup:
         try:
+            room.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                cleanup.callback(_remove_if_empty, room)
+            folder.mkdir()
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             with tarfile.open(fileobj=archive, mode="r:") as tar:
-                _extract(tar, os.fstat(archive.fileno()).st_size, Path(folder))
+                _extract(tar, os.fstat(archive.fileno()).st_size, folder)
         except (OSError, tarfile.TarError, ValueError, RecursionError) as error:
             why = getattr(error, "strerror", None) or error
             raise BundleError(f"{source}: neither folder nor tar of an export: {why}") from error
-        yield Path(folder)
+        yield folder
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:

@@ -216,7 +216,8 @@ def _temporary(
     ours = (".bundle.*.sig", ".artifact.uploading.*")
     candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
     if (sqlite := registry.sqlite) is not None:
-        candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
+        for name in (sqlite.name, "import"):
+            candidates += sqlite.parent.glob(f".{name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
         candidates += [Path(folder, name) for name in found]

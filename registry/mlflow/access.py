@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
+from registry.errors import NoRegistryError, NotFoundError, RegistryError, RegistryUnavailableError
 from registry.mlflow.store_protocol import ClientStore, Store
 from soa.errors import SoaPipelineError
 from soa.files import read_plain
@@ -99,8 +99,11 @@ class Access:
         """A `Store` for reading; errors inside the block become RegistryErrors.
 
         It asks the server or the database directly if that is known to give the same answers as
-        MLflow's client; else it asks that client. It never creates the store: test `exists` first.
+        MLflow's client; else it asks that client. Raises NoRegistryError if the file does not exist
+        or the database has no tables: it never creates them.
         """
+        if not self.exists:
+            raise NoRegistryError(self.shown, "the file does not exist")
         with self._asked(write=False), self._direct() as direct:
             yield direct or ClientStore(self._connected())
 
@@ -167,7 +170,7 @@ class Access:
         if scheme.partition("+")[0] in ("sqlite", "postgresql"):
             from registry.mlflow.database_store import open_tables
 
-            return open_tables(self.uri, self.sqlite, LOCK_WAIT_S)
+            return open_tables(self.uri, self.sqlite, self.shown, LOCK_WAIT_S)
         return contextlib.nullcontext()
 
     def _connected(self) -> MlflowClient:

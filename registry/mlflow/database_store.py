@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from registry.errors import NoRegistryError
 from registry.mlflow.store_protocol import (
     PROMPT,
     RunQuery,
@@ -73,33 +74,36 @@ Ask = Callable[[str, Mapping[str, Any]], Iterable[Any]]
 
 
 @contextlib.contextmanager
-def open_tables(uri: str, sqlite: Path | None, wait_s: float) -> Iterator[TableStore | None]:
+def open_tables(
+    uri: str, sqlite: Path | None, shown: str, wait_s: float
+) -> Iterator[TableStore | None]:
     """The store, or None if the revision of the tables is not one of `TESTED`.
 
-    `sqlite`: the file of an SQLite URI, else None. `wait_s`: how long to wait for a lock on that
-    file, in seconds.
+    `sqlite`: the file of an SQLite URI, else None. `shown`: the URI without its password. `wait_s`:
+    how long to wait for a lock on that file, in seconds. Raises NoRegistryError if there are no
+    tables: MLflow's client would make them.
     """
     if sqlite is not None:
         where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
         connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
-            yield _checked(lambda query, given: connection.execute(query, dict(given)))
+            yield _checked(lambda query, given: connection.execute(query, dict(given)), shown)
         return
     from sqlalchemy import create_engine, text
     from sqlalchemy.pool import NullPool
 
     engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as postgres:
-        yield _checked(lambda query, given: postgres.execute(text(query), dict(given)))
+        yield _checked(lambda query, given: postgres.execute(text(query), dict(given)), shown)
 
 
-def _checked(ask: Ask) -> TableStore | None:
+def _checked(ask: Ask, shown: str) -> TableStore | None:
     try:
         revisions = {str(each[0]) for each in ask("SELECT version_num FROM alembic_version", {})}
     except Exception as error:
         if "alembic_version" not in str(error):  # else there is no such table
             raise
-        return None
+        raise NoRegistryError(shown, "it has no tables of MLflow") from None
     if not revisions or not revisions <= TESTED:
         return None
     # In a database with several workspaces, MLflow decides which rows a user may see.

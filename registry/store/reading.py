@@ -45,15 +45,14 @@ class Reader(Access):
     """The methods that read a registry. None of them changes or creates a registry."""
 
     def list(self) -> Sequence[ModelSummary]:
-        """All models with a version that soa-pipeline registered, by name.
+        """All models with a version that soa-pipeline registered, by name. Like all methods, it
+        raises NoRegistryError if there is no registry.
 
         Examples
         --------
         >>> [(model.name, model.versions) for model in registry.list()]
         [('jet-tagger', 4)]
         """
-        if not self.exists:
-            return []
         found = []
         with self.reading() as store:
             for model in store.models():
@@ -202,7 +201,7 @@ class Reader(Access):
         >>> [promotion.number for promotion in registry.promotions(version, "production")]
         [1]
         """
-        if version.promotion(alias) is None or not self.exists:
+        if version.promotion(alias) is None:
             return []
         with self.reading() as store:
             experiment = store.experiment(version.name)  # also a deleted experiment
@@ -226,8 +225,6 @@ class Reader(Access):
     def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:
         """The store and the model in it. Raises a NotFoundError that lists the models."""
         name = Ref(name).name
-        if not self.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")
         with self.reading() as store:
             model = store.model(name)
             if model is None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from registry.bundle import PulledNote, open_folder, read_note
 from registry.errors import (
     BundleError,
+    NoRegistryError,
     NotCachedError,
     NotFoundError,
     RegistryError,
@@ -98,12 +99,12 @@ class Name:
             return young
         try:
             return self._ask()
+        except (NoRegistryError, RegistryUnavailableError) as error:
+            return self._recorded_or(error)
         except NotFoundError as error:
             if self._store.exists:
                 self._record.forget(str(self.ref))
                 raise
-            return self._recorded_or(error)
-        except RegistryUnavailableError as error:
             return self._recorded_or(error)
 
     def open(self, found: Lookup, annexes: Collection[str] | None = None) -> Opened:

@@ -103,7 +103,7 @@ def test_archive_of_an_export(place: Path, members: list[Any], data: st.DataObje
     )
     content = data.draw(st.one_of(st.just(content + bytes(1024)), damaged(content)))
     folder = place / "in"
-    with only_ours(), _as_folder(put(folder / "export.tar", content)) as found:
+    with only_ours(), _as_folder(put(folder / "export.tar", content), folder) as found:
         written = [path for path in found.rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in written) <= len(content)
     assert [path.name for path in folder.iterdir()] == ["export.tar"]

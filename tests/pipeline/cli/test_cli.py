@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -108,15 +110,30 @@ def test_help_waits_for_no_heavy_import() -> None:
 
 
 def test_nothing_yet(tmp_path: Path) -> None:
-    """Commands that only read create no registry."""
+    """Commands that only read create no registry, and do not take its absence for emptiness."""
     uri = f"sqlite:///{tmp_path}/none/registry.db"
-    assert (
-        "registry is empty: fill it with `pipeline run CONFIG`"
-        in cli("ls", "--registry", uri).stdout
-    )
-    assert cli("ls", "--registry", uri, "--json").stdout == "{}\n"
-    assert "nothing is registered in" in refusal("show", "jets", "--registry", uri)
-    assert not (tmp_path / "none").exists()
+    reading: list[list[object]] = [
+        ["ls"], ["ls", "jets"], ["show", "jets"], ["history", "jets"], ["policy"], ["ui"],
+        ["export", "jets", tmp_path / "out"], ["pull", "jets", tmp_path / "out"],
+    ]  # fmt: skip
+    for command in reading:
+        said = refusal(*command, "--registry", uri)
+        assert uri in said and "PIPELINE_REGISTRY" in said, command
+    assert "no registry" in cli("gc", "--registry", uri).stdout
+    assert not (tmp_path / "none").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tables", ["", "CREATE TABLE theirs (a)"])
+def test_a_database_without_a_registry(tmp_path: Path, tables: str) -> None:
+    """Nothing, or another program's: commands that read make no tables in it."""
+    file = tmp_path / "registry.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(tables)
+    file.touch()
+    content = file.read_bytes()
+    for command in (["ls"], ["history", "jets"], ["policy"]):
+        assert "no tables" in refusal(*command, "--registry", f"sqlite:///{file}")
+    assert file.read_bytes() == content
 
 
 def test_show_says_what_an_engine_recorded(registry: Registry, jets: Built, tmp_path: Path) -> None:

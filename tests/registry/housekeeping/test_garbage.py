@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from registry import Bundle, BundleError, Decision, Registry, RegistryError
+from registry import Bundle, BundleError, Decision, Ref, Registry, RegistryError
+from registry.housekeeping.export_import import export_to
 from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.bundle_files import annex_place
@@ -22,6 +26,7 @@ from tests.registry.history.test_model_writer import Killed
 
 CUDA = "cuda/sm_90"
 NOW = timedelta(0)
+ROOT = Path(__file__).parents[3]
 
 
 def killed(*arguments: object, **more: object) -> None:
@@ -47,6 +52,25 @@ def test_nothing(tmp_path: Path, registry: Registry) -> None:
     missing = Registry(f"sqlite:///{tmp_path}/none/registry.db")
     assert collect(missing) == []
     assert not (tmp_path / "none").exists()
+
+
+def test_a_killed_import(tmp_path: Path, registry: Registry, bundle: Bundle) -> None:
+    registry.register(bundle)
+    export_to(registry, Ref("jets"), tmp_path / "jets.tar")
+    away = Registry(f"sqlite:///{tmp_path}/away/registry.db")
+    script = (
+        "import os, signal, sys; from pathlib import Path; from registry import Registry\n"
+        "from registry.housekeeping import export_import\n"
+        "export_import.push = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "export_import.import_from(Registry(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    command = [sys.executable, "-c", script, away.uri, str(tmp_path / "jets.tar")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert collect(away) == []  # it may still be at work
+    (found,) = collect(away, older_than=NOW)
+    assert (found.kind, found.bytes > 10_000) == ("temporary", True)
+    assert list((tmp_path / "away").iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 from registry import (
     Bundle,
     Decision,
+    NoRegistryError,
     Policy,
     PromotionRefused,
     Registry,
@@ -215,9 +216,15 @@ def test_tables_of_several_workspaces_are_left_to_mlflow(filled: Registry, tmp_p
         Registry(f"sqlite:///{copy}").list()
 
 
-def test_a_database_without_tables_is_left_to_mlflow(tmp_path: Path) -> None:
+def test_a_database_without_tables(tmp_path: Path, bundle: Bundle) -> None:
+    """Reading refuses it and makes no tables; the first version makes them."""
     (tmp_path / "registry.db").touch()
-    assert Registry(f"sqlite:///{tmp_path}/registry.db").list() == []
+    registry = Registry(f"sqlite:///{tmp_path}/registry.db")
+    with pytest.raises(NoRegistryError, match="no tables"):
+        registry.list()
+    assert (tmp_path / "registry.db").read_bytes() == b""
+    registry.register(bundle)
+    assert [model.name for model in registry.list()] == ["jets"]
 
 
 Answer = Callable[[str, dict[str, str]], tuple[int, object]]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from registry import (
     Bundle,
     BundleError,
     Decision,
+    NoRegistryError,
     NotFoundError,
     PromotionRefused,
     Registry,
@@ -191,11 +193,11 @@ class TestFind:
 
     def test_reading_makes_no_registry(self, own_working_folder: Path) -> None:
         registry = Registry()
-        assert registry.list() == []
-        with pytest.raises(NotFoundError, match="nothing is registered in sqlite:"):
-            registry.find("jets")
-        with pytest.raises(NotFoundError, match="nothing is registered"):
-            registry.versions("jets")
+        reading = (registry.find, registry.versions, registry.history)
+        for read in (registry.list, *(partial(each, "jets") for each in reading)):
+            with pytest.raises(NoRegistryError, match="nothing is registered in sqlite:"):
+                read()
+        assert registry.policies() == []
         assert os.listdir(own_working_folder) == []
 
     def test_versions_of_others_are_left_alone(self, registry: Registry, bundle: Bundle) -> None:

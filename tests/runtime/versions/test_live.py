@@ -489,7 +489,7 @@ def test_a_watcher_outlives_errors(
         promoted(registry, second)
         wait_for(lambda: session.ref == "jets/2")
         wait_for(lambda: watcher.error is None)
-    assert "not refreshed, jets/1 goes on serving: jets: nothing is registered" in caplog.text
+    assert "not refreshed, jets/1 goes on serving: nothing is registered" in caplog.text
     session.close()  # also ends the watcher
     assert [t.name for t in threading.enumerate() if t.name == "soa-watch"] == []
     with pytest.raises(RunError, match="closed"):
