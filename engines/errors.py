@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+
 from soa.errors import SoaPipelineError
 
 
@@ -51,15 +54,32 @@ _OUT_OF_MEMORY = (
 )
 
 
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The numbers of the errors of a full disk: no space, a quota, a limit on a file's size."""
+_FULL_DISK = ("No space left on device", "Disk quota exceeded")
+
+
 def out_of_memory(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that memory ran out."""
+    return any(
+        isinstance(each, MemoryError) or any(said in str(each).lower() for said in _OUT_OF_MEMORY)
+        for each in _with_causes(error)
+    )
+
+
+def full_disk(error: BaseException) -> bool:
+    """True if an exception, or one of its causes, says that a disk or a quota is full."""
+    return any(
+        getattr(each, "errno", None) in FULL_DISK or any(said in str(each) for said in _FULL_DISK)
+        for each in _with_causes(error)
+    )
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:
-        text = str(seen).lower()
-        if isinstance(seen, MemoryError) or any(said in text for said in _OUT_OF_MEMORY):
-            return True
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False
 
 
 def first_line(error: BaseException) -> str:

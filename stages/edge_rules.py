@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from engines.errors import first_line
+from engines.errors import first_line, full_disk
 from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
 from soa.text import number
@@ -80,6 +80,8 @@ def at_edge(
     try:
         run = poisoned_run(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
     except Exception as error:
+        if full_disk(error):
+            raise
         return f"the artifact failed: {type(error).__name__}: {first_line(error)}", False
     if run.faults:
         return run.faults[0], False

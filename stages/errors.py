@@ -29,6 +29,13 @@ class StageError(SoaPipelineError):
     code = "stage"
 
 
+class NotMeasuredError(SoaPipelineError):
+    """A measurement that would judge a version ended for want of memory or time: nothing was
+    decided."""
+
+    code = "not-measured"
+
+
 class MetricError(SoaPipelineError):
     """A metric without a value, because of its labelled data, its function or the result."""
 

@@ -79,6 +79,10 @@ class BenchmarkReport:
         return as_record(cls, data)
 
 
+NO_MEMORY = "candidate-out-of-memory"
+"""The code of a report that ended for want of memory."""
+
+
 @dataclass(frozen=True)
 class Roc:
     """At most 100 points of the ROC curve: the fractions of signal and of background that pass."""

@@ -22,6 +22,7 @@ from registry.promotion import Bits
 from runtime.opening import Opened, answer_bits, held_files, open_candidate
 from runtime.session import Session, in_tiles
 from soa.signature import Signature
+from stages.errors import NotMeasuredError
 
 PROCESSORS = ("Haswell", "Skylake-Client", "EPYC", "max")
 """Names of qemu's processors: two Intel and one AMD with AVX2, and one with all that qemu has."""
@@ -48,6 +49,8 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
         outcome = run_isolated(
             "stages.reproduce:bits_here", {**job, "tile": candidate.tile or 0}, folder, _LIMIT_S
         )
+        if outcome.killed:
+            raise NotMeasuredError(f"the bits of {engine_name} on {target}: {outcome.error}")
         for how, every, digest in outcome.value if outcome.ok else [("here", False, None)]:
             yield Bits(target, engine_name, how, digest, outcome.error or "", every=every)
         for processor in PROCESSORS:
@@ -91,7 +94,8 @@ def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
             errors="replace", timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return None, f"no answer within {_LIMIT_S:g} s"
+        why = f"the bits on qemu's {processor}: no answer within {_LIMIT_S:g} s"
+        raise NotMeasuredError(why) from None
     said = done.stdout.strip()
     if done.returncode or not said:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from engines.errors import first_line, out_of_memory
+from engines.errors import first_line, full_disk, out_of_memory
 from engines.processes import run_isolated
 from runtime.checked import (
     Deviation,
@@ -55,7 +55,7 @@ from stages.reference import (
     read_set,
     windows,
 )
-from stages.reports import CaseReport, ValidationReport
+from stages.reports import NO_MEMORY, CaseReport, ValidationReport
 from stages.tile_choice import tiled
 
 # Byte patterns to poison with. All ones is NaN in every floating type, and -1 or the largest value
@@ -194,8 +194,10 @@ def validate_here(
             report = _beside_reference(session, given, more, many)
         else:
             report = _beside_program(session, given, Path(program), nonfinite)
-    if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
-        raise MemoryError(report.reason)
+    if out_of_memory(RuntimeError(report.reason or report.window)):
+        if keep_memory:
+            raise MemoryError(report.reason)
+        report = replace(report, code=NO_MEMORY)
     return report.to_dict()
 
 
@@ -410,9 +412,11 @@ def _validate_case(
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:
-    """The report of a case in which the artifact raised an error."""
+    """The report of a case in which the artifact raised an error. Raises that of a full disk."""
+    if full_disk(error):
+        raise error
     said = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
-    code = "candidate-out-of-memory" if out_of_memory(error) else "candidate-failed"
+    code = NO_MEMORY if out_of_memory(error) else "candidate-failed"
     return CaseReport(case, {}, (said,), code=code)
 
 

@@ -7,11 +7,14 @@ script `reproduce.sh`, which repeats only this step.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +28,8 @@ from engines.processes.child_command import command, search_path
 from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
 
 _NO_MEMORY = "candidate-out-of-memory"
+_LEAST_FREE = 1 << 16
+"""A disk with fewer free bytes counts as full if a child left no answer."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def run_isolated(
     imports: Sequence[str] = (),
 ) -> Outcome:
     """Call `function` ("module:name") with `**payload` in a child. A failure there is returned as
-    an Outcome and raises no exception.
+    an Outcome and raises no exception, with one exception: OSError (ENOSPC) if a disk is full.
 
     `payload` and the returned value are JSON. `imports` names modules that take long to import:
     they are imported once for many children. The child and all processes that it started are killed
@@ -114,6 +119,10 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
 
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
+    if not answer.exists():  # a child that cannot write it, or memory that lies in a file, may die
+        for folder in {answer.parent, Path(tempfile.gettempdir())}:
+            if shutil.disk_usage(folder).free < _LEAST_FREE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     if code < 0:
         found = signal.Signals(-code)
         why = f"killed by {found.name}"
@@ -128,6 +137,8 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         last = lines[-1] if lines else "nothing in its log"
         why = f"exit code {code} without an answer: {last}"
         return Outcome(None, why, log, script, code="candidate-crashed")
+    if data.get("full_disk", False):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(answer.parent))
     no_memory = data.get("out_of_memory", False)
     return Outcome(
         data.get("value"),

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from engines.errors import MORE_MEMORY, NotApplicableError, out_of_memory
+from engines.errors import MORE_MEMORY, NotApplicableError, full_disk, out_of_memory
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -31,6 +31,7 @@ def run_job(job: Path, answer: Path) -> int:
             }
         else:
             traceback.print_exc()
+        result["full_disk"] = full_disk(error)
         if out_of_memory(error):
             result["out_of_memory"] = True
             if MORE_MEMORY not in text[0]:  # else the error's text has the advice already

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import Any, NoReturn
 
 import click
 
+from engines.errors import FULL_DISK
 from pipeline.cli.answers import complain, fail
 from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run
@@ -27,7 +27,6 @@ _GROUPS = {
     "Keep": (history, rollback, sign, verify, pull, push, export_command, import_command, rm, gc,
              cache),
 }  # fmt: skip
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class _Group(click.Group):
@@ -66,7 +65,7 @@ def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
 
 def _of_the_disk(error: OSError) -> str:
     """The message for a full disk or a bad path. Raises the error again if it is neither."""
-    if error.errno in _FULL_DISK:
+    if error.errno in FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""
         return f"the disk is full{where}: free some space and run again"
     if error.filename:

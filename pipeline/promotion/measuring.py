@@ -13,7 +13,7 @@ import torch
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.measuring_bounds import bounded, shadowed
-from registry.bundle import Manifest, Pinned, Worst
+from registry.bundle import Pinned, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.promotion import (
@@ -36,9 +36,10 @@ from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.capture import dependence_of
 from stages.emulate import emulate_candidate, this_gpu
+from stages.errors import NotMeasuredError
 from stages.independence import SEE_EACH_OTHER
 from stages.reference import Reference, proof_of, too_much
-from stages.reports import ValidationReport
+from stages.reports import NO_MEMORY, ValidationReport
 from stages.reproduce import reproduce
 from stages.validate import Trial, validate_candidate
 
@@ -70,7 +71,9 @@ def measure(
         if record is not None and record.chosen is not None:
             served[target] = record.engines()
     worst = {
-        target: _of_all([_worst(manifest, revalidate(opened, target, e, say)) for e in engines])
+        target: _of_all(
+            [_worst(opened, target, revalidate(opened, target, e, say)) for e in engines]
+        )
         for target, engines in served.items()
     }
     other, in_place = _in_place(registry, version, replaced, say)
@@ -137,11 +140,12 @@ def _on_set(
     opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
 ) -> SetResult:
     """Compare one artifact with the portable program on a larger set of reference inputs."""
-    manifest = opened.bundle.manifest
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
     report = _validated(opened, target, engine_name, inputs.resolve(), nonfinite)
-    worst = _worst(manifest, report) if report.cases else None
-    return SetResult(inputs.name, target, engine_name, worst, report.reason or "")
+    worst = _worst(opened, target, report)
+    return SetResult(
+        inputs.name, target, engine_name, worst if report.cases else None, report.reason or ""
+    )
 
 
 def _validated(
@@ -228,16 +232,20 @@ def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
     }
 
 
-def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
+def _worst(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
     """The worst deviations by output. If a run failed or a case has other faults, all values
-    count as outside the tolerance."""
+    count as outside the tolerance. Raises NotMeasuredError if it ended for want of memory or time,
+    which says nothing about the artifact."""
+    if report.code in (NO_MEMORY, "candidate-timeout"):
+        what = f"{opened.label}: {report.engine} on {target} could not be validated"
+        raise NotMeasuredError(f"{what}: {report.reason}")
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
             name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
             for name, d in report.worst.items()
         }
     everything = Worst(max_abs=float("inf"), max_rel=float("inf"), outside=1.0)
-    return dict.fromkeys(manifest.tolerances, everything)
+    return dict.fromkeys(opened.bundle.manifest.tolerances, everything)
 
 
 def _check_signature(

@@ -21,6 +21,7 @@ from runtime.loader import measured_session
 from runtime.opening import Opened, copy_files, held_files
 from soa.errors import SoaPipelineError
 from stages.benchmark import bound_call, p99_us
+from stages.errors import NotMeasuredError
 from stages.reference import Reference, label
 
 Say = Callable[[str], None]
@@ -107,6 +108,8 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
         outcome = run_isolated(
             "stages.benchmark:memory_here", payload, Path(folder), _MEMORY_LIMIT_S
         )
+    if outcome.killed:
+        raise NotMeasuredError(f"{opened.label}: {what}: {outcome.error}")
     found = outcome.value if outcome.ok else math.nan
     return Measured("memory", what, found, max=limit.max, why=outcome.error or "")
 

@@ -307,7 +307,6 @@ def test_ctrl_c_and_the_next_run_resumes(
     assert "Traceback" not in broken_off.stderr
     assert broken_off.stdout.replace("building the model\n", "") == ""
     registry = Registry(project.registry)
-    assert registry.list() == []
     with pytest.raises(NotFoundError):
         registry.find("jets")
     finished = {path.parent.parent.name for path in project.work.rglob("done.json")}

@@ -18,7 +18,7 @@ from tests.models.scored import columns, write_rows
 ROOT = Path(__file__).parents[3]
 
 DRIVER = """
-import json, os, subprocess, sys
+import json, os, subprocess, sys, tempfile
 from pathlib import Path
 from click.testing import CliRunner
 from pipeline.cli.main import main
@@ -30,6 +30,8 @@ for size, commands in cases:
         if command == ["free some space"]:
             subprocess.run(["mount", "-o", "remount,size=100M", disk], check=True)
             continue
+        if "--to" in command:  # a promotion writes temporary files alone
+            os.environ["TMPDIR"] = tempfile.tempdir = disk
         result = CliRunner().invoke(main, command)
         unexpected = not isinstance(result.exception, (SystemExit, type(None)))
         files = sorted(str(p.relative_to(disk)) for p in Path(disk).rglob("*") if p.is_file())
@@ -96,6 +98,7 @@ def found(
         "run": a_run(jets, disk, folder),
         "pull and register": a_pull_and_a_registration(jets, disk, registry, empty_database),
         "apply": an_apply(disk, registry, folder),
+        "promote": a_promotion(disk, registry),
     }
     return on_small_disks(disk, cases)
 
@@ -125,7 +128,7 @@ def test_during_run(found: dict[str, list[Found]]) -> None:
         assert not any("bundle" in file for file in files)
     for _, _, _, files in runs[:-1]:
         assert not any(file.endswith("done.json") for file in files)
-    assert json.loads(listed[1]) == {}
+    assert json.loads(listed[1])["error"]["code"] == "no-registry"
 
 
 def a_pull_and_a_registration(
@@ -186,3 +189,25 @@ def test_during_apply(found: dict[str, list[Found]]) -> None:
         assert (code, files) == (0, ["out.root"]), said
         assert json.loads(output)["rows"] == _ROWS
     assert [json.loads(output)["found"] for _, output, _, _ in tries[1::2]] == [0, _ROWS, _ROWS]
+
+
+def a_promotion(disk: Path, registry: Registry) -> list[Case]:
+    """The disk for temporary files is full in the files of the job, or in its answer."""
+    promote = ["promote", "jets/1", "--to", "staging", "--registry", registry.uri]
+    history = ["history", "jets", "--json", "--registry", registry.uri]
+    return [(pages * _PAGE, [promote, history]) for pages in (2, 3, 4)] + [
+        (100_000_000, [promote, history])
+    ]
+
+
+def test_during_a_promotion(found: dict[str, list[Found]]) -> None:
+    """A full disk is no verdict on the version: nothing is in the history."""
+    *full, enough, at_last = found["promote"]
+    for code, output, said, _ in full[::2]:
+        assert (code, output) == (1, ""), said
+        assert "the disk is full" in said.splitlines()[-1], said
+        assert said.endswith(": free some space and run again [disk]\n")
+    events = [json.loads(output) for _, output, _, _ in (*full[1::2], at_last)]
+    assert all(each == events[0] for each in events[:-1])
+    assert enough[0] == 0, enough[2]
+    assert len(events[-1]) == len(events[0]) + 1

@@ -14,11 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from engines import Executable
 from engines.processes.isolation import Outcome
+from pipeline.promotion import measuring
 from pipeline.promotion.promoting import promote
 from registry.errors import PromotionRefused
 from registry.store.registry import Registry
 from runtime.opening import open_candidate
 from stages import validate
+from stages.errors import NotMeasuredError
 from tests.models.project import PASSED, TARGET, Built, answer, cli, described, resealed
 
 Edit = Callable[[Path, dict[str, Any]], None]
@@ -54,6 +56,16 @@ def test_command_names_the_gate_and_exits_with_1(registry: Registry) -> None:
     said = answer(*asked[:-2], registry=registry, code=1)
     assert said["promoted"] is None
     assert [d["gate"] for d in said["decisions"] if not d["passed"]] == ["digests"]
+
+
+def test_what_fails_for_want_of_time_is_no_verdict(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_VALIDATION_LIMIT_S", 1e-6)
+    before, events = state(registry), registry.history("jets")
+    with pytest.raises(NotMeasuredError, match=r"could not be validated: no answer"):
+        promote(registry, "jets/1", "production")
+    assert (state(registry), registry.history("jets")) == (before, events)
 
 
 def registered(registry: Registry, built: Built, folder: Path, edit: Edit) -> str:
