@@ -96,7 +96,7 @@ INLINE F exp(F x) {
 INLINE F expm1(F x) {
   const PowerF p = power(at_least(at_most(x, all(89.0f)), all(-30.0f)));
   const F s = two_to(p.n - 1), half = fma(s, p.less_one, s - all(0.5f));  // half of the result: 2^128 is no float
-  return select(x == all(0.0f), x, half + half);
+  return select(abs(x) < all(0x1p-25f), x, half + half);  // subnormal numbers have no half
 }
 INLINE F sigmoid(F x) {  // by exp(-|x|), which keeps small results accurate
   const PowerF p = power(at_least(number(bits(x) | INT32_MIN), all(-104.0f)));

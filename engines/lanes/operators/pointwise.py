@@ -124,10 +124,10 @@ def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) 
 
 @lowers("clamp", "clamp_min", "clamp_max")
 def clamp(build: Builder, step: Step, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
-    """NaN stays NaN. If `min` exceeds `max`, the result is `max`."""
+    """NaN stays NaN, -0.0 stays if a limit is 0. If `min` exceeds `max`, the result is `max`."""
     if min is not None:
-        x = build.map("maximum", [x, min], step.shape, step.dtype)
-    return x if max is None else build.map("minimum", [x, max], step.shape, step.dtype)
+        x = build.map("maximum", [min, x], step.shape, step.dtype)
+    return x if max is None else build.map("minimum", [max, x], step.shape, step.dtype)
 
 
 @lowers("_to_copy", "convert_element_type")

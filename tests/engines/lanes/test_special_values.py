@@ -1,0 +1,138 @@
+"""Functions of one number, at numbers where their results change class: signs of zero, subnormal
+numbers, overflow, infinities and NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.engines.lanes.harness import MOST, Function, compiled
+
+F = torch.nn.functional
+LEAST, TINY, MOST_FLOAT = 2.0**-149, 2.0**-126, 3.4028234663852886e38
+POSITIVE = (
+    0.0, LEAST, 2 * LEAST, 1e-40, TINY - LEAST, TINY, 1e-30, 2.0**-24, 1e-8, 1e-4, 0.5, 0.999999,
+    1.0, 1.0000001, 1.5, 2.0, 3.0, 9.01, 15.0, 20.5, 44.5, 88.0, 88.72283, 88.7229, 89.4159, 103.9,
+    104.5, 127.9999, 128.0, 1e10, 2.0**31, 1e19, 1.8446743e19, MOST_FLOAT, math.inf,
+)  # fmt: skip
+VALUES = torch.tensor([*POSITIVE, *(-x for x in POSITIVE), math.nan])
+NAMES = (
+    "abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf erfc exp exp2 expm1 floor "
+    "frac isfinite isinf isnan isneginf isposinf log log10 log1p log2 logit nan_to_num neg rad2deg "
+    "reciprocal round rsqrt sigmoid sign sgn sin sinc sinh sqrt square tan tanh trunc"
+)
+LAYERS = (
+    "relu relu6 elu selu celu gelu silu mish softplus softsign softshrink hardshrink hardtanh "
+    "hardsigmoid hardswish logsigmoid tanhshrink leaky_relu"
+)
+POWERS = (-3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 2.5, 3, 4, 1 / 3)
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{name: getattr(torch, name) for name in NAMES.split()},
+    **{name: getattr(F, name) for name in LAYERS.split()},
+    **{f"x ** {k:.3g}": partial(torch.pow, exponent=k) for k in POWERS},
+    "2 ** x": lambda x: 2.0**x,
+    "0.5 ** x": lambda x: 0.5**x,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "threshold": lambda x: F.threshold(x, 0.5, -1.0),
+    "clamp": lambda x: x.clamp(-1, 2),
+    "clamp_min": lambda x: x.clamp(min=0.0),
+    "x / 3": lambda x: x / 3,
+    "3 / x": lambda x: 3 / x,
+    "x * -0.0": lambda x: x * -0.0,
+    "x + 0.0": lambda x: x + 0.0,
+    "x - x": lambda x: x - x,
+    "fmod": lambda x: torch.fmod(x, 1.7),
+    "remainder": lambda x: torch.remainder(x, -1.7),
+    "floor_divide": lambda x: torch.div(x, 1.7, rounding_mode="floor"),
+    "div, trunc": lambda x: torch.div(x, -1.7, rounding_mode="trunc"),
+    "atan2": lambda x: torch.atan2(x, torch.tensor(-1.0)),
+    "atan2 of 0": lambda x: torch.atan2(torch.tensor(0.0), x),
+    "hypot": lambda x: torch.hypot(x, torch.tensor(1.0)),
+    "copysign": lambda x: torch.copysign(torch.tensor(2.0), x),
+    "xlogy": lambda x: torch.xlogy(x, x),
+    "ldexp": lambda x: torch.ldexp(x, torch.tensor(3)),
+    "logaddexp": lambda x: torch.logaddexp(x, torch.tensor(0.0)),
+    "logaddexp2": lambda x: torch.logaddexp2(x, torch.tensor(0.0)),
+    "heaviside": lambda x: torch.heaviside(x, torch.tensor(0.5)),
+    "maximum": lambda x: torch.maximum(x, torch.tensor(0.0)),
+    "minimum": lambda x: torch.minimum(x, torch.tensor(-0.0)),
+    "fmax": lambda x: torch.fmax(x, torch.tensor(-1.0)),
+    "lerp": lambda x: torch.lerp(x, torch.tensor(1.0), 0.5),
+    "entr": torch.special.entr,
+    "ndtr": torch.special.ndtr,
+    "to int64 and back": lambda x: x.clamp(-1e9, 1e9).long().float(),
+    "square root of squares": lambda x: (x * x).sqrt(),
+    "softmax": lambda x: torch.stack([x, -x], 1).softmax(1)[:, 0],
+    "log_softmax": lambda x: torch.stack([x, x * 0.5], 1).log_softmax(1)[:, 0],
+    "logsumexp": lambda x: torch.stack([x, x * 0.5], 1).logsumexp(1),
+    "norm": lambda x: torch.stack([x, x * 0.5], 1).norm(dim=1),
+    "normalize": lambda x: F.normalize(torch.stack([x, x * 0.5], 1), dim=1)[:, 0],
+}
+
+
+PADDED = torch.cat([VALUES, torch.full((-len(VALUES) % MOST,), 0.5)])  # eager's vectors are full
+DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "lanes.md"
+
+
+def kinds(numbers: Tensor) -> list[str]:
+    """The class of each number: nan, or 0, inf or finite with its sign."""
+    found = []
+    for number in numbers.tolist():
+        sign = "-" if math.copysign(1.0, number) < 0 else ""
+        zero = "0" if number == 0 else "inf" if math.isinf(number) else "finite"
+        found.append("nan" if math.isnan(number) else sign + zero)
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table in the document: at `first` to `last`, the classes of the results."""
+
+    functions: tuple[str, ...]
+    first: float
+    last: float
+    eager: str
+    lanes: str
+
+    def holds(self, function: str, at: float, eager: str, lanes: str) -> bool:
+        inside = function in self.functions and self.first <= at <= self.last
+        return inside and (self.eager, self.lanes) == (eager, lanes)
+
+
+def documented() -> list[Row]:
+    """The rows of the table `function | numbers from | to | eager torch | lanes`."""
+    text = DOCUMENT.read_text().partition("| function | numbers from | to |")[2]
+    rows = []
+    for line in text.splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        names, first, last, eager, lanes = (each.strip() for each in line.strip("|").split("|"))
+        row = tuple(each.strip("` ") for each in names.split(", "))
+        rows.append(Row(row, float(first), float(last), eager, lanes))
+    return rows
+
+
+def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None:
+    def every(x: Tensor) -> Tensor:
+        return torch.stack([call(x[:, 0]).float() for call in FUNCTIONS.values()], 1)
+
+    made = compiled(Function({"y": every}), [torch.full((MOST, 1), 0.5)], ["y"])
+    parts = PADDED.unsqueeze(1).split(MOST)
+    answers = torch.cat([made(part)["y"] for part in parts])[: len(VALUES)]
+    rows, seen = documented(), set[Row]()
+    wrong: list[str] = []
+    for k, (function, call) in enumerate(FUNCTIONS.items()):
+        expected = kinds(call(PADDED).float()[: len(VALUES)])
+        for at, eager, lanes in zip(VALUES.tolist(), expected, kinds(answers[:, k]), strict=True):
+            known = [row for row in rows if row.holds(function, at, eager, lanes)]
+            seen.update(known)
+            if eager != lanes and not known:
+                wrong.append(f"{function} of {at:.9g}: {lanes}, in eager torch {eager}")
+    assert wrong == []
+    assert torch.backends.cpu.get_cpu_capability() != "AVX2" or set(rows) == seen
