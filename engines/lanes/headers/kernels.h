@@ -210,33 +210,60 @@ using ArgMax = Place<V, true>;
 template <class V, int>
 using ArgMin = Place<V, false>;
 
+// Where a sort keeps its keys and places: a few on the stack, many in the memory of its results. A thread's stack may
+// have only 128 kB.
+constexpr int kOnStack = 64;
+template <class V, class K, int kCount, bool kFew>
+struct Ordered {
+  V *to;
+  Q *places;
+  int to_apart, places_apart;
+  INLINE_MEMBER K key(int t) const { return same_bits<K>(to[t * to_apart * RV]); }
+  INLINE_MEMBER I place(int t) const { return narrow(places[t * places_apart * RV]); }
+  INLINE_MEMBER void put(int t, K key, I place) {
+    to[t * to_apart * RV] = same_bits<V>(key);
+    places[t * places_apart * RV] = wide(place);
+  }
+};
+template <class V, class K, int kCount>
+struct Ordered<V, K, kCount, true> {
+  V *to;
+  Q *places;
+  int to_apart, places_apart;
+  K keys[kCount];
+  I at[kCount];
+  INLINE_MEMBER K key(int t) const { return keys[t]; }
+  INLINE_MEMBER I place(int t) const { return at[t]; }
+  INLINE_MEMBER void put(int t, K key, I place) {
+    keys[t] = key;
+    at[t] = place;
+  }
+};
+
 // The first kCount of kSize elements in descending or ascending order, and their original indices.
 template <int kSize, int kCount, bool kDescending, class V>
 INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int places_apart) {
-  decltype(order(V{})) keys[kCount];
-  I at[kCount];
+  typedef decltype(order(V{})) K;
+  Ordered<V, K, kCount, kCount <= kOnStack> best{to, places, to_apart, places_apart};
   LOOP for (int p = 0; p < kSize; ++p) {
-    const auto found = order(from[p * apart * RV]);
-    const auto own = kDescending ? found : ~found;
-    auto key = own;
+    const K found = order(from[p * apart * RV]);
+    const K own = kDescending ? found : ~found;
+    K key = own;
     I place = all(p);
     const int filled = p < kCount ? p : kCount;
     LOOP for (int t = 0; t < filled; ++t) {
-      const auto ahead = less(keys[t], own);  // if true, it is true for all later t, too: equal elements keep their order
-      const auto lost = select(ahead, keys[t], key);
-      const I lost_place = select(mask(ahead), at[t], place);
-      keys[t] = select(ahead, key, keys[t]);
-      at[t] = select(mask(ahead), place, at[t]);
-      key = lost;
-      place = lost_place;
+      const K other = best.key(t);
+      const I other_place = best.place(t);
+      const K ahead = less(other, own);  // if true, it is true for all later t, too: equal elements keep their order
+      best.put(t, select(ahead, key, other), select(mask(ahead), place, other_place));
+      key = select(ahead, other, key);
+      place = select(mask(ahead), other_place, place);
     }
-    if (p < kCount) {
-      keys[p] = key;
-      at[p] = place;
-    }
+    if (p < kCount) best.put(p, key, place);
   }
   LOOP for (int t = 0; t < kCount; ++t) {
-    unordered(kDescending ? keys[t] : ~keys[t], to[t * to_apart * RV]);
-    places[t * places_apart * RV] = wide(at[t]);
+    const I place = best.place(t);
+    unordered(kDescending ? best.key(t) : ~best.key(t), to[t * to_apart * RV]);
+    places[t * places_apart * RV] = wide(place);
   }
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,3 +218,55 @@ class Eigenvalues(nn.Module):
 def test_an_operator_without_code_is_named() -> None:
     with pytest.raises(NotApplicableError, match="no code for _linalg_eigh"):
         compiled(Eigenvalues(), [torch.randn(MOST, 3, 3)], ["y"])
+
+
+_IN_A_SMALL_THREAD = """
+import ctypes, sys, threading
+import numpy as np
+
+class Facts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64)
+                for name in ("version", "columns", "scratch", "rows", "arguments")]
+
+x = np.load(sys.argv[2])
+library = ctypes.CDLL(sys.argv[1])
+facts = Facts.in_dll(library, "soa_lanes_facts")
+columns = np.zeros((facts.columns, x.shape[1]), np.float32)
+columns[:len(x)] = x
+places = (ctypes.c_void_p * len(columns))(*(each.ctypes.data for each in columns))
+scratch = np.zeros(facts.scratch + 64, np.uint8)
+begin = scratch.ctypes.data + -scratch.ctypes.data % 64
+call = lambda: library.soa_lanes_run(
+    places, None, ctypes.c_int64(0), ctypes.c_int64(x.shape[1]), ctypes.c_void_p(begin))
+threading.stack_size(128 << 10)
+thread = threading.Thread(target=call)
+thread.start()
+thread.join()
+np.save(sys.argv[2], columns[len(x):])
+"""
+
+
+def test_a_sort_of_many_elements_needs_little_stack(tmp_path: Path) -> None:
+    """3,000 elements of a row, with NaN and equal ones, in a thread with a stack of 128 kB."""
+    torch.manual_seed(0)
+    weights = torch.randn(500).mul(8).round()
+    some = [0, 1, 65, 700, 1500, 2400, 2998, 2999]
+
+    def apply(x: Tensor) -> Tensor:
+        spread = (x[:, :, None] * weights).flatten(1)
+        up, down = (torch.sort(spread, dim=1, stable=True, descending=d) for d in (False, True))
+        half = torch.sort(spread.double(), dim=1, stable=True)
+        found = [up.values, up.indices, down.values, down.indices, half.values, half.indices]
+        return torch.cat([each[:, some].float() for each in found], 1)
+
+    x = torch.randn(MOST, 6).mul(4).round()
+    x[1, 2], x[2, 3], x[3] = math.nan, math.inf, 0.0
+    made = prepared(Function({"y": apply}), [x], ["y"])
+    engine("lanes").compile(Portable(made.program, None), Target.parse("cpu"), {}, tmp_path)
+    rows = tmp_path / "rows.npy"
+    np.save(rows, x.T.numpy())
+    script = [sys.executable, "-c", _IN_A_SMALL_THREAD, tmp_path / "network.so", rows]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = torch.from_numpy(np.load(rows)).T
+    torch.testing.assert_close(found, apply(x), rtol=0, atol=0, equal_nan=True)
