@@ -265,7 +265,7 @@ def test_a_sort_of_many_elements_needs_little_stack(tmp_path: Path) -> None:
     engine("lanes").compile(Portable(made.program, None), Target.parse("cpu"), {}, tmp_path)
     rows = tmp_path / "rows.npy"
     np.save(rows, x.T.numpy())
-    script = [sys.executable, "-c", _IN_A_SMALL_THREAD, tmp_path / "network.so", rows]
+    script = [sys.executable, "-c", _IN_A_SMALL_THREAD, str(tmp_path / "network.so"), str(rows)]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = torch.from_numpy(np.load(rows)).T
