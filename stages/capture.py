@@ -22,7 +22,8 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from engines.errors import first_line
-from engines.exported import load_program, quiet_torch, why_dependent
+from engines.exported import load_program, quiet_torch
+from engines.lanes import why_dependent
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
 from soa.files import digest_of

@@ -1,4 +1,7 @@
+from . import row_rules as row_rules
+from . import shape_rules as shape_rules
 from .archive import load_program as load_program
+from .calls import Rule as Rule
 from .engine import quiet_torch as quiet_torch
 from .graph import as_node as as_node
 from .graph import bounds as bounds
@@ -6,5 +9,9 @@ from .graph import bytes_for_bools as bytes_for_bools
 from .graph import insert as insert
 from .graph import placed as placed
 from .graph import sizes as sizes
+from .parts import decompositions as decompositions
+from .parts import graph_of as graph_of
+from .parts import name_of as name_of
+from .parts import writes as writes
 from .row_dependence import Dependence as Dependence
 from .row_dependence import why_dependent as why_dependent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,8 @@ from engines.exported.graph import sizes
 from engines.exported.row_places import Rows, Value, together
 
 Answer = Value | tuple[Value, ...]
+Rule = Callable[["Call"], Answer]
+"""Finds where the rows of an operator's answers lie, or raises Mixed."""
 
 # Arguments that are sizes. The number of rows is allowed there, since it is not used as a value.
 _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_sizes"])
@@ -32,6 +34,7 @@ class Call:
         schema = getattr(node.target, "_schema", None)
         arguments = schema.arguments if schema is not None else ()
         self.given: dict[str, Any] = {each.name: each.default_value for each in arguments}
+        self.returns: list[str] = [each.name for each in schema.returns] if schema else []
         self.given |= dict(zip(self.given, node.args, strict=False)) | node.kwargs
 
     @property
@@ -40,6 +43,10 @@ class Call:
         target: Any = self.node.target
         ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
         return str(target._opname) if ours else ""
+
+    @property
+    def random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
 
     @cached_property
     def shapes(self) -> list[tuple[Any, ...]]:

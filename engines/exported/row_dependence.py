@@ -2,24 +2,30 @@
 
 The analysis follows the row dimension through every operator and records where the rows of each
 value lie (row_places.py). The rows are dependent if an operator works across rows, picks some of
-them, or uses their number other than as a size, and also if an operator is unknown (row_rules.py).
+them, or uses their number other than as a size. They may be dependent if there is no rule for an
+operator (row_rules.py), and torch does not take it apart into operators that have one (parts.py).
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from engines.exported.calls import Answer, Call, shapes_of
+from engines.exported.calls import Answer, Call, Rule, shapes_of
 from engines.exported.graph import placed, sizes
+from engines.exported.parts import Decompositions, decompositions, taken_apart
 from engines.exported.row_places import (
     ACROSS,
+    COUNT,
     WITH_OTHERS,
     Mixed,
     Numbers,
@@ -46,20 +52,24 @@ class Dependence:
     known: bool
 
 
-def why_dependent(program: ExportedProgram) -> Dependence | None:
+def why_dependent(program: ExportedProgram, rules: Mapping[str, Rule]) -> Dependence | None:
     """Why a row's result may depend on other rows or on their number; None if it does not.
+
+    `rules` has the rule of each operator by its name. An operator without a rule is taken apart
+    into the operators by which torch defines it.
 
     `program` is in the calling convention and takes any number of rows. With jagged inputs (items
     and offsets), a row may read only the items from its begin to its end.
     """
-    return _Walk(program).why_dependent()
+    return _Walk(program, rules).why_dependent()
 
 
 class _Walk:
     """Visits the nodes of the graph in order and records the facts of each value."""
 
-    def __init__(self, program: ExportedProgram) -> None:
-        self.program = program
+    def __init__(self, program: ExportedProgram, rules: Mapping[str, Rule]) -> None:
+        self.program, self.rules = program, rules
+        self.table = _without_rule(frozenset(rules))
         self.values: dict[Node, Answer] = {}
         self.counts: set[Any] = set()
         """The symbols of the numbers of rows."""
@@ -88,10 +98,42 @@ class _Walk:
             self.values[node] = self.values[source][number]  # type: ignore[index]
         elif node.target is torch.ops.higher_order.map_impl:
             self.values[node] = self.mapped(node)
+        elif node.op == "get_attr":
+            constant = getattr(node.graph.owning_module, str(node.target))
+            self.values[node] = Value(numbers=_range_of(constant))
         elif shapes_of(node):
-            found = answers(Call(node, self.values, self.reads))
+            found = self.called(node)
             self.require_shapes(node, found)
             self.values[node] = found if len(found) > 1 or _several(node) else found[0]
+
+    def called(self, node: Node) -> tuple[Value, ...]:
+        """The facts of what an operator returns: by its rule, else by the rules of its parts."""
+        call = Call(node, self.values, self.reads)
+        try:
+            return answers(call, self.rules)
+        except Unknown as why:
+            parts = taken_apart(node, self.table)
+            if parts is not None:
+                return self.of_parts(node, parts)
+            if call.random:
+                raise Mixed(str(why)) from None
+            if call.counted and not call.tensors:
+                raise Mixed(COUNT) from None
+            raise
+
+    def of_parts(self, node: Node, parts: GraphModule) -> tuple[Value, ...]:
+        """The facts of what an operator returns, from the graph of its parts."""
+        inner = parts.graph.find_nodes(op="placeholder")
+        self.values |= {
+            place: self.values[each]
+            for place, each in zip(inner, node.all_input_nodes, strict=True)
+            if each in self.values
+        }
+        for each in parts.graph.nodes:
+            if each.op not in ("placeholder", "output"):
+                self.visit(each)
+        made: Any = parts.graph.output_node().args[0]
+        return tuple(self.whole(each) for each in (made if _several(node) else [made]))
 
     def given(self, node: Node) -> Value:
         """The facts of a placeholder: an argument, a weight or a constant."""
@@ -162,6 +204,18 @@ class _Walk:
             raise Mixed(_DIMENSIONS)
 
 
+@cache
+def _without_rule(rules: frozenset[str]) -> Decompositions:
+    """torch's decompositions of the operators that have no rule. It takes those apart that write in
+    place only after they do so no more."""
+    return {
+        overload: each
+        for overload, each in decompositions(rules).items()
+        if torch.Tag.pointwise not in getattr(overload, "tags", ())
+        if not (isinstance(overload, OpOverload) and overload._schema.is_mutable)
+    }
+
+
 def _several(node: Node) -> bool:
     return isinstance(node.meta["val"], tuple | list)
 
@@ -173,7 +227,7 @@ def _is_whole(node: Node) -> bool:
 
 def _range_of(constant: Any) -> Numbers | None:
     """The range of a constant's values if they are integers, else None."""
-    if not isinstance(constant, torch.Tensor) or not constant.numel():
+    if type(constant) not in (torch.Tensor, torch.nn.Parameter) or not constant.numel():
         return None
     if constant.is_floating_point() or constant.is_complex() or constant.dtype is torch.bool:
         return None

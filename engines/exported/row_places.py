@@ -13,6 +13,7 @@ from torch.fx import Node
 ACROSS = "works across the rows"
 COUNT = "takes the number of rows as a value"
 NUMBER = "takes the number of a row as a value"
+UNKNOWN = "is an operator that is not known here"
 SOME = "takes some of the rows"
 WITH_OTHERS = "puts rows together with other rows"
 

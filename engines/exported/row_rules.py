@@ -1,27 +1,27 @@
-"""How operators treat rows: one function for each kind, and a table of the operators at the end.
+"""How operators treat rows: a rule for each kind of operator. See also shape_rules.py.
 
-A function returns where the rows of an answer (a returned tensor) lie, or raises Mixed. To add an
-operator, add its ATen name to the table, next to the function of its kind. Most operators that work
-element by element need no entry, because torch tags them as pointwise.
+A rule returns where the rows of an answer (a returned tensor) lie, or raises Mixed. An operator
+names its rule where it is lowered: `@lowers(..., rows=...)` in engines/lanes/operators/. Those that
+work element by element need none, because torch tags them as pointwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from engines.exported import shape_rules
-from engines.exported.calls import Answer, Call
+from engines.exported.calls import Answer, Call, Rule
 from engines.exported.graph import sizes
 from engines.exported.row_places import (
     ACROSS,
     COUNT,
     NUMBER,
+    UNKNOWN,
     WITH_OTHERS,
     Mixed,
     Numbers,
@@ -32,57 +32,57 @@ from engines.exported.row_places import (
     together,
 )
 
-Kind = Callable[[Call], Answer]
 
-
-def answers(call: Call) -> tuple[Value, ...]:
-    """The facts of each tensor that a call returns. Raises Mixed if rows depend on each other."""
-    kind = _kind_of(call)
+def answers(call: Call, rules: Mapping[str, Rule]) -> tuple[Value, ...]:
+    """The facts of each tensor that a call returns. Raises Mixed if rows depend on each other,
+    Unknown if there is no rule for the operator."""
+    rule = _rule_of(call, rules)
     given = call.tensors.values()
-    if call.counted and kind not in (_compared, _where):
+    if call.counted and rule not in (_compared, where):
         raise Mixed(COUNT)
-    if kind not in _KEEP_NUMBERS and any(value.numbered for value in given):
+    if rule not in _KEEP_NUMBERS and any(value.numbered for value in given):
         raise Mixed(NUMBER)
     padded = any(value.padded for value in given)
-    if padded and kind not in (shape_rules.sliced, shape_rules.put_in):
+    if padded and rule not in (shape_rules.sliced, shape_rules.put_in):
         raise Mixed("reads behind the rows")
-    found = kind(call)
-    each = found if isinstance(found, tuple) else (found,) * len(call.shapes)
-    kept = kind is shape_rules.filled or any(value.rows for value in each)
+    made = rule(call)
+    each = made if isinstance(made, tuple) else (made,) * len(call.shapes)
+    kept = rule is shape_rules.filled or any(value.rows for value in each)
     if not kept and any(value.rows for value in given):
         raise Mixed(ACROSS)
     return each
 
 
-def _kind_of(call: Call) -> Kind:
-    tags = getattr(call.node.target, "tags", ())
-    if call.name in _KIND_OF:
-        return _KIND_OF[call.name]
-    if torch.Tag.nondeterministic_seeded in tags:
-        raise Mixed("is random")
-    if call.name and torch.Tag.pointwise in tags:
-        return _pointwise
-    if call.name and "empty" not in call.name:
-        if not call.tensors:
-            return shape_rules.filled
-        if not any(value.rows or value.padded for value in call.tensors.values()):
-            return _constant
-    raise Unknown("is an operator that is not known here")
+def _rule_of(call: Call, rules: Mapping[str, Rule]) -> Rule:
+    target: Any = call.node.target
+    if not call.name or target._schema.is_mutable:
+        raise Unknown(UNKNOWN)
+    if call.name in _WITH_NUMBERS or call.name in rules:
+        return _WITH_NUMBERS.get(call.name) or rules[call.name]
+    if call.random:
+        raise Unknown("is random")
+    if torch.Tag.pointwise in target.tags:
+        return pointwise
+    of_rows = any(value.rows or value.padded for value in call.tensors.values())
+    whole = all(isinstance(size, int) for shape in call.shapes for size in shape)
+    if whole and not of_rows and "empty" not in call.name:
+        return constant
+    raise Unknown(UNKNOWN)
 
 
 # -- element by element ----------------------------------------------------------------------------
 
 
-def _pointwise(call: Call) -> Value:
+def pointwise(call: Call) -> Value:
     return Value(call.broadcast())
 
 
-def _constant(call: Call) -> Value:
+def constant(call: Call) -> Value:
     """Any operator on tensors without rows, such as weights."""
     return Value()
 
 
-def _same(call: Call) -> Value:
+def same(call: Call) -> Value:
     """The same elements, perhaps with another dtype."""
     found = call.value()
     if found.numbered and call.node.meta["val"].is_floating_point():
@@ -132,7 +132,7 @@ def _both(call: Call) -> Value:
     return Value(call.broadcast(), below=below)
 
 
-def _where(call: Call) -> Value:
+def where(call: Call) -> Value:
     """`where`. `where(begin + c < end, begin + c, m)` gives the index of an item of the row, or of
     the element behind all m items."""
     rows = call.broadcast()
@@ -163,7 +163,14 @@ def _picks(call: Call, side: str) -> Any:
     return symbol if symbol.is_Symbol and constant.is_Integer and constant >= 0 else None
 
 
-def _mixed(call: Call) -> Value:
+def dropped(call: Call) -> Value:
+    """Dropout."""
+    if call.given["train"] and call.given["p"]:
+        raise Mixed("is random")
+    return same(call)
+
+
+def mixed(call: Call) -> Value:
     """An operator for which every element counts, or that reads other places of the memory."""
     if any(value.rows for value in call.tensors.values()):
         raise Mixed(ACROSS)
@@ -173,38 +180,39 @@ def _mixed(call: Call) -> Value:
 # -- along dimensions ------------------------------------------------------------------------------
 
 
-def _along(call: Call) -> Answer:
-    """An operator along dimensions that the answer keeps."""
+def along(call: Call) -> Answer:
+    """An operator along dimensions, which the answers keep, or lose as in a sum."""
     rows, dims = call.broadcast(), call.dims(call.most)
     if rows is not None and rows.dim in dims:
         raise Mixed(ACROSS)
-    return _with_places(call, rows, dims)
-
-
-def _reduced(call: Call) -> Answer:
-    """A reduction: an operator along dimensions that the answer loses (without `keepdim`)."""
-    rows, dims = call.broadcast(), call.dims(call.most)
-    if rows is not None and rows.dim in dims:
-        raise Mixed(ACROSS)
-    if not call.given.get("keepdim"):
+    if len(call.shape) < call.most:
         rows = rows and rows.without(dims)
     return _with_places(call, rows, dims)
 
 
-def _largest(call: Call) -> Answer:
+def largest(call: Call) -> Answer:
     """`max` and `min`, element by element of two tensors or along a dimension."""
-    return _pointwise(call) if "other" in call.given else _reduced(call)
+    return pointwise(call) if "other" in call.given else along(call)
 
 
 def _with_places(call: Call, rows: Rows | None, dims: list[int]) -> Answer:
     """The answers of an operator along `dims`. If its last answer holds indices along one
     dimension, these are numbers below the size of the dimension."""
     *others, last = (Value(rows),) * len(call.shapes)
-    places = call.name.startswith("arg") or (call.name in _GIVE_PLACES and len(call.shapes) == 2)
-    if places and len(dims) == 1:
+    if (call.name.startswith("arg") or call.returns[-1] == "indices") and len(dims) == 1:
         size = sizes(next(iter(call.tensors)))[dims[0]]
         last = replace(last, numbers=Numbers(0, size - 1) if isinstance(size, int) else None)
     return (*others, last)
+
+
+def pooled(call: Call) -> Value:
+    """Pooling over the last dimensions: as many as the operator's name says."""
+    return _behind(call, next(dims for dims in (1, 2, 3) if f"{dims}d" in call.name))
+
+
+def matrices(call: Call) -> Value:
+    """An operator on matrices, which are the last two dimensions."""
+    return _behind(call, 2)
 
 
 def _behind(call: Call, dims: int) -> Value:
@@ -215,25 +223,7 @@ def _behind(call: Call, dims: int) -> Value:
     return Value(rows)
 
 
-def _weight_norm(call: Call) -> Value:
-    """Divides by a norm along all dimensions but one."""
-    rows, dim = call.broadcast(), call.dim(rank=call.most)
-    if rows is not None and rows.dim != dim:
-        raise Mixed(ACROSS)
-    return Value(rows)
-
-
-def _normalised(call: Call) -> Value:
-    return _behind(call, len(call.given["normalized_shape"]))
-
-
-def _attention(call: Call) -> Value:
-    if call.given["dropout_p"]:
-        raise Mixed("is random")
-    return _behind(call, 2)
-
-
-def _searched(call: Call) -> Value:
+def searched(call: Call) -> Value:
     """Finds values among sorted ones, which must be the same for all rows or of the same row."""
     name = "boundaries" if "boundaries" in call.given else "sorted_sequence"
     limits = call.rows(name)
@@ -245,42 +235,37 @@ def _searched(call: Call) -> Value:
 # -- products, and layers with weights -------------------------------------------------------------
 
 
-def _product(call: Call, left: str, right: str, added: str = "", turned: bool = False) -> Value:
-    """A matrix product, plus `added`. `turned`: the sum is over the last dimension of both."""
+def product(call: Call, turned: bool = False) -> Value:
+    """A product of the last two tensors, plus another one if there are three. `turned`: the sum is
+    over the last dimension of both."""
+    *added, left, right = [name for name, node in call.given.items() if _is_tensor(node)]
     rank, vector = len(call.shape), call.rank(right) == 1
-    found: list[Rows | None] = []
+    places: list[Rows | None] = []
     if rows := call.rows(left):
         behind = call.rank(left) - 1 - rows.dim
         if behind == 0:
             raise Mixed(ACROSS)
-        found.append(rows.at(rank - 1 - behind + vector))
+        places.append(rows.at(rank - 1 - behind + vector))
     if rows := call.rows(right):
         behind = call.rank(right) - 1 - rows.dim
         if behind == (0 if turned or vector else 1):
             raise Mixed(ACROSS)
         if behind == 1:  # the other dimension of a turned matrix
             behind = 0
-        elif behind > 1 and call.rank(left) == 1:
-            behind -= 1
-        found.append(rows.at(rank - 1 - behind))
-    if added and (rows := call.rows(added)):
-        found.append(rows.moved(rank - call.rank(added)))
-    return Value(together(found))
+        places.append(rows.at(rank - 1 - behind))
+    for name in added:
+        if rows := call.rows(name):
+            places.append(rows.moved(rank - call.rank(name)))
+    return Value(together(places))
 
 
-def _einsum(call: Call) -> Value:
-    terms, arrow, result = call.given["equation"].replace(" ", "").partition("->")
-    if not arrow or "." in terms:
-        raise Unknown("is written in a way that is not known here")
-    found: set[tuple[str, Rows]] = set()
-    for letters, node in zip(terms.split(","), call.given["tensors"], strict=True):
-        value = call.values[node]
-        if isinstance(value, Value) and value.rows is not None:
-            letter = letters[value.rows.dim]
-            if letters.count(letter) > 1 or letter not in result:
-                raise Mixed(ACROSS)
-            found.add((letter, value.rows.at(result.index(letter))))
-    return Value(together(rows for _, rows in found))
+def distances(call: Call) -> Value:
+    """The distances of all rows of two matrices."""
+    return product(call, turned=True)
+
+
+def _is_tensor(given: Any) -> bool:
+    return isinstance(given, Node) and isinstance(given.meta["val"], torch.Tensor)
 
 
 def _of_one(call: Call) -> Rows | None:
@@ -290,21 +275,16 @@ def _of_one(call: Call) -> Rows | None:
     return call.rows("input")
 
 
-def _convolved(call: Call) -> Value:
-    if call.rank("input") != call.rank("weight"):  # there is no batch
-        raise Mixed(ACROSS)
-    return _grouped(call)
-
-
-def _grouped(call: Call) -> Value:
-    """Combines channels and positions of each row. The rows must be dimension 0 of the input."""
+def convolved(call: Call) -> Value:
+    """Combines channels and positions of each row, as a convolution does. The rows must be
+    dimension 0 of the input."""
     rows = _of_one(call)
     if rows is not None and rows.dim != 0:
         raise Mixed(ACROSS)
     return Value(rows)
 
 
-def _batch_norm(call: Call) -> Answer:
+def batch_norm(call: Call) -> Answer:
     """Batch normalisation with the statistics of the training, one for each channel."""
     rows = _of_one(call)
     if rows is not None and rows.dim == 1:
@@ -312,7 +292,7 @@ def _batch_norm(call: Call) -> Answer:
     return (Value(rows), *[Value()] * (len(call.shapes) - 1))
 
 
-def _recurrent(call: Call) -> Answer:
+def recurrent(call: Call) -> Answer:
     """LSTM, GRU and RNN: the steps belong to a row, the states have shape (layers, rows, width)."""
     rows, batch = call.rows("input"), 0 if call.given["batch_first"] else 1
     if rows is None or rows.dim != batch or call.rank("input") != 3:
@@ -328,7 +308,7 @@ def _recurrent(call: Call) -> Answer:
 # -- by index --------------------------------------------------------------------------------------
 
 
-def _indexed(call: Call) -> Value:
+def indexed(call: Call) -> Value:
     """`index`, as in `x[…]`, and `index_put`, as in `x[…] = values`."""
     nodes = {dim: node for dim, node in enumerate(call.given["indices"]) if node is not None}
     if any(node.meta["val"].dtype in (torch.bool, torch.uint8) for node in nodes.values()):
@@ -378,17 +358,17 @@ def _masked(call: Call, mask: Node, *others: Node) -> Value:
     return Value(call.rows())
 
 
-def _index_select(call: Call) -> Value:
+def index_select(call: Call) -> Value:
     index, dim = call.value("index"), call.dim()
     return picked(call.value(), call.rank(), {dim: index}, index.rows, call.rank("index"))
 
 
-def _embedding(call: Call) -> Value:
+def embedding(call: Call) -> Value:
     index = call.value("indices")
     return picked(call.value("weight"), 2, {0: index}, index.rows, call.rank("indices"))
 
 
-def _gathered(call: Call) -> Value:
+def gathered(call: Call) -> Value:
     """`gather`: each element of the answer has its own index along one dimension."""
     value, index, dim = call.value(), call.value("index"), call.dim()
     if value.numbered or index.numbered:
@@ -400,7 +380,7 @@ def _gathered(call: Call) -> Value:
     return Value(index.rows)
 
 
-def _scattered(call: Call) -> Value:
+def scattered(call: Call) -> Value:
     """`scatter` along a dimension, which must not be the dimension of the rows."""
     into, dim = call.rows(), call.dim()
     every = [value.rows for node, value in call.tensors.items() if sizes(node)]
@@ -409,7 +389,7 @@ def _scattered(call: Call) -> Value:
     return Value(into)
 
 
-def _index_added(call: Call) -> Value:
+def index_added(call: Call) -> Value:
     into, dim = call.rows(), call.dim()
     source = "value" if "value" in call.given else "source"
     if call.rows("index") or (into is not None and into.dim == dim):
@@ -419,97 +399,17 @@ def _index_added(call: Call) -> Value:
     return Value(into)
 
 
-# -- which operator is of which kind ---------------------------------------------------------------
-
-_KINDS: dict[Kind, str] = {
-    # Pointwise operators that torch does not tag.
-    _pointwise: "masked_fill prelu log_sigmoid log_sigmoid_forward hardswish float_power square "
-    "floor_divide true_divide divide multiply subtract rsub negative absolute fix arccos arccosh "
-    "arcsin arcsinh arctan arctan2 arctanh greater greater_equal less less_equal not_equal isclose "
-    "isreal real imag conj complex polar view_as_real special_expit special_expm1 special_erf "
-    "special_log1p fill copy __or__ one_hot broadcast_tensors",
-    _same: "clone alias detach _to_copy to contiguous lift_fresh_copy type_as positive",
-    _arithmetic: "add sub mul",
-    _compared: "lt gt ge le eq ne",
-    _both: "bitwise_and __and__ logical_and",
-    _where: "where",
-    _mixed: "as_strided nonzero masked_select unique_dim _unique2 unique_consecutive bincount "
-    "histc dot vdot trace _native_batch_norm_legit native_batch_norm",
-    shape_rules.filled: (
-        "zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like"
-    ),
-    shape_rules.counting: "arange",
-    shape_rules.reshaped: (
-        "view _unsafe_view reshape flatten unflatten unsqueeze view_as reshape_as"
-    ),
-    shape_rules.squeezed: "squeeze",
-    shape_rules.permuted: "permute",
-    shape_rules.transposed: "transpose t mT swapaxes",
-    shape_rules.expanded: "expand expand_as broadcast_to",
-    shape_rules.repeated: "repeat",
-    shape_rules.interleaved: "repeat_interleave",
-    shape_rules.sliced: "slice",
-    shape_rules.selected: "select unbind",
-    shape_rules.split: "split split_with_sizes chunk tensor_split",
-    shape_rules.diagonal: "diagonal",
-    shape_rules.unfolded: "unfold",
-    shape_rules.joined: "cat",
-    shape_rules.stacked: "stack",
-    shape_rules.put_in: "slice_scatter select_scatter",
-    shape_rules.edged: "pad constant_pad_nd",
-    _along: "softmax log_softmax _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp "
-    "sort argsort topk flip roll glu diff linalg_cross fft_fft fft_ifft fft_rfft fft_irfft",
-    _reduced: "sum mean amax amin argmax argmin aminmax prod any all var std var_mean std_mean "
-    "logsumexp norm linalg_vector_norm linalg_norm median nanmedian kthvalue mode nansum nanmean "
-    "count_nonzero quantile nanquantile cosine_similarity linalg_vecdot",
-    _largest: "max min",
-    partial(
-        _behind, dims=1
-    ): "max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
-    "upsample_nearest1d upsample_linear1d",
-    partial(
-        _behind, dims=2
-    ): "max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
-    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d tril triu linalg_det linalg_inv "
-    "linalg_cholesky linalg_cholesky_ex linalg_inv_ex linalg_slogdet linalg_solve_triangular",
-    partial(
-        _behind, dims=3
-    ): "max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d "
-    "upsample_nearest3d upsample_trilinear3d pixel_shuffle pixel_unshuffle im2col",
-    _weight_norm: "_weight_norm",
-    _normalised: "layer_norm rms_norm",
-    _attention: "scaled_dot_product_attention",
-    _searched: "bucketize searchsorted",
-    partial(_product, left="self", right="mat2"): "mm bmm",
-    partial(_product, left="self", right="other"): "matmul",
-    partial(_product, left="self", right="vec"): "mv",
-    partial(_product, left="mat1", right="mat2", added="self"): "addmm",
-    partial(_product, left="batch1", right="batch2", added="self"): "baddbmm",
-    partial(_product, left="input", right="weight", added="bias", turned=True): "linear",
-    partial(_product, left="x1", right="x2", turned=True): "cdist",
-    _einsum: "einsum",
-    _convolved: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-    "convolution",
-    _grouped: "group_norm instance_norm",
-    _batch_norm: "_native_batch_norm_legit_no_training",
-    _recurrent: "lstm gru rnn_tanh rnn_relu",
-    _indexed: "index index_put",
-    _index_select: "index_select",
-    _embedding: "embedding",
-    _gathered: "gather",
-    _scattered: "scatter scatter_add scatter_reduce",
-    _index_added: "index_add index_copy index_fill",
+# Operators element by element whose numbers may pick rows: these rules know more than `pointwise`.
+_WITH_NUMBERS: dict[str, Rule] = {
+    **dict.fromkeys(("add", "sub", "mul"), _arithmetic),
+    **dict.fromkeys(("lt", "gt", "ge", "le", "eq", "ne"), _compared),
+    **dict.fromkeys(("bitwise_and", "logical_and"), _both),
 }
-_KIND_OF: dict[str, Kind] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 _KEEP_NUMBERS = frozenset(
     [
-        _same, _arithmetic, _indexed, _index_select, _embedding,
-        shape_rules.filled, shape_rules.reshaped, shape_rules.squeezed, shape_rules.permuted,
-        shape_rules.transposed, shape_rules.expanded, shape_rules.repeated, shape_rules.sliced,
-        shape_rules.selected, shape_rules.split,
+        same, _arithmetic, indexed, index_select, embedding,
+        shape_rules.filled, shape_rules.reshaped, shape_rules.permuted, shape_rules.transposed,
+        shape_rules.expanded, shape_rules.repeated, shape_rules.sliced, shape_rules.selected,
+        shape_rules.split,
     ]
-)  # fmt: skip
-_GIVE_PLACES = (  # their last answer holds indices along a dimension
-    "argmax", "argmin", "argsort", "sort", "topk", "max", "min", "median", "kthvalue", "mode",
-    "cummax", "cummin",
 )  # fmt: skip

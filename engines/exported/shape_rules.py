@@ -14,6 +14,7 @@ from engines.exported.row_places import (
     Mixed,
     Numbers,
     Rows,
+    Unknown,
     Value,
     together,
     uniform,
@@ -28,6 +29,8 @@ _END = (None, 2**63 - 1)  # the `end` of a slice that goes to the end of a tenso
 
 def filled(call: Call) -> Value:
     """A new tensor with the same content for every row."""
+    if "empty" in call.name:
+        raise Unknown("gives memory without content")
     like = call.rows()
     return Value(like if like is not None and like.fit(call.shape) else uniform(call.shape))
 
@@ -49,16 +52,13 @@ def counting(call: Call) -> Value:
 
 
 def reshaped(call: Call) -> Value:
-    value = call.value()
-    return value.placed(value.rows and viewed(value.rows, call.sizes(), call.shape))
-
-
-def squeezed(call: Call) -> Value:
-    """`squeeze`. With a single row it would remove the row dimension: raises Mixed."""
-    rows = call.rows()
-    if rows is not None and rows.outer * rows.inner == 1 and rows.dim in call.dims(call.rank()):
+    """The same elements in order. With a single row, `squeeze` would remove the row dimension:
+    raises Mixed."""
+    value, rows = call.value(), call.rows()
+    single = rows is not None and rows.outer * rows.inner == 1
+    if rows and single and call.name == "squeeze" and rows.dim in call.dims(call.rank()):
         raise Mixed(COUNT)
-    return reshaped(call)
+    return value.placed(rows and viewed(rows, call.sizes(), call.shape))
 
 
 def permuted(call: Call) -> Value:
@@ -94,16 +94,6 @@ def repeated(call: Call) -> Value:
     return value.placed(replace(rows, outer=rows.outer * repeats[rows.dim]))
 
 
-def interleaved(call: Call) -> Value:
-    """`repeat_interleave`: the copies of an element follow each other."""
-    rows, repeats = call.rows(), call.number("repeats")
-    if rows is None:
-        return Value()
-    if not isinstance(repeats, int) or call.given["dim"] is None or rows.tail:
-        raise Mixed(COUNT)
-    return Value(replace(rows, inner=rows.inner * repeats) if rows.dim == call.dim() else rows)
-
-
 def sliced(call: Call) -> Value:
     value, dim, rows = call.value(), call.dim(), call.rows()
     start, end, step = (call.number(name) for name in ("start", "end", "step"))
@@ -132,6 +122,8 @@ def selected(call: Call) -> Answer:
 
 def split(call: Call) -> Answer:
     value = call.value()
+    if call.name == "unbind":
+        return selected(call)
     if value.rows is not None and value.rows.dim == call.dim():
         raise Mixed(SOME)
     return (value.placed(value.rows),) * len(call.shapes)
@@ -154,7 +146,10 @@ def unfolded(call: Call) -> Value:
 
 
 def joined(call: Call) -> Value:
-    """`cat`. Along the rows, only the first part may have rows; the others become the `tail`."""
+    """`cat` and `stack`. Along the rows, only the first part may have rows; the others become the
+    `tail`."""
+    if call.name == "stack":
+        return _stacked(call)
     parts = [call.values[node] for node in call.given["tensors"]]
     values = [part for part in parts if isinstance(part, Value)]
     rows = together(value.rows for value in values)
@@ -167,7 +162,7 @@ def joined(call: Call) -> Value:
     return first.placed(replace(rows, tail=rows.tail + int(behind)))
 
 
-def stacked(call: Call) -> Value:
+def _stacked(call: Call) -> Value:
     rows = call.broadcast()
     return Value(rows and rows.moved(int(call.dim(rank=len(call.shape)) <= rows.dim)))
 
@@ -190,7 +185,7 @@ def put_in(call: Call) -> Value:
 
 
 def edged(call: Call) -> Value:
-    """`pad`, whose list of widths begins with the last dimension."""
+    """Padding. The list of widths begins with the last dimension."""
     rows, pad = call.rows(), call.given["pad"]
     if rows is not None:
         at = 2 * (call.rank() - 1 - rows.dim)

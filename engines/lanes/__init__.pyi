@@ -3,4 +3,5 @@ from .compilers import compiler_identity as compiler_identity
 from .compilers import family as family
 from .compilers import named_compiler as named_compiler
 from .compilers import run_compiler as run_compiler
+from .program import why_dependent as why_dependent
 from .source_file import HEADERS as HEADERS

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.backends import mkldnn
 from torch.export import ExportedProgram
-from torch.func import functionalize
 from torch.fx import GraphModule, Node, traceback
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.errors import NotApplicableError, first_line
-from engines.exported import load_program, quiet_torch, why_dependent
-from engines.lanes.operators import LOWERINGS, Step, agrees, lowered, sizes
+from engines.exported import (
+    Dependence,
+    decompositions,
+    graph_of,
+    load_program,
+    name_of,
+    quiet_torch,
+    writes,
+)
+from engines.exported import why_dependent as dependence_by_rules
+from engines.lanes.operators import LOWERINGS, ROWS, Step, agrees, lowered, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Argument, Program, Tensor, no_code
 from engines.lanes.values import Value
@@ -37,6 +40,11 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # Example numbers of items: primes that are unlikely to be a size in a model.
 _ITEMS = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 _ARITHMETIC: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
+
+
+def why_dependent(program: ExportedProgram) -> Dependence | None:
+    """Why a row's result may depend on other rows or on their number; None if it does not."""
+    return dependence_by_rules(program, ROWS)
 
 
 def row_program(file: Path) -> Program:
@@ -165,17 +173,8 @@ def traced(
     run: Callable[..., Any], examples: Sequence[torch.Tensor], mode: FakeTensorMode
 ) -> GraphModule:
     """The operators of a call with fake tensors. None of them changes a tensor in place."""
-    # Without oneDNN, whose LSTM could not be decomposed.
-    with mode, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
-        graph = make_fx(run, _decompositions(), pre_dispatch=True)(*examples)
-        if any(_writes(node) for node in graph.graph.nodes):
-            graph = make_fx(functionalize(graph), _decompositions())(*examples)
-    return graph
-
-
-def _writes(node: Node) -> bool:
-    """True if a node changes a tensor in place."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    with mode:
+        return graph_of(run, examples, decompositions(frozenset(LOWERINGS)))
 
 
 class _Reshaping(torch.fx.Interpreter):
@@ -208,31 +207,6 @@ def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> to
         torch.empty(shape, dtype=given.value.dtype),
         symbolic_context=StatelessSymbolicContext(symbolic),
     )
-
-
-@cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's decompositions, except those of operators that are lowered here."""
-    from torch._decomp import decomposition_table
-
-    composed = {overload: overload.decompose for overload in _composed()}
-    known = {**composed, **decomposition_table, **torch.export.default_decompositions()}
-    return {overload: each for overload, each in known.items() if _name(overload) not in LOWERINGS}
-
-
-def _composed() -> Iterator[OpOverload]:
-    """The operators that torch implements in C++ by calls of other operators."""
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
-        space, _, operator = name.partition("::")
-        packet, _, overload = operator.partition(".")
-        if space == "aten":
-            yield getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-def _name(target: Any) -> str:
-    """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
-    parts = str(target).split(".")
-    return parts[1] if parts[0] in ("aten", "prims") and len(parts) > 1 else str(target)
 
 
 class _Walk:
@@ -283,8 +257,8 @@ class _Walk:
                 what = f"{node.args[0]} with these arguments"
                 raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}")
             return made
-        name = _name(node.target)
-        if _writes(node):
+        name = name_of(node.target)
+        if writes(node):
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         if "assert" in str(node.target) or not node.users:
             return None
@@ -297,7 +271,7 @@ class _Walk:
 
     def lowered(self, node: Node, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A node's result by the operator's lowering. NotApplicableError, whatever goes wrong."""
-        name, value = _name(node.target), node.meta["val"]
+        name, value = name_of(node.target), node.meta["val"]
         step = Step(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")

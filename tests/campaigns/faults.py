@@ -603,14 +603,14 @@ FAULTS = (
     ),
     Fault(
         "the number of rows may be used as a value",
-        "    if call.counted and kind not in (_compared, _where):",
+        "    if call.counted and rule not in (_compared, where):",
         "    if False:",
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
     Fault(
         "a softmax over the rows does not count as dependence",
-        "        raise Mixed(ACROSS)\n    return _with_places(call, rows, dims)",
-        "        pass\n    return _with_places(call, rows, dims)",
+        "        raise Mixed(ACROSS)\n    if len(call.shape) < call.most:",
+        "        pass\n    if len(call.shape) < call.most:",
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
     Fault(

@@ -8,11 +8,15 @@ from engines.lanes.operators import (  # each module registers its functions
     reductions,
     selection,
     views,
+    without_code,
 )
 from engines.lanes.operators.registry import LOWERINGS as LOWERINGS
+from engines.lanes.operators.registry import ROWS as ROWS
 from engines.lanes.operators.registry import Step as Step
 from engines.lanes.operators.registry import agrees as agrees
 from engines.lanes.operators.registry import lowered as lowered
 from engines.lanes.operators.registry import sizes as sizes
 
-_ROOMS = (matrices, pointwise, pooling, products, reductions, selection, views)
+_ROOMS = (
+    matrices, pointwise, pooling, products, reductions, selection, views, without_code
+)  # fmt: skip

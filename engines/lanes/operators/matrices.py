@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.index import Indices, constant
 from engines.lanes.operators.pointwise import select
 from engines.lanes.operators.registry import Step, lowers
@@ -17,7 +18,7 @@ from engines.lanes.tensors import Assembly, Part, Tensor
 _LARGEST = 16  # rows of a matrix: the code has a step for each pair of columns
 
 
-@lowers("linalg_cholesky_ex")
+@lowers("linalg_cholesky_ex", rows=row_rules.matrices)
 def cholesky(build: Builder, step: Step, x: Tensor, /, upper: bool = False) -> list[Tensor]:
     """The factor of each matrix, and the number of the first column whose pivot is not positive (0
     if all are). From that column on the factor is NaN."""
@@ -54,7 +55,7 @@ def _first_failure(build: Builder, info: Tensor, rest: Tensor, column: int) -> T
     return select(build, whole, kept, info, number)
 
 
-@lowers("linalg_solve_triangular")
+@lowers("linalg_solve_triangular", rows=row_rules.matrices)
 def solve_triangular(
     build: Builder, step: Step, a: Any, b: Any, /, upper: bool, left: bool = True,
     unitriangular: bool = False,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.functions import ATEN, RANGES
 from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.tensor_builder import Builder
@@ -106,7 +107,7 @@ def logical_not(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.map("bitwise_not", [x], step.shape, "bool")
 
 
-@lowers("where")
+@lowers("where", rows=row_rules.where)
 def where(build: Builder, step: Step, condition: Any, a: Any, b: Any, /) -> Tensor:
     one, other = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
     return select(build, step, build.tensor(condition, "bool"), one, other)
@@ -130,7 +131,7 @@ def clamp(build: Builder, step: Step, x: Tensor, /, min: Any = None, max: Any = 
     return x if max is None else build.map("minimum", [max, x], step.shape, step.dtype)
 
 
-@lowers("_to_copy", "convert_element_type")
+@lowers("_to_copy", "convert_element_type", rows=row_rules.same)
 def convert(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.cast(x, step.dtype)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.functions import RANGES
 from engines.lanes.index import Index, Indices, entry
 from engines.lanes.operators.pointwise import divide, select
@@ -23,7 +24,8 @@ Windows = list[list[range]]
 places outside of it."""
 
 
-@lowers("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+@lowers("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        rows=row_rules.pooled)  # fmt: skip
 def max_pool(
     build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
@@ -38,7 +40,7 @@ def max_pool(
     ]
 
 
-@lowers("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@lowers("avg_pool1d", "avg_pool2d", "avg_pool3d", rows=row_rules.pooled)
 def mean_pool(
     build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), count_include_pad: bool = True,
@@ -54,7 +56,7 @@ def mean_pool(
     return _divided(build, step, summed, _sizes(_inside(windows, x, room)))
 
 
-@lowers("adaptive_max_pool2d", "adaptive_max_pool3d")
+@lowers("adaptive_max_pool2d", "adaptive_max_pool3d", rows=row_rules.pooled)
 def adaptive_max_pool(build: Builder, step: Step, x: Tensor, /) -> list[Tensor]:
     windows = _adaptive(step, x)
     elements = _listed(build, step, x, windows)
@@ -64,7 +66,7 @@ def adaptive_max_pool(build: Builder, step: Step, x: Tensor, /) -> list[Tensor]:
     ]
 
 
-@lowers("_adaptive_avg_pool3d")
+@lowers("_adaptive_avg_pool3d", rows=row_rules.pooled)
 def adaptive_mean_pool(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     windows = _adaptive(step, x)
     elements = _listed(build, step, x, windows)

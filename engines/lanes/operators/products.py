@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.functions import RANGES
 from engines.lanes.index import Indices, constant
 from engines.lanes.operators.registry import Step, lowers
@@ -20,7 +21,7 @@ from engines.lanes.tensors import Assembly, Constant, Part, Product, Tensor
 _FLOATS = ("float32", "float64")
 
 
-@lowers("mm", "bmm")
+@lowers("mm", "bmm", rows=row_rules.product)
 def matmul(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
 
@@ -35,7 +36,7 @@ def matmul(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     return build.add(made)
 
 
-@lowers("addmm", "baddbmm")
+@lowers("addmm", "baddbmm", rows=row_rules.product)
 def addmm(
     build: Builder, step: Step, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
 ) -> Tensor:
@@ -49,7 +50,7 @@ def addmm(
     return build.map("add", [found, c], step.shape, step.dtype)
 
 
-@lowers("mv", "dot", "vdot")
+@lowers("mv", "dot", "vdot", rows=row_rules.product)
 def vector(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
     return build.add(
@@ -73,7 +74,7 @@ def operand(build: Builder, step: Step, given: Any) -> Tensor:
     return made if isinstance(made, Constant) else build.in_memory(made)
 
 
-@lowers("convolution", "_convolution")
+@lowers("convolution", "_convolution", rows=row_rules.convolved)
 def convolution(
     build: Builder, step: Step, x: Any, weight: Any, bias: Any, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.index import constant
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.registry import Step, lowers, sizes
@@ -31,7 +32,7 @@ def reduced(
     return build.total(made) if kind in ("sum", "prod") else made
 
 
-@lowers("sum", "mean")
+@lowers("sum", "mean", rows=row_rules.along)
 def total(
     build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
@@ -44,7 +45,7 @@ def total(
     return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype)
 
 
-@lowers(*_KINDS)
+@lowers(*_KINDS, rows=row_rules.along)
 def extremum(
     build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
@@ -53,7 +54,7 @@ def extremum(
     return reduced(build, _KINDS[step.name], build.cast(x, step.dtype), dim, step.dtype, keepdim)
 
 
-@lowers("argmax", "argmin")
+@lowers("argmax", "argmin", rows=row_rules.along)
 def place_of_extremum(
     build: Builder, step: Step, x: Tensor, /, dim: int | None = None, keepdim: bool = False
 ) -> Tensor:
@@ -65,7 +66,7 @@ def place_of_extremum(
     return reduced(build, step.name, x, dim, "int64", keepdim)
 
 
-@lowers("max", "min")
+@lowers("max", "min", rows=row_rules.largest)
 def extremum_with_place(
     build: Builder,
     step: Step,
@@ -85,7 +86,7 @@ def extremum_with_place(
     return [value, reduced(build, f"arg{step.name}", x, dim, "int64", keepdim)]
 
 
-@lowers("var", "var_mean")
+@lowers("var", "var_mean", rows=row_rules.along)
 def variance(
     build: Builder, step: Step, x: Tensor, /, dim: Any = None, unbiased: bool = True,
     correction: float | None = None, keepdim: bool = False,
@@ -164,7 +165,7 @@ def group_norm(
     return [_affine(build, found, weight, bias), mean, scale]
 
 
-@lowers("_native_batch_norm_legit_no_training")
+@lowers("_native_batch_norm_legit_no_training", rows=row_rules.batch_norm)
 def batch_norm(
     build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, /,
     eps: float,
@@ -190,7 +191,7 @@ def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
     return x if bias is None else build.map("add", [x, bias], x.shape, x.dtype)
 
 
-@lowers("_softmax", "_log_softmax")
+@lowers("_softmax", "_log_softmax", rows=row_rules.along)
 def softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     """One division for all probabilities along `dim`."""
     x = build.cast(x, step.dtype)
@@ -210,7 +211,7 @@ def softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     return reshape(build, step, found)
 
 
-@lowers("_safe_softmax")
+@lowers("_safe_softmax", rows=row_rules.along)
 def safe_softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     """As `softmax`, but 0 if all elements along `dim` are -inf."""
     least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
@@ -219,7 +220,7 @@ def safe_softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     return select(build, step, masked, build.tensor(0.0, step.dtype), found)
 
 
-@lowers("cumsum", "cumprod")
+@lowers("cumsum", "cumprod", rows=row_rules.along)
 def scan(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     if not x.shape:
         return build.cast(x, step.dtype)
@@ -228,7 +229,7 @@ def scan(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
     return build.total(build.add(Scan(kind, source, dim % len(x.shape))))
 
 
-@lowers("_cdist_forward")
+@lowers("_cdist_forward", rows=row_rules.distances)
 def distances(build: Builder, step: Step, a: Any, b: Any, /, p: float) -> Tensor:
     if p != 2:
         raise NotKnown(f"distances of norm {p}")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from engines.exported import Rule
 from engines.lanes.tensor_builder import HALF, Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Tensor
 
@@ -35,10 +36,15 @@ class Step:
 
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 LOWERINGS: dict[str, Callable[..., Any]] = {}
+ROWS: dict[str, Rule] = {}
+"""The rules for rows: see row_rules.py in engines/exported/."""
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Lowering]:
     """Registers a function that lowers the operators with these names, for all overloads.
+
+    `rows` is their rule for rows. They need none if torch tags them as pointwise, or takes them
+    apart into operators that have a rule.
 
     It takes the builder, the step and the operator's arguments: by position up to a `/`, the others
     by their names in ATen. `lowered` drops those in `NO_EFFECT`, and refuses those that it does not
@@ -50,7 +56,14 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
         LOWERINGS.update(dict.fromkeys(names, function))
         return function
 
+    if rows is not None:
+        has_rule(rows, *names)
     return register
+
+
+def has_rule(rows: Rule, *names: str) -> None:
+    """Registers the rule for rows of operators that have no code here."""
+    ROWS.update(dict.fromkeys(names, rows))
 
 
 _RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules
 from engines.lanes.index import Index, Indices, constant, entry, flat
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.reductions import reduced
@@ -24,7 +25,7 @@ from engines.lanes.tensors import (
 )
 
 
-@lowers("gather")
+@lowers("gather", rows=row_rules.gathered)
 def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
@@ -33,7 +34,7 @@ def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tenso
     return picked(build, base, step.shape, picks)
 
 
-@lowers("index_select")
+@lowers("index_select", rows=row_rules.index_select)
 def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
@@ -42,7 +43,7 @@ def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any, /) ->
     return picked(build, base, step.shape, picks)
 
 
-@lowers("embedding")
+@lowers("embedding", rows=row_rules.embedding)
 def embedding(build: Builder, step: Step, weight: Any, index: Any, /) -> Tensor:
     base = build.tensor(weight)
     last = len(step.shape) - 1
@@ -55,7 +56,7 @@ def embedding(build: Builder, step: Step, weight: Any, index: Any, /) -> Tensor:
     return picked(build, base, step.shape, [pick, own(last)])
 
 
-@lowers("index", "_unsafe_index")
+@lowers("index", "_unsafe_index", rows=row_rules.indexed)
 def index(build: Builder, step: Step, x: Any, indices: Sequence[Any], /) -> Tensor:
     """NumPy's rules: indices are broadcast against each other. Their dimensions replace the indexed
     dimensions if those are adjacent, else they come first."""
@@ -153,14 +154,14 @@ def _dtype(given: Any) -> str:
     return str(given.dtype).removeprefix("torch.")
 
 
-@lowers("topk")
+@lowers("topk", rows=row_rules.along)
 def topk(
     build: Builder, step: Step, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     return _first(build, x, dim, k, largest)
 
 
-@lowers("sort")
+@lowers("sort", rows=row_rules.along)
 def sort(
     build: Builder, step: Step, x: Tensor, /, dim: int = -1, descending: bool = False
 ) -> list[Tensor]:
@@ -173,7 +174,7 @@ def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) ->
     return [build.cast(build.add(made), x.dtype), build.add(made.places)]
 
 
-@lowers("scatter", "scatter_add", "scatter_reduce")
+@lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.scattered)
 def scatter(
     build: Builder, step: Step, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
     include_self: bool = True,
@@ -196,7 +197,7 @@ def scatter(
     return _put(build, step, x, given, picks, how)
 
 
-@lowers("index_put", "_unsafe_index_put")
+@lowers("index_put", "_unsafe_index_put", rows=row_rules.indexed)
 def index_put(
     build: Builder, step: Step, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
@@ -263,7 +264,7 @@ def _put(
     return build.cast(build.total(build.add(Scattered(base, source, picks, how))), step.dtype)
 
 
-@lowers("index_fill")
+@lowers("index_fill", rows=row_rules.index_added)
 def index_fill(
     build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any, /
 ) -> Tensor:
@@ -276,12 +277,12 @@ def index_fill(
     return select(build, step, build.tensor(chosen.view(shape)), filled, x)
 
 
-@lowers("bucketize")
+@lowers("bucketize", rows=row_rules.searched)
 def bucketize(build: Builder, step: Step, x: Any, edges: Any, /, right: bool = False) -> Tensor:
     return _searched(build, step, x, edges, right)
 
 
-@lowers("searchsorted")
+@lowers("searchsorted", rows=row_rules.searched)
 def searchsorted(
     build: Builder, step: Step, edges: Any, x: Any, /, right: bool = False,
     side: str | None = None, sorter: Any = None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engines.exported import row_rules, shape_rules
 from engines.lanes.index import Indices, constant, reshaped
 from engines.lanes.operators.registry import Step, lowers, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
@@ -14,7 +15,7 @@ from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape
 
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
-        "flatten")  # fmt: skip
+        "flatten", rows=shape_rules.reshaped)  # fmt: skip
 def reshape(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     shape, before = step.shape, x.shape
     if shape == before:
@@ -23,19 +24,19 @@ def reshape(build: Builder, step: Step, x: Tensor, /) -> Tensor:
 
 
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
-        "lift_fresh")  # fmt: skip
+        "lift_fresh", rows=row_rules.same)  # fmt: skip
 def same(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return x
 
 
-@lowers("dropout")
+@lowers("dropout", rows=row_rules.dropped)
 def dropout(build: Builder, step: Step, x: Tensor, p: float, train: bool, /) -> Tensor:
     if train and p:
         raise NotKnown("dropout while training")
     return x
 
 
-@lowers("transpose", "t", "swapaxes")
+@lowers("transpose", "t", "swapaxes", rows=shape_rules.transposed)
 def transpose(build: Builder, step: Step, x: Tensor, first: int = 0, second: int = 1, /) -> Tensor:
     order = list(range(len(x.shape)))
     if len(order) > 1:
@@ -43,7 +44,7 @@ def transpose(build: Builder, step: Step, x: Tensor, first: int = 0, second: int
     return permute(build, step, x, order)
 
 
-@lowers("permute")
+@lowers("permute", rows=shape_rules.permuted)
 def permute(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     rank = len(x.shape)
     order = [d % rank for d in dims]
@@ -51,7 +52,7 @@ def permute(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Te
     return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))
 
 
-@lowers("expand")
+@lowers("expand", rows=shape_rules.expanded)
 def expand(build: Builder, step: Step, x: Tensor, /) -> Tensor:
     return build.expand(x, step.shape)
 
@@ -86,7 +87,7 @@ def known_size(x: Tensor, dim: int) -> int:
     return x.shape[dim]
 
 
-@lowers("slice")
+@lowers("slice", rows=shape_rules.sliced)
 def cut(
     build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
@@ -94,7 +95,7 @@ def cut(
     return moved(build, x, step.shape, dim, lambda i: i * by + first)
 
 
-@lowers("select")
+@lowers("select", rows=shape_rules.selected)
 def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int, /) -> Tensor:
     dim %= len(x.shape)
     if at < 0:
@@ -103,7 +104,7 @@ def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int, /) -> Tensor:
     return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
-@lowers("flip")
+@lowers("flip", rows=row_rules.along)
 def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     for dim in dims:
         last = known_size(x, dim) - 1
@@ -111,7 +112,7 @@ def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tenso
     return x
 
 
-@lowers("repeat")
+@lowers("repeat", rows=shape_rules.repeated)
 def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Tensor:
     lacking, own = len(times) - len(x.shape), x.shape
     if own[:1] == (UNKNOWN,) and times[lacking] != 1:
@@ -123,7 +124,7 @@ def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Te
     return build.view(x, step.shape, where)
 
 
-@lowers("diagonal")
+@lowers("diagonal", rows=shape_rules.diagonal)
 def diagonal(
     build: Builder, step: Step, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
@@ -137,7 +138,7 @@ def diagonal(
     return build.view(x, step.shape, where)
 
 
-@lowers("unfold")
+@lowers("unfold", rows=shape_rules.unfolded)
 def unfold(build: Builder, step: Step, x: Tensor, dim: int, by: int, /) -> Tensor:
     dim %= len(x.shape)
 
@@ -147,7 +148,7 @@ def unfold(build: Builder, step: Step, x: Tensor, dim: int, by: int, /) -> Tenso
     return build.view(x, step.shape, where)
 
 
-@lowers("split", "split_with_sizes", "unbind", "chunk")
+@lowers("split", "split_with_sizes", "unbind", "chunk", rows=shape_rules.split)
 def split(build: Builder, step: Step, x: Tensor, /, dim: int = 0) -> list[Tensor]:
     if step.name == "unbind":
         each = [Step("select", (result,)) for result in step.results]
@@ -171,7 +172,7 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
     return build.view(x, shape, where)
 
 
-@lowers("cat", "stack")
+@lowers("cat", "stack", rows=shape_rules.joined)
 def cat(build: Builder, step: Step, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
     given = [build.tensor(x, step.dtype) for x in tensors]
     dim %= len(step.shape)
@@ -211,7 +212,7 @@ def shift(dim: int, by: int) -> Any:
     return place
 
 
-@lowers("constant_pad_nd")
+@lowers("constant_pad_nd", rows=shape_rules.edged)
 def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], /, value: float = 0) -> Tensor:
     """`sides`: the widths before and behind for each dimension, the last dimension first. Negative
     widths cut elements off."""
@@ -247,7 +248,7 @@ def _around(
                 yield Part(build.expand(number, shape), shift(dim, at))
 
 
-@lowers("slice_scatter", "select_scatter")
+@lowers("slice_scatter", "select_scatter", rows=shape_rules.put_in)
 def put(
     build: Builder, step: Step, x: Any, source: Any, dim: int = 0, start: Any = None,
     by: int = 1, /,
@@ -270,13 +271,13 @@ def put(
     return build.add(Assembly(build.values, step.shape, step.dtype, parts))
 
 
-@lowers("copy")
+@lowers("copy", rows=row_rules.pointwise)
 def copy(build: Builder, step: Step, source: Any, /) -> Tensor:
     return build.expand(build.tensor(source, step.dtype), step.shape)
 
 
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
-        "new_empty", "full", "zeros", "ones")  # fmt: skip
+        "new_empty", "full", "zeros", "ones", rows=shape_rules.filled)  # fmt: skip
 def filled(build: Builder, step: Step, /, fill_value: Any = None) -> Any:
     """A tensor with the same number in all elements."""
     value = fill_value if "full" in step.name else int("ones" in step.name)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from benchmarks.unseen import SHAPES, write_configs
-from engines.exported import why_dependent
+from engines.lanes import why_dependent
 from pipeline.config import load_config, source_of
 from soa import Block, Layout, RowRange, Signature, column
 from soa.signature import offsets_layout

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
-from engines.exported import load_program, why_dependent
+from engines.exported import load_program
+from engines.lanes import why_dependent
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs

@@ -1,0 +1,85 @@
+"""Takes operators apart into the operators by which torch defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.backends import mkldnn
+from torch.func import functionalize
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engines.exported.engine import quiet_torch
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+def name_of(target: Any) -> str:
+    """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
+    parts = str(target).split(".")
+    return parts[1] if parts[0] in ("aten", "prims") and len(parts) > 1 else str(target)
+
+
+def writes(node: Node) -> bool:
+    """True if a node changes a tensor in place."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+@cache
+def decompositions(kept: frozenset[str]) -> Decompositions:
+    """torch's decompositions, except those of operators that have a name in `kept`."""
+    from torch._decomp import decomposition_table
+
+    composed = {overload: overload.decompose for overload in _composed()}
+    known = {**composed, **decomposition_table, **torch.export.default_decompositions()}
+    return {overload: each for overload, each in known.items() if name_of(overload) not in kept}
+
+
+def _composed() -> Iterator[OpOverload]:
+    """The operators that torch implements in C++ by calls of other operators."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
+        space, _, operator = name.partition("::")
+        packet, _, overload = operator.partition(".")
+        if space == "aten":
+            yield getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def graph_of(run: Callable[..., Any], values: Sequence[Any], table: Decompositions) -> GraphModule:
+    """The graph of a function of fake tensors, with operators taken apart, and without writes in
+    place where torch can do without."""
+    # Without oneDNN, whose LSTM could not be decomposed.
+    with sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
+        graph = make_fx(run, table, pre_dispatch=True)(*values)
+        if any(writes(node) for node in graph.graph.nodes):
+            graph = make_fx(functionalize(graph), table)(*values)
+    return graph
+
+
+def taken_apart(node: Node, table: Decompositions) -> GraphModule | None:
+    """The graph of a call, with a placeholder for each of its input nodes; None if torch does not
+    take the operator apart, or not at sizes that are unknown."""
+    given = node.all_input_nodes
+    values = [each.meta["val"] for each in given]
+    mode = next((each.fake_mode for each in values if isinstance(each, FakeTensor)), None)
+    if node.target not in table or mode is None or mode.shape_env is None:
+        return None
+    shapes = mode.shape_env
+
+    def run(*own: Any) -> Any:
+        at = dict(zip(given, own, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), at.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    try:
+        with quiet_torch(), mode, shapes.suppress_guards():
+            graph = graph_of(run, values, table)
+    except Exception:  # torch has no exception type for failures of tracing
+        return None
+    graph.graph.eliminate_dead_code()
+    return graph
