@@ -15,6 +15,7 @@ import numpy.typing as npt
 from soa.dtypes import DTYPES
 from soa.errors import LayoutError
 from soa.layout import eigen
+from soa.memory import plain_arrow
 
 Array = npt.NDArray[Any]
 
@@ -72,14 +73,16 @@ def counts_of(given: Any) -> Array:
     return np.asarray(ak.num(given, axis=1))
 
 
-def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
+def column_of(
+    name: str, given: Any, missing: bool = False, fill: float | None = None
+) -> FileColumn:
     """Convert an array of NumPy, Arrow or Awkward. ValueError if it is no column of numbers.
 
-    `missing`: nulls among floating-point numbers become NaN; else every null is an error.
+    `missing`: nulls among floating-point numbers become NaN. `fill`: all nulls among numbers become
+    this value. Else every null is an error.
     """
     offsets = None
-    if _library(given) == "pyarrow" and _is_plain(given):
-        given = as_numpy(given)
+    given = _without_awkward(given)
     if not isinstance(given, np.ndarray):
         import awkward as ak
 
@@ -87,7 +90,7 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
         kind = str(given.type.content)
         if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
             raise ValueError(f"is {kind}: a column has numbers; leave it out")
-        given = _filled(given) if missing else given
+        given = _filled(given, fill) if missing or fill is not None else given
         nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
         if nulls:
             how = "fill them in the file (ak.fill_none)"
@@ -110,6 +113,14 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
 
 
+def _without_awkward(given: Any) -> Any:
+    """An Arrow array as NumPy where it needs no Awkward, else in its plainest form."""
+    if _library(given) != "pyarrow":
+        return given
+    plain = plain_arrow(given)
+    return as_numpy(plain) if _is_plain(plain) else plain
+
+
 def _is_plain(array: Any) -> bool:
     """True if an Arrow array has only numbers or vectors, and no null: then it needs no Awkward."""
     import pyarrow as pa
@@ -119,14 +130,22 @@ def _is_plain(array: Any) -> bool:
     return bool(number and None not in sizes and not nulls_in(array))
 
 
-def _filled(given: Any) -> Any:
-    """The Awkward array with NaN in place of each null floating-point number; dtypes are kept."""
+def _filled(given: Any, value: float | None) -> Any:
+    """The Awkward array with `value` in place of each null number; dtypes are kept. If it is None:
+    with NaN in place of each null floating-point number. ValueError if the dtype has no `value`."""
     import awkward as ak
 
     def fill(layout: Any, **_: Any) -> Any:
-        if layout.is_option and layout.content.is_numpy and layout.content.dtype.kind == "f":
-            return ak.fill_none(layout, layout.content.dtype.type(np.nan), highlevel=False)
-        return None
+        if not (layout.is_option and layout.content.is_numpy):
+            return None
+        dtype = layout.content.dtype
+        if value is None and dtype.kind != "f":
+            return None
+        with np.errstate(all="ignore"):
+            typed = dtype.type(np.nan if value is None else value)
+        if dtype.kind in "biu" and typed != value:
+            raise ValueError(f"is {dtype}, which cannot hold the fill value {value}")
+        return ak.fill_none(layout, typed, highlevel=False)
 
     return ak.transform(fill, given)
 

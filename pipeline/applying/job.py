@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.applying.origin_record import Input
@@ -36,6 +36,8 @@ class Plan:
     """The largest number of rows in memory at a time."""
     missing: bool = False
     """True if nulls among floating-point numbers become NaN, as boosted trees expect."""
+    fill: Mapping[str, float] = field(default_factory=dict)
+    """By column of the files that the model reads: the value of its nulls."""
 
     @property
     def names(self) -> list[str]:
@@ -45,6 +47,8 @@ class Plan:
     def key(self) -> str:
         """A digest of the version and the settings."""
         plan, opening = vars(self) | {"session": None}, self.session.opening
+        if not self.fill:
+            del plan["fill"]  # the key is that of earlier releases
         return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
 
 

@@ -162,6 +162,7 @@ def _outputs(
     read = model_columns(signature, source, columns)
     plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
     scorer = Scorer(session, plan)
+    source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in reading(source.path, source.batches(names, 0, source.edges(names)[-1], _BATCH)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import stat
@@ -17,7 +18,7 @@ from pipeline.applying.job import Job, Output, Piece, Plan, cuts, rows_at_a_time
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_held
 from pipeline.applying.score_piece import Scorer, row_dimension
-from pipeline.applying.sources import Source, open_source
+from pipeline.applying.sources import READERS, Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
 from registry.history import PRODUCTION
@@ -26,6 +27,7 @@ from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
 from soa.errors import CollectionError, needs_extra
+from soa.options import nearest
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
@@ -46,6 +48,7 @@ def prepare(
     mode: Mode,
     registry: Registry | str | None,
     lookup: LookupPolicy = "fresh",
+    fill: Mapping[str, float] | None = None,
 ) -> Job:
     """Arguments as in `apply`. Raises ApplyError, DataError, or the errors of opening a version."""
     if not inputs:
@@ -54,6 +57,7 @@ def prepare(
         import pyarrow as pyarrow
     opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
     files: list[Input] = []
+    inputs = [file for given in inputs for file in _files_of(given)]
     cut_at: list[list[int]] = []
     row_dimension(opened.signature)
     for path in map(Path.absolute, inputs):
@@ -61,7 +65,7 @@ def prepare(
             raise ApplyError(f"{path} is named twice")
         with open_source(path, tree) as source:
             if not files:
-                plan = _plan(opened, source, columns, keep)
+                plan = _plan(opened, source, columns, keep, fill or {})
             names = plan.names
             source.require(names)
             edges, now = source.edges(names), path.stat()
@@ -73,7 +77,27 @@ def prepare(
     return Job(plan, outputs, str(folder), _about(opened), counters)
 
 
-def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
+def _files_of(given: Path) -> Sequence[Path]:
+    """The files that a path means: itself, those of a folder, or those that match a pattern."""
+    if given.is_dir():
+        found = [each for each in sorted(given.iterdir()) if each.suffix in READERS]
+        if not found:
+            raise ApplyError(f"{given} has no file with one of {', '.join(READERS)}")
+        return found
+    if given.exists() or not any(letter in str(given) for letter in "*?["):
+        return [given]
+    if not (matching := sorted(glob.glob(str(given), recursive=True))):
+        raise ApplyError(f"no file matches {given}")
+    return [*map(Path, matching)]
+
+
+def _plan(
+    opened: Opened,
+    source: Source,
+    columns: Mapping[str, str],
+    keep: Sequence[str],
+    fill: Mapping[str, float],
+) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
     kept: list[str] = []
     for word in keep:
@@ -81,21 +105,26 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
             kept += [word] if word in source else names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
+    said = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
+    read = model_columns(opened.signature, source, said)
+    filled = {read.get(name, name): value for name, value in fill.items()}
+    for name in filled:
+        if name not in read.values():
+            names = ", ".join(dict.fromkeys(read.values()))
+            hint = nearest(name, read.values())
+            raise ApplyError(f"--fill {name}: the model reads {names}{hint}")
     session = session_on(opened, device_here("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
     reopening.share(session)
     return Plan(
         reopening,
-        model_columns(
-            opened.signature,
-            source,
-            {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns},
-        ),
+        read,
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
         rows_at_a_time(opened.signature, len(kept)),
         BuiltFrom(opened.bundle.manifest).missing,
+        filled,
     )
 
 
@@ -124,6 +153,7 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
             raise DataError(
                 f"{source.path} has no {likely[-1]!r}; it has {source.listed}: say which column "
                 f"it is, --columns {key}=NAME or `apply: columns:` in the config"
+                f"{nearest(likely[-1], source.columns)}"
             )
         found[key] = there[0]
         if not said and there[0] in guessed:
@@ -162,6 +192,7 @@ def _try(
     some = next((each for each in files if each.rows), files[0])
     model, path = Scorer(plan.session(), plan), Path(some.path)
     with open_source(path, some.tree) as source:
+        source.cast(model.dtypes)
         batch = source.head(plan.names, min(_TRIED, plan.batch))
         n = len(next(iter(batch.values())))
         try:
@@ -244,7 +275,8 @@ def _outputs(
     found: dict[Path, list[Piece]] = {}
     for i, (given, edges) in enumerate(zip(files, cut_at, strict=True)):
         name = Path(given.path)
-        path = out if one else out / f"{name.stem}{suffix or name.suffix}"
+        own = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
+        path = out if one else out / f"{name.stem}{suffix or own}"
         if path in found and not one:
             raise ApplyError(f"two files would become {path}: give one of them another name")
         _require_place(path)

@@ -76,6 +76,7 @@ class Report:
     out=PATH,
     columns=BY_NAME.or_none,
     keep=TEXTS,
+    fill=BY_NAME.or_none,
     tree=TEXT.or_none,
     suffix=TEXT.or_none,
     threads=AT_LEAST_ONE.or_none,
@@ -90,6 +91,7 @@ def apply(
     *,
     columns: Mapping[str, str] | None = None,
     keep: Sequence[str] = (),
+    fill: Mapping[str, float] | None = None,
     tree: str | None = None,
     suffix: str | None = None,
     mode: Mode = "production",
@@ -102,12 +104,16 @@ def apply(
     progress: Progress | None = None,
     histograms: bool = False,
 ) -> Report:
-    """Score files: compute the model's answers for each row of ROOT, Parquet, Arrow, HDF5 or npz.
+    """Score files: compute the model's answers for each row of ROOT, Parquet, Arrow (files and
+    streams), HDF5, npz or CSV.
+
+    `inputs`: files, folders (all such files in them), or patterns such as `run*.parquet`.
 
     `out`: a folder, which gets one output for each input (in its format, or that of `suffix`), or
-    one file for all inputs. `columns`: by `collection/column` of the model, the column of the files
-    (`{"jets/*": "Jet_*"}` for a whole collection). `keep`: columns of the files, or patterns, that
-    are copied into the outputs. `lookup`: as in `pipeline.load`. `threads`: how many threads of
+    one file for all inputs; for CSV it is Parquet. `columns`: by `collection/column` of the model,
+    the column of the files (`{"jets/*": "Jet_*"}` for a whole collection). `keep`: columns of the
+    files, or patterns, that are copied into the outputs. `fill`: by column of the files, or of the
+    model, the value of its nulls. `lookup`: as in `pipeline.load`. `threads`: how many threads of
     this process score at once, by default one per core. `dask`: the address of a scheduler whose
     workers score; "local:4" starts four workers here. `execute`: your own function that runs the
     pieces. `histograms`: count the answers while they are written, for the report.
@@ -126,7 +132,7 @@ def apply(
     files = [inputs] if isinstance(inputs, str | Path) else inputs
     job = prepare(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
-        suffix=suffix, mode=mode, registry=registry, lookup=lookup,
+        suffix=suffix, mode=mode, registry=registry, lookup=lookup, fill=fill,
     )  # fmt: skip
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:

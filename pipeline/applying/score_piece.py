@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.columns import Array, as_arrow, column_of, counts_of, is_jagged
+from pipeline.applying.columns import (
+    Array,
+    as_arrow,
+    column_of,
+    counts_of,
+    is_jagged,
+    nulls_in,
+)
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import Rows, write
@@ -23,7 +30,7 @@ from runtime.session import Session
 from soa.dtypes import is_float, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Layout
-from soa.memory import Collection, as_collection, from_jagged
+from soa.memory import Collection, as_collection, from_jagged, plain_arrow
 from soa.signature import Signature
 
 
@@ -54,6 +61,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
             begun = time.perf_counter()
 
     with reopened(piece.input) as source:
+        source.cast(model.dtypes)
         batches = reading(path, source.batches(plan.names, piece.start, piece.stop, plan.batch))
         rest = tables()
         first = next(rest)
@@ -143,6 +151,8 @@ class Scorer:
         If each item of jagged columns is one row of the model, n counts the items, and the offsets
         say which items belong to which row.
         """
+        read = {name: self._plain(name, batch[name]) for name in self._plan.columns.values()}
+        batch = {**batch, **read}
         flat, offsets = self._flat_columns(batch)
         jagged = {
             name: self._lists(name, batch) for name in self._read if name in self._signature.jagged
@@ -167,6 +177,25 @@ class Scorer:
                     rows[:, i] = part[: high - low]
         return found, offsets
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """By column of the files that the model reads: its dtype in the model's layout."""
+        keys = ((key.split("/"), name) for key, name in self._plan.columns.items())
+        return {name: self._signature.layouts[where][own].dtype for (where, own), name in keys}
+
+    def _plain(self, name: str, values: Any) -> Any:
+        """A column of the file in its plainest form. ValueError if it has nulls that nothing
+        fills."""
+        if not type(values).__module__.startswith("pyarrow"):
+            return values
+        plan, values = self._plan, plain_arrow(values)
+        if name not in plan.fill and not plan.missing and (nulls := nulls_in(values)):
+            raise ValueError(
+                f"{name!r} has {nulls} nulls: give the value that the model was trained with for "
+                f"them, --fill {name}=VALUE"
+            )
+        return values
+
     def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
         """The flat collections, in place where possible. If all columns are jagged, each item is
         one row, and their offsets come second. A list that fills a vector column of the model does
@@ -184,8 +213,8 @@ class Scorer:
             raise ValueError(
                 f"{lists[0]!r} is jagged, {other!r} is not: the columns must all be of one kind"
             )
-        missing = self._plan.missing
-        cut = [(name, column_of(name, every[name], missing)) for name in lists]
+        missing, fill = self._plan.missing, self._plan.fill
+        cut = [(name, column_of(name, every[name], missing, fill.get(name))) for name in lists]
         for name, column in cut:
             if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
                 raise ValueError(f"{cut[0][0]!r} and {name!r} differ in their items per row")
@@ -197,7 +226,8 @@ class Scorer:
             found[name] = as_collection(
                 {member.name: every[self._read[name][member.name]] for member in members},
                 Layout(members, storage="columns"),
-                fill={m.name: np.nan for m in members if missing and is_float(m.dtype)},
+                fill={m.name: np.nan for m in members if missing and is_float(m.dtype)}
+                | {m.name: fill[own] for m in members if (own := self._read[name][m.name]) in fill},
             )
         return found, cut[0][1].offsets if cut else None
 
@@ -209,7 +239,8 @@ class Scorer:
         for column, file_column in self._read[name].items():
             values = batch[file_column]
             if not is_jagged(values):
-                values = ak.Array(column_of(file_column, values).values)
+                fill = self._plan.fill.get(file_column)
+                values = ak.Array(column_of(file_column, values, fill=fill).values)
             elif not isinstance(values, ak.Array):
                 values = ak.from_arrow(values)
             found[column] = values

@@ -20,6 +20,7 @@ from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_zip, open_plain
+from soa.options import nearest
 
 T = TypeVar("T")
 ABOUT = "soa_pipeline"
@@ -68,7 +69,8 @@ class Source:
         """Raise DataError unless the file has all these columns."""
         for name in names:
             if name not in self:
-                raise DataError(f"{self.path} has no {name!r}; it has {self.listed}")
+                hint = nearest(name, self.columns)
+                raise DataError(f"{self.path} has no {name!r}; it has {self.listed}{hint}")
 
     def counter(self, name: str) -> str | None:
         """The column with the number of items per row, such as nJet for Jet_pt; None if the file
@@ -85,6 +87,9 @@ class Source:
         """The first `rows` rows, or fewer if the first batch of the file has fewer."""
         first = min(rows, self.edges(names)[-1])
         return next(reading(self.path, self.batches(names, 0, first, rows)))
+
+    def cast(self, dtypes: Mapping[str, str]) -> None:
+        """Say which dtypes columns are read as, if the file is text. Other files have their own."""
 
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
@@ -305,6 +310,80 @@ class _Ipc(_Arrow):
         yield from (file.get_batch(i) for i in groups)
 
 
+class _Stream(_Arrow):
+    """An Arrow file without an index at its end, as a stream is written."""
+
+    seeks = False
+
+    def __init__(self, path: Path) -> None:
+        self._place = path
+        with self._open() as stream:
+            counts = [batch.num_rows for batch in stream]
+            super().__init__(path, stream.schema, stream.schema.metadata, counts)
+
+    def _open(self) -> Any:
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(pa.memory_map(str(self._place)))
+
+    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+        for i, batch in enumerate(self._open()):
+            if i >= groups.stop:
+                return
+            if i in groups:
+                yield batch.select(fields)
+
+
+def _arrow_file(path: Path) -> _Arrow:
+    with path.open("rb") as file:
+        return _Ipc(path) if file.read(6) == b"ARROW1" else _Stream(path)
+
+
+class _Csv(_Arrow):
+    """Text with the names of its columns in the first line. It is read from its beginning.
+
+    Arrow infers types from the first megabyte. If integers turn out to be other numbers later, they
+    are read as float64.
+    """
+
+    seeks = False
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._place, self._types = path, dict[str, Any]()
+        inferred = self._open().schema
+        try:
+            rows = self._count()
+        except pa.ArrowInvalid:
+            integers = [each.name for each in inferred if pa.types.is_integer(each.type)]
+            self._types = dict.fromkeys(integers, pa.float64())
+            rows = self._count()
+        super().__init__(path, self._open().schema, None, [rows])
+
+    def _open(self, columns: list[str] | None = None) -> Any:
+        from pyarrow import csv
+
+        how = csv.ConvertOptions(column_types=self._types, include_columns=columns)
+        return csv.open_csv(self._place, convert_options=how)
+
+    def _count(self) -> int:
+        return sum(batch.num_rows for batch in self._open())
+
+    def cast(self, dtypes: Mapping[str, str]) -> None:
+        import pyarrow as pa
+
+        half = ("float16", "bfloat16")  # Arrow does not read them from text
+        wanted = {n: pa.type_for_alias(d) for n, d in dtypes.items() if d not in half}
+        self._types |= wanted
+        for name, kind in wanted.items():
+            if (at := self._schema.get_field_index(name)) >= 0:
+                self._schema = self._schema.set(at, pa.field(name, kind))
+
+    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+        yield from self._open(fields)
+
+
 class _Arrays(Source):
     """A file of arrays that can be sliced. Column `a.b` is field b of the structured array a."""
 
@@ -438,7 +517,8 @@ def _check_once(path: Path, member: str, size: int, changed: int) -> None:
 READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ".root": (_Root, ("awkward", "uproot")),
     ".parquet": (_Parquet, ("awkward", "pyarrow")),
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), (_Ipc, ("awkward", "pyarrow"))),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), (_arrow_file, ("awkward", "pyarrow"))),
+    ".csv": (_Csv, ("awkward", "pyarrow")),
     **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),
     ".npz": (_Npz, ()),
 }

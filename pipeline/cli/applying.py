@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,10 @@ _FILE = click.Path(path_type=Path)
     "--keep", multiple=True, metavar="NAME",
     help="A column of the files, or a pattern, to copy into the outputs. May be repeated.",
 )  # fmt: skip
+@click.option(
+    "--fill", multiple=True, metavar="NAME=VALUE",
+    help="The value of nulls in a column of the files. May be repeated.",
+)  # fmt: skip
 @click.option("--tree", help="The tree of a ROOT file.")
 @click.option(
     "--format", "suffix", type=click.Choice(["parquet", "arrow", "root", "h5", "npz"]),
@@ -56,8 +60,15 @@ _FILE = click.Path(path_type=Path)
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 @html_option
-def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **given: Any) -> Answer:
-    """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
+def apply(
+    columns: tuple[str, ...],
+    fill: tuple[str, ...],
+    suffix: str | None,
+    html: Path | None,
+    **given: Any,
+) -> Answer:
+    """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5, npz or CSV. A FILE may be
+    a folder, or a pattern in quotes.
 
     If a job was interrupted, the same command continues it. `pipeline explain` shows how an output
     was made.
@@ -72,6 +83,7 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
     with _bar() as progress:
         done = run(
             columns={name: value for name, _, value in pairs},
+            fill=dict(map(_filling, fill)),
             suffix=suffix and f".{suffix}",
             progress=progress,
             histograms=html is not None,
@@ -91,6 +103,14 @@ def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **giv
     data = asdict(done)
     del data["histograms"]  # for the page
     return Answer(data, lines)
+
+
+def _filling(given: str) -> tuple[str, float]:
+    name, _, value = given.rpartition("=")
+    with suppress(ValueError):
+        if name:
+            return name, float(value) if not value.lstrip("+-").isdigit() else int(value)
+    raise click.BadParameter(f"{given!r}: expected NAME=VALUE, with a number")
 
 
 def _require_free(html: Path, taken: list[Path]) -> None:

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import uproot
@@ -798,7 +799,7 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
     pq.write_table(
         pa.table({**table, "a": pa.array([None] * 20, pa.float32())}), tmp_path / "a.parquet"
     )
-    with pytest.raises(DataError, match=r"a.parquet, rows 0 to 20: .*'a' has 20 missing values"):
+    with pytest.raises(DataError, match=r"a.parquet, rows 0 to 20: .*'a' has 20 nulls.*--fill a="):
         pipeline.apply(REF, tmp_path / "a.parquet", tmp_path / "out.npz", registry=production)
     items = ak.unflatten(given["a"], np.full(10, 2))
     lists: dict[str, Any] = {name: ak.to_arrow(items, extensionarray=False) for name in FEATURES}
@@ -812,6 +813,95 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
     assert np.isnan(np.asarray(read_rows(tmp_path / "nan.parquet")["x"])).tolist() == [
         i == 3 for i in range(20)
     ]
+
+
+def test_nulls_take_the_value_of_fill(
+    tmp_path: Path, production: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = columns(20)
+    table = {name: pa.array(given[name]) for name in FEATURES}
+    table["a"] = pa.array([None, *given["a"][1:]], pa.float32())
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(table), file)
+    given["a"][0] = 2.5
+    for name in ("a", "jets/a"):
+        out = tmp_path / f"{name.replace('/', '-')}.npz"
+        pipeline.apply(REF, file, out, fill={name: 2.5}, registry=production)
+        require_scored(out, given)
+    monkeypatch.setenv("PIPELINE_REGISTRY", production.uri)
+    cli("apply", REF, file, "--out", tmp_path / "c.npz", "--fill", "a=2.5")
+    require_scored(tmp_path / "c.npz", given)
+    for wrong in ("a", "=1", "a=b"):
+        cli("apply", REF, file, "--out", tmp_path / "d.npz", "--fill", wrong, code=2)
+    with pytest.raises(ApplyError, match=r"--fill A: the model reads .*did you mean 'a'\?"):
+        pipeline.apply(REF, file, tmp_path / "no.npz", fill={"A": 0}, registry=production)
+    lists: dict[str, Any] = {
+        name: ak.to_arrow(ak.unflatten(given[name], np.full(10, 2)), extensionarray=False)
+        for name in FEATURES
+    }
+    first = [None, given["a"][1]]
+    lists["a"] = pa.array([first, *lists["a"].to_pylist()[1:]], pa.list_(pa.float32()))
+    pq.write_table(pa.table(lists), file)
+    pipeline.apply(REF, file, tmp_path / "lists.parquet", fill={"a": 2.5}, registry=production)
+    found = read_rows(tmp_path / "lists.parquet")
+    for i, name in enumerate(CLASSES):
+        answers = np.concatenate(found[name].to_list())
+        np.testing.assert_allclose(answers, eager(given)[:, i], atol=1e-5)
+
+
+def test_dictionaries_of_numbers_and_arrow_streams(tmp_path: Path, production: Registry) -> None:
+    given = columns(700)
+    for name in FEATURES:
+        given[name] = given[name].round(1)
+    coded = pa.table({name: pa.array(given[name]).dictionary_encode() for name in FEATURES})
+    pyarrow.feather.write_feather(coded, tmp_path / "coded.feather")
+    plain = pa.table({name: pa.array(given[name]) for name in FEATURES})
+    for place, table in ((tmp_path / "stream.arrow", plain), (tmp_path / "coded.arrow", coded)):
+        with pa.ipc.new_stream(place, table.schema) as stream:
+            stream.write_table(table, max_chunksize=250)
+    for source in ("coded.feather", "stream.arrow", "coded.arrow"):
+        out = tmp_path / f"{source}.npz"
+        pipeline.apply(REF, tmp_path / source, out, registry=production)
+        require_scored(out, given)
+
+
+def test_text_folders_and_patterns(tmp_path: Path, production: Registry) -> None:
+    """The numbers of a text are read as the dtypes of the model."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    parts = [columns(30, seed) for seed in (1, 2, 3)]
+    for i, part in enumerate(parts):
+        flat = {name: part[name] for name in (*FEATURES, "event")}
+        pd.DataFrame(flat).to_csv(folder / f"run{i}.csv", index=False)
+    (folder / "notes.txt").write_text("no rows")
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in FEATURES}
+    pattern = str(folder / "run*.csv")
+    ways: list[tuple[Any, str]] = [(folder, "a.npz"), (pattern, "b.npz"), ([pattern], "c.npz")]
+    for source, out in ways:
+        pipeline.apply(REF, source, tmp_path / out, registry=production)
+        require_scored(tmp_path / out, whole)
+    report = pipeline.apply(REF, folder, tmp_path, keep=["event"], registry=production)
+    assert report.outputs == tuple(str(tmp_path / f"run{i}.parquet") for i in range(3))
+    assert read_rows(tmp_path / "run1.parquet")["event"].to_list() == [*range(30)]
+    (tmp_path / "empty").mkdir()
+    for wrong in (tmp_path / "empty", str(folder / "no*.csv")):
+        with pytest.raises(ApplyError):
+            pipeline.apply(REF, wrong, tmp_path / "no.npz", registry=production)
+
+
+def test_text_with_gaps_and_integers(tmp_path: Path, production: Registry) -> None:
+    given = {name: columns(30)[name] for name in FEATURES}
+    frame = pd.DataFrame(given)
+    frame["a"] = frame["a"].round().astype(int).astype(str)
+    frame.loc[29, "a"] = ""
+    gap, out = tmp_path / "gap.csv", tmp_path / "gap.npz"
+    frame.to_csv(gap, index=False)
+    with pytest.raises(DataError, match=r"gap.csv, rows 0 to 30: 'a' has 1 nulls"):
+        pipeline.apply(REF, gap, out, registry=production)
+    given["a"] = np.round(given["a"])
+    given["a"][29] = 4
+    pipeline.apply(REF, gap, out, fill={"a": 4}, registry=production)
+    require_scored(out, given)
 
 
 def test_a_null_is_nan_for_trees(
