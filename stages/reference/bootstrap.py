@@ -27,12 +27,14 @@ WHAT = "rows like those of the reference"
 _PIECE = 1024  # rows of a piece, if the model takes so many
 _SPREAD = 0.1  # the width of the relative change of a number
 _DIGITS = 2.0**11
-# The default: so many rows, so much work, so many bytes. A number that an operation writes is work
-# of 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it in a second.
+# The default: so many rows, so much work, so many bytes and pieces. A number that an operation
+# writes is work of 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it
+# in a second.
 _ROWS = 200_000
 _WORK = 2e9
 _FLOPS = 8
 _BYTES = 2**27
+_PIECES = 500
 
 
 def many_rows(
@@ -41,8 +43,8 @@ def many_rows(
     """The eager model's answers to `wanted` rows, in whole pieces: an edge for each piece. None and
     a note if the model fails on them.
 
-    `wanted` None: 200,000 rows, fewer if the model needs much work for a row. The work is
-    counted, not timed: so the number of rows is the same on every host.
+    `wanted` None: 200,000 rows, fewer if the model needs much work for a row, or takes few rows.
+    The work is counted, not timed: so the number of rows is the same on every host.
     """
     case = _case(signature)
     if wanted == 0 or not all(case.values()):
@@ -68,7 +70,8 @@ def _pieces(first: Edge, work: float, wanted: int | None) -> int:
     if wanted is not None:
         return -(-wanted // rows)
     size = sum(value.nbytes for value in first.tensors().values())
-    return max(1, min(-(-_ROWS // rows), int(_WORK / max(work, 1)), _BYTES // max(size, 1)))
+    affordable = min(int(_WORK / max(work, 1)), _BYTES // max(size, 1), _PIECES)
+    return max(1, min(-(-_ROWS // rows), affordable))
 
 
 def _case(signature: Signature) -> Case:

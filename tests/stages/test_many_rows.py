@@ -124,6 +124,17 @@ def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < len(found.edges) == len(again.edges) < MOST // 1000
 
 
+def test_a_model_that_takes_few_rows_gets_few() -> None:
+    few = Signature.build(
+        dict(SIGNATURE.layouts), [b.block for b in SIGNATURE.inputs],
+        [b.block for b in SIGNATURE.outputs], {"n": RowRange(1, 3)},
+    )  # fmt: skip
+    found, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
+    wanted, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
+    assert found is not None and len(found.edges) == 500
+    assert wanted is not None and sum(edge.case["n"] for edge in wanted.edges) == 300
+
+
 def test_a_model_that_fails_is_noted() -> None:
     class Failing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
