@@ -50,6 +50,11 @@ def why_dependent(program: ExportedProgram) -> Dependence | None:
 def row_program(file: Path) -> Program:
     """The program for one row of a program.pt2. NotApplicableError if rows may depend on each other
     or if there is no code for an operator."""
+    return lowered_row(*traced_row(file))
+
+
+def traced_row(file: Path) -> tuple[OneRow, list[Given]]:
+    """The operations of one row of a program.pt2 and its arguments. Errors: see `row_program`."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
         why = why_dependent(captured)
@@ -64,7 +69,7 @@ def row_program(file: Path) -> Program:
             raise NotApplicableError(
                 f"it cannot be traced at one row: {first_line(error)}"
             ) from error
-    return lowered_row(row, arguments)
+    return row, arguments
 
 
 def lowered_row(row: OneRow, arguments: Sequence[Given]) -> Program:

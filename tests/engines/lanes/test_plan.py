@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from engines import NotApplicableError
+from engines.lanes.__main__ import main
 from engines.lanes.index import constant
 from engines.lanes.plan import planned
 from engines.lanes.program import row_program
@@ -85,3 +88,19 @@ def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:
     x = torch.randn(MOST, 2)
     made = compiled(Function({"y": apply}), [x], ["y"])
     torch.testing.assert_close(made(x)["y"], made.eager(x)["y"], rtol=1e-6, atol=1e-6)
+
+
+def test_the_command_shows_each_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["engines.lanes", "configs/zoo/mlp.yaml"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    _, graph, tensors, plan, code = re.split("^===.*===$", said, flags=re.MULTILINE)
+    assert "torch.ops.aten" in graph
+    assert re.search(r"x\d+ = product\(x\d+, x\d+\): float32\[1, 48\], not stored", tensors)
+    assert re.search(r"for i1 < 48: .* with the sums of x\d+", plan)
+    assert "weighted<" in code
+    monkeypatch.setattr("sys.argv", ["engines.lanes", "nowhere.yaml"])
+    assert main() == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,95 @@
+"""Prints what `lanes` makes of a model: the graph of one row, the tensors, the plan and the C++.
+
+    python -m engines.lanes CONFIG        # or a program.pt2
+
+For people who change this engine. It compiles nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from engines.lanes.build import choose_widths
+from engines.lanes.plan import Kernel, Plan, Step, planned
+from engines.lanes.plan_code import Constants, formula
+from engines.lanes.program import lowered_row, traced_row
+from engines.lanes.source_file import written
+from engines.lanes.tensors import Tensor
+from engines.target import Target
+from soa.errors import SoaPipelineError
+from soa.text import plain
+
+
+def described(program: Path, target: Target) -> Iterator[str]:
+    """The parts of the description of a program.pt2, in the order in which they are made."""
+    row, arguments = traced_row(program)
+    yield "=== graph of one row ===\n" + row.graph.print_readable(print_output=False)
+    lowered = lowered_row(row, arguments)
+    plan = planned(lowered)
+    names = {tensor: f"x{k}" for k, tensor in enumerate(lowered.tensors)}
+    yield "=== tensors ==="
+    yield from (_tensor(plan, tensor, names) for tensor in lowered.tensors)
+    yield f"=== plan: {plan.size} slots of 4 bytes a row ==="
+    yield from (_step(step, names) for step in plan.steps)
+    yield "=== C++ ===\n" + written(plan, choose_widths(plan, target)).text
+
+
+def _tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
+    kind = type(tensor).__name__.lower()
+    sources = ", ".join(names[source] for source in tensor.sources)
+    place = f"slot {plan.places[tensor]}" if tensor in plan.places else "not stored"
+    return (
+        f"{names[tensor]} = {kind}({sources}): {tensor.dtype}{list(tensor.shape)}, {place}  "
+        f"{tensor.line}"
+    ).rstrip()
+
+
+def _step(step: Step, names: dict[Tensor, str]) -> str:
+    if not isinstance(step, Kernel):
+        return f"{names[step]} = {type(step).__name__.lower()} of {names[step.source]}"
+    loops = "".join(f"for {loop.name} < {loop.extent}: " for loop in step.loops)
+    place = ", ".join(formula(index, Constants()) for index in step.place)
+    inner = "" if step.inner is None else f", with the sums of {names[step.inner]}"
+    return f"{loops}{names[step.into]}[{place}] = {names[step.source]}{inner}"
+
+
+def _exported(config: Path, folder: Path) -> Path:
+    """Exports a config's model. `pipeline` lies above this package, which does not need it."""
+    configs, capture = import_module("pipeline.config"), import_module("stages.capture")
+    loaded = configs.load_config(config)
+    signature = loaded.signature()
+    model = import_module("stages.model").build_model(configs.source_of(loaded))
+    model = model.train(False).requires_grad_(False)
+    inputs = configs.reference_inputs(loaded, signature)
+    arguments = capture.convention_arguments(signature, inputs, capture.example_case(signature))
+    exported = capture.export_convention(model, signature, arguments)
+    import_module("torch").export.save(exported, folder / "program.pt2")
+    return folder / "program.pt2"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m engines.lanes", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("config", type=Path, help="a config, or a program.pt2")
+    parser.add_argument("--target", default="cpu", help="a target for processors")
+    given = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            known = given.config.suffix == ".pt2"
+            program = given.config if known else _exported(given.config, Path(scratch))
+            for part in described(program, Target.parse(given.target)):
+                sys.stdout.write(plain(part, "\n") + "\n")
+    except SoaPipelineError as error:
+        sys.stderr.write(plain(error) + "\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
