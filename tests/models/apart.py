@@ -210,6 +210,7 @@ INDEPENDENT: dict[str, Function] = dict(
     neighbours_of_flat=lambda m, x: _neighbours(x),
     tree=lambda m, x: _tree(m, x),
     fourier_within=lambda m, x: torch.fft.rfft(x).abs(),
+    turned_round=lambda m, x: torch.rot90(points(x), 1, (1, 2)).flatten(1) + torch.fliplr(x),
     vectorised=lambda m, x: torch.vmap(lambda row: row - row.mean())(x),
 )
 

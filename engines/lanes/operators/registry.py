@@ -62,7 +62,9 @@ def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Loweri
 
 
 def has_rule(rows: Rule, *names: str) -> None:
-    """Registers the rule for rows of operators that have no code here."""
+    """Registers the rule for rows of operators that have no code here. Each has one place only."""
+    if twice := (ROWS.keys() | LOWERINGS.keys()).intersection(names):
+        raise ValueError(f"operators in two places: {', '.join(sorted(twice))}")
     ROWS.update(dict.fromkeys(names, rows))
 
 

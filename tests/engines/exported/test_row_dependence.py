@@ -38,6 +38,7 @@ SOME = (
     "strided", "row_named_by_a_value", "bins", "gram", "convolved_rows", "rare_number_of_rows",
     "row_number", "position", "noise",
     "pointwise", "assigned", "repeated", "columns_times", "own_row_by_number", "neighbours_of_flat",
+    "turned_round",
 )  # fmt: skip
 
 

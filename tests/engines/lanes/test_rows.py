@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
-from engines.exported import load_program
+from engines.exported import load_program, row_rules
 from engines.lanes import why_dependent
+from engines.lanes.operators.registry import has_rule
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
@@ -65,3 +66,9 @@ def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path
         engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
     assert why.text in str(refused.value) and "\n" not in str(refused.value)
     assert not (tmp_path / "network.so").exists()
+
+
+def test_an_operator_has_its_rule_for_rows_in_one_place() -> None:
+    for operator in ("sum", "arange", "tanh"):
+        with pytest.raises(ValueError, match=operator):
+            has_rule(row_rules.along, operator)
