@@ -213,6 +213,7 @@ def capture(
         say(f"note: {each}")
     notes = (*reference.notes, *kept, *untried, *left_out)
     reference = replace(reference, edges=(*stress, *at_edges), notes=notes)
+    _forget_addresses(program)
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
@@ -591,6 +592,14 @@ def _scripted(model: torch.nn.Module) -> torch.nn.Module:
     if isinstance(model, InFront):
         return model.around(_scripted(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
+
+
+def _forget_addresses(program: ExportedProgram) -> None:
+    """Drop torch's notes on which graph a node came from: they are addresses in this process, and
+    two programs of one model would differ in them."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("from_node", None)
 
 
 def _write(path: Path, save: Callable[[BytesIO], None]) -> None:

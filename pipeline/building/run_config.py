@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -123,6 +124,9 @@ def run(
     bundle = _build(config, path, progress, captured, labelled, key)
     with progress.step("register"):
         version = store.register(bundle)
+        with suppress(BundleError):  # the version before is damaged
+            for line in _beside_the_last(store, version, bundle):
+                say(line)
         report = page_of(store, version, bundle, root / "reports", say)
     progress.keep_seconds()
     if not progress.try_again:
@@ -130,6 +134,30 @@ def run(
         place = os.path.relpath(bundle.path, root)  # relative: the work folder may be moved
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
     return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun, report)
+
+
+_MEASURED = ("manifest.json", "MLmodel", "reports/")
+"""The files of a bundle that hold times, and so differ from run to run."""
+
+
+def _beside_the_last(store: Registry, version: Version, bundle: Bundle) -> Iterator[str]:
+    """A line on what differs from the version before this one, if that is on this host."""
+    numbers = [each for each in store.versions(version.name) if each.number < version.number]
+    folder = store.local_path(numbers[-1]) if numbers else None
+    if folder is None:
+        return
+    last = Bundle.open(folder, verify=False)
+    names = sorted({*last.files, *bundle.files})
+    differ = [
+        name
+        for name in names
+        if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
+    ]
+    mine, other = (asdict(each.manifest.provenance) for each in (bundle, last))
+    own = mine.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
+    differ += sorted(key for key in own if mine[key] != other[key])
+    said = ", ".join(differ[:8]) + (", …" if len(differ) > 8 else "")
+    yield f"  differs from {numbers[-1].ref} in {said or 'nothing'}, apart from measured times"
 
 
 def _get_ready(store: Registry) -> None:

@@ -108,7 +108,16 @@ class Reference:
             "edge_kinds": json.dumps([edge.kind for edge in self.edges]),
         }
         # save_file is not used: its error on a full disk is no OSError.
-        path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
+        content = save({k: v.contiguous() for k, v in tensors.items()}, metadata)
+        size = int.from_bytes(content[:8], "little")
+        head = json.loads(content[8 : 8 + size])
+        # safetensors writes the metadata in another order each time: the same rows, the same file.
+        head["__metadata__"] = metadata
+        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(memoryview(content)[8 + size :])
 
     @classmethod
     def load(cls, path: Path, signature: Signature | None = None) -> Reference:

@@ -48,6 +48,16 @@ def refusal(model: nn.Module, folder: Path, signature: Signature = SIGNATURE) ->
     return str(caught.value)
 
 
+def test_the_same_model_gives_the_same_files(tmp_path: Path) -> None:
+    def files(name: str) -> list[bytes]:
+        (tmp_path / name).mkdir()
+        made = captured(mlps.build(), tmp_path / name, route="none")
+        return [file.read_bytes() for file in (made.program, made.reference)]
+
+    first = files("first")
+    assert all(files(f"again{i}") == first for i in range(2))
+
+
 def test_what_it_writes(mlp: Built) -> None:
     made = mlp.capture
     assert {f.name for f in made.folder.iterdir() if f.is_file()} == {
