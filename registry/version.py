@@ -18,6 +18,7 @@ from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
+from soa.text import in_html
 
 if TYPE_CHECKING:
     from registry.mlflow import StoredVersion
@@ -112,6 +113,16 @@ class Version:
         targets = [f"{t} {self.chosen.get(t, '')} {state}" for t, state in self.targets.items()]
         names = "".join(f" @{alias}" for alias in self.aliases)
         return f"Version({self.ref}{names}: {', '.join(targets)})"
+
+    def _repr_html_(self) -> str:
+        """The version and its targets, for a notebook. Text of others is escaped."""
+        names = "".join(f" @{alias}" for alias in self.aliases)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{in_html(cell)}</td>" for cell in cells) + "</tr>"
+            for cells in ((t, self.chosen.get(t, ""), state) for t, state in self.targets.items())
+        )
+        head = "<tr><th>target</th><th>engine</th><th>status</th></tr>"
+        return f"<p>Version {in_html(self.ref)}{in_html(names)}</p><table>{head}{rows}</table>"
 
     def promotion(self, alias: str) -> Promotion | None:
         """The promotion to `alias` in the version's tag, or None if there is no such tag.

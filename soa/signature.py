@@ -18,6 +18,7 @@ from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.layout import IDENTIFIER, Column, Layout, Storage
 from soa.records import as_data, as_record
+from soa.text import in_html
 
 Role = Literal["carrier", "input", "output"]
 _MOST_ROWS = 1 << 40
@@ -97,6 +98,24 @@ class Argument:
     column: str = ""
     component: int = 0
     count: int = 1
+
+
+def html_table(title: object, signature: Signature) -> str:
+    """An HTML table of a signature's collections for a notebook; all text is escaped."""
+    inputs, outputs = signature.input_collections, signature.output_collections
+    rows = []
+    for name, layout in signature.layouts.items():
+        dim = signature.rows_of[name]
+        least, most = signature.ranges[dim].min, signature.ranges[dim].limit
+        role = " and ".join(["read"] * (name in inputs) + ["written"] * (name in outputs))
+        columns = ", ".join(
+            f"{c.name} {c.dtype}{list(c.shape) if c.shape else ''}" for c in layout.columns
+        )
+        cells = (name, role, f"{dim}: {least:,} to {most:,}", columns)
+        rows.append("".join(f"<td>{in_html(cell)}</td>" for cell in cells))
+    head = "".join(f"<th>{word}</th>" for word in ("collection", "", "rows", "columns"))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<p>{in_html(title)}</p><table><tr>{head}</tr>{body}</table>"
 
 
 def offsets_of(collection: str) -> str:
@@ -268,6 +287,10 @@ class Signature:
         blocks = [a for b in self.inputs for a in _arguments(b, "input")]
         blocks += [a for b in self.outputs for a in _arguments(b, "output")]
         return (*carriers, *blocks)
+
+    def _repr_html_(self) -> str:
+        """A table of the collections, for a notebook."""
+        return html_table("Signature", self)
 
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:

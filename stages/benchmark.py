@@ -280,4 +280,4 @@ def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> N
     members = [collection.layout[name] for name in bound.block.columns]
     places = [(m.name, m.component_of(k)) for m in members for k in range(m.components)]
     for (name, component), part in zip(places, value.reshape(n, -1).unbind(1), strict=True):
-        collection.component(name, component).narrow(0, 0, n).copy_(part)
+        collection.span(name, component).first(n).tensor().copy_(part)

@@ -153,7 +153,7 @@ def _poison_outputs(signature: Signature, name: str, collection: Collection, pat
     for bound in signature.outputs:
         if bound.block.collection == name:
             for column, k in bound.plan.components:
-                collection.component(column, k).view(torch.uint8).fill_(pattern)
+                collection.span(column, k).raw().tensor().fill_(pattern)
 
 
 def same_answers(one: PoisonedRun, other: PoisonedRun) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from engines.base import Executable
 from engines.native import PreparedCall, run_many
@@ -18,7 +18,7 @@ from runtime.session.telemetry import telemetry
 from soa.layout import Layout
 from soa.memory import Collection, Device
 from soa.options import FLAG, takes
-from soa.signature import Signature
+from soa.signature import Signature, html_table
 
 if TYPE_CHECKING:
     import torch
@@ -187,6 +187,17 @@ class Session:
         """
         self.closed = True
         self._executable.close()
+
+    def __enter__(self) -> Self:
+        """`with pipeline.load(...) as session`: the session is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """The same, with the columns of each collection, for a notebook."""
+        return html_table(self, self.signature)
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
         if self.reopening is None:

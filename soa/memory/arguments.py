@@ -55,7 +55,7 @@ def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
     widest = torch_dtype(max(bound.plan.dtypes, key=lambda d: (is_float(d), itemsize(d))))
     layout = collection.layout
     parts = [
-        collection.component(name, layout[name].component_of(i))[:n].to("cpu", widest)
+        collection.span(name, layout[name].component_of(i)).first(n).tensor().to("cpu", widest)
         for name in bound.block.columns
         for i in range(layout[name].components)
     ]

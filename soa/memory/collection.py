@@ -16,6 +16,7 @@ from soa.errors import CollectionError
 from soa.layout import Layout
 from soa.memory.foreign import (
     as_opaque,
+    broadcast,
     check_alignment,
     check_dtype,
     import_bytes,
@@ -328,7 +329,8 @@ class Collection:
 
         Shapes: `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. The view is read-only if the
         collection is. Raises CollectionError for memory of a GPU, and for an Eigen column of a
-        `columns` layout, which has no single view (use `component`); LayoutError for bfloat16.
+        `columns` layout, which has no single view (use `component`, or `to_numpy` for a copy);
+        LayoutError for bfloat16.
 
         Examples
         --------
@@ -340,6 +342,23 @@ class Collection:
         array = self._dense(name).numpy()
         rows = array[..., : self.n] if array.ndim else array
         return rows.transpose()
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        """Copy values into the n elements in use: one value for all, or as many as there are.
+
+        Values are converted to the column's dtype. CollectionError for another shape, for values
+        that an integer or bool column cannot hold, and if the memory is read-only.
+
+        Examples
+        --------
+        >>> jets = Collection(Layout([column("pt", "float32")]), 3)
+        >>> jets["pt"] = [50, 40, 30]
+        >>> jets["pt"]
+        array([50., 40., 30.], dtype=float32)
+        """
+        member = self.layout[name]
+        shape = () if member.kind == "scalar" else (self.n, *member.shape)
+        self.fill(name, broadcast(member, values, shape))
 
     def tensor(self, name: str) -> torch.Tensor:
         """A torch tensor over a column, on any device, with the shape of `collection[name]`.
@@ -373,16 +392,19 @@ class Collection:
         run = self.run(name, 0, member.components)
         return run.at(0, run.dtype, *reversed(member.shape), run.shape[1])
 
-    def component(self, name: str, k: int = 0) -> torch.Tensor:
-        """Physical column k of a member as a torch tensor: `(capacity,)`; `(1,)` for a scalar.
+    def component(self, name: str, k: int = 0) -> Array:
+        """Physical column k of a member as a NumPy view: `(capacity,)`; `(1,)` for a scalar.
+
+        Raises as `[...]` does for memory of a GPU and for bfloat16; `span(name, k).tensor()` is a
+        torch tensor over the same memory.
 
         Examples
         --------
         >>> jets = Collection(Layout([eigen("p4", "float32", 4)]), 3)
-        >>> jets.component("p4", 3).shape
-        torch.Size([3])
+        >>> jets.component("p4", 3)
+        array([0., 0., 0.], dtype=float32)
         """
-        return self.span(name, k).tensor()
+        return self.span(name, k).numpy()
 
     def span(self, name: str, k: int = 0) -> Span:
         """The memory of physical column k of a member, without its padding."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from soa.dtypes import DTYPES, dtype_name, is_opaque, itemsize
+from soa.dtypes import DTYPES, dtype_name, is_float, is_opaque, itemsize, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
 from soa.memory.span import (
@@ -311,6 +311,26 @@ def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
     if np.asarray(found).dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
         raise CollectionError(f"column {member.name!r}: {found.dtype} values are no numbers")
     return found
+
+
+def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | torch.Tensor:
+    """Values for a column in this shape, by NumPy's rules. CollectionError if they do not fit, or
+    if an integer or bool column cannot hold them."""
+    given: Any = numbers_of(member, value)
+    if member.dtype in DTYPES and not is_float(member.dtype):
+        plain = given.cpu().numpy() if is_tensor(given) else given
+        with np.errstate(invalid="ignore"):
+            kept = plain.astype(numpy_dtype(member.dtype))
+        if not np.array_equal(kept, plain):
+            raise CollectionError(
+                f"column {member.name!r} is {member.dtype}, which cannot hold these values"
+            )
+    try:
+        return given.expand(shape) if is_tensor(given) else np.broadcast_to(given, shape)
+    except (RuntimeError, ValueError):
+        raise CollectionError(
+            f"column {member.name!r} has shape {tuple(given.shape)}, needed {shape}"
+        ) from None
 
 
 def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     for d in ("bool", *all_dtypes.INTEGERS):
         for k in range(2):
             value = expected[f"loose_{d}"][:, k].long()
-            assert torch.equal(written["loose"].component(d, k).long(), value), d
+            assert torch.equal(written["loose"].span(d, k).tensor().long(), value), d
 
 
 @settings(

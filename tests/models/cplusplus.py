@@ -70,13 +70,13 @@ def computed(session: Session, n: int) -> list[str]:
     for j, column in enumerate(inputs.layout.columns):
         for k in range(column.components if column.dtype == "float32" else 0):
             values = ((7 * rows + 13 * j + 3 * k) % 101).astype(np.float32) / np.float32(101)
-            inputs.component(column.name, k).numpy()[...] = values + np.float32(1)
+            inputs.span(column.name, k).tensor().numpy()[...] = values + np.float32(1)
     session.run(inputs, outputs)
     expected = [
         f"{column.name}{f'.{k}' if column.kind == 'eigen' else ''} {i} {bits:08x}"
         for column in outputs.layout.columns
         for k in range(column.components)
-        for i, bits in enumerate(outputs.component(column.name, k).numpy().view(np.uint32))
+        for i, bits in enumerate(outputs.span(column.name, k).tensor().numpy().view(np.uint32))
     ]
     assert len(expected) == 3 * n
     return expected

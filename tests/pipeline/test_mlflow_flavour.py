@@ -126,7 +126,7 @@ def expected(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
     for field in fields(session.signature, "output"):
         collection, column = written[field.collection], field.column
         parts = [
-            collection.component(column.name, column.component_of(i)).numpy().copy()
+            collection.span(column.name, column.component_of(i)).tensor().numpy().copy()
             for i in range(column.components)
         ]
         n = 1 if field.rows is None else case[field.rows]

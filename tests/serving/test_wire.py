@@ -131,7 +131,7 @@ def test_an_answer_lands_in_its_columns_and_nowhere_else(data: st.DataObject, fo
         assert np.array_equal(t.gather(parts[t.name], 0, n), sent[t.name])
         by_row = sent[t.name] if t.rows_last else sent[t.name].reshape(-1, len(t.order)).T
         for entry, k in zip(by_row, t.order, strict=True):
-            column = written[t.collection].component(*t.components[k]).numpy()
+            column = written[t.collection].span(*t.components[k]).tensor().numpy()
             assert np.array_equal(column[: len(entry)], entry)
             assert t.scalar or not column[n:].any()
 

@@ -177,7 +177,7 @@ def read_column(collection: Collection, name: str, k: int, length: int) -> Array
     layout = collection.layout
     size = itemsize(layout[name].dtype) * length
     if collection.buffer is None:
-        data = bytes(collection.component(name, k).view(torch.uint8).numpy())
+        data = bytes(collection.span(name, k).tensor().view(torch.uint8).numpy())
         return decode(data[:size], layout[name].dtype)
     at = layout.offsets(collection.capacity)[name] + k * layout.pitch(name, collection.capacity)
     return decode(bytes(collection.buffer.numpy())[at : at + size], layout[name].dtype)

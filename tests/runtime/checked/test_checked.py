@@ -82,7 +82,7 @@ def test_the_reference_does_not_see_the_callers_padding() -> None:
     """An artifact that reads padding is detected if the padding holds values."""
     session = checked(rogues.ReadsPadding())
     given, written = jets_and_tags(5, spare=3)
-    given["jets"].component("a")[5] = float("nan")
+    given["jets"].span("a").tensor()[5] = float("nan")
     with pytest.raises(DeviationError, match="max abs deviation 1 "):
         session.run(given, written)
 

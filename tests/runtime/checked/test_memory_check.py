@@ -55,22 +55,22 @@ def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
     before = poisoned(layout(storage), 5, 9, 0xFF)
     after = snapshot(before)
     for k in range(4):
-        after.component("m", k)[:5] = 1.0
-    after.component("x")[:5] = 2.0
-    after.component("s")[0] = 3.0
+        after.span("m", k).tensor()[:5] = 1.0
+    after.span("x").tensor()[:5] = 2.0
+    after.span("s").tensor()[0] = 3.0
     assert not same_bytes(before, after)
     assert not wrote_outside(signature(storage), "o", before, after)
 
 
 def touch(collection: Collection, where: str) -> None:
     if where == "row behind the last":
-        collection.component("x")[5] = 0.0
+        collection.span("x").tensor()[5] = 0.0
     elif where == "other column":
-        collection.component("other")[0] = 0.0
+        collection.span("other").tensor()[0] = 0.0
     elif where == "matrix row behind the last":
-        collection.component("m", 3)[5] = 0.0
+        collection.span("m", 3).tensor()[5] = 0.0
     elif where == "flag":
-        collection.component("flag").view(torch.uint8)[0] = 1
+        collection.span("flag").tensor().view(torch.uint8)[0] = 1
 
 
 @pytest.mark.parametrize("storage", STORAGES)

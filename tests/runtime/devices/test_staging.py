@@ -50,8 +50,8 @@ def check(session: Session, staging: Staging, inputs: Arrays, device: str) -> No
             for column, k in bound.plan.components:
                 rows = 1 if bound.plan.kind == "scalars" else case[bound.rows]
                 assert torch.equal(
-                    theirs[name].component(column, k)[:rows].cpu(),
-                    expected[name].component(column, k)[:rows],
+                    theirs[name].span(column, k).tensor()[:rows].cpu(),
+                    expected[name].span(column, k).tensor()[:rows],
                 ), (column, n, m)
         for name, collection in given.items():
             assert name in theirs or same_bytes(before[name], collection)

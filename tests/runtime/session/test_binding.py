@@ -331,7 +331,7 @@ def test_arguments_are_views_of_the_callers_memory() -> None:
                 and tensor.data_ptr() + tensor.nbytes <= piece.data_ptr() + piece.nbytes
                 for piece in every[argument.collection].memory()
             ), argument
-            start = every[argument.collection].component(argument.column, argument.component)
+            start = every[argument.collection].span(argument.column, argument.component).tensor()
             assert tensor.data_ptr() == start.data_ptr()
     shapes = [[tuple(t.shape) for t in call[:3]] for call in records.calls]
     assert shapes == [[(7, 0), (5, 0), (3, 64)], [(33, 0), (2, 0), (3, 64)]]
@@ -358,17 +358,17 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
         binding = session.bind(given, written)
         whole, _ = mlp.collections({"n": 100})
         for c in FEATURES:  # all 100 rows hold values; 33 of them are in use
-            given["jets"].component(c).copy_(whole["jets"].component(c))
+            given["jets"].span(c).tensor().copy_(whole["jets"].span(c).tensor())
         for n in (33, 0, 1, 100, 32, 33):
             for c in CLASSES:
-                written["tags"].component(c).fill_(float("nan"))
+                written["tags"].span(c).tensor().fill_(float("nan"))
             binding(n)
             assert binding.rows == {"n": n}
             fresh = Collection(TAGS, n, capacity=100)
             session.run(given["jets"].rows(n), fresh)
             for c in CLASSES:
-                assert torch.equal(written["tags"].component(c)[:n], fresh.tensor(c)), (name, n)
-                assert written["tags"].component(c)[n:].isnan().all()
+                assert torch.equal(written["tags"].span(c).tensor()[:n], fresh.tensor(c)), (name, n)
+                assert written["tags"].span(c).tensor()[n:].isnan().all()
 
 
 @pytest.mark.parametrize("kind", [*ENGINES, "ranged", "checked"])
@@ -383,7 +383,7 @@ def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str)
     else:
         session = mlp.session(kind)
     given, written = mlp.collections({"n": 33}, spare=67)
-    binding, tags = session.bind(given, written), written["tags"].component("x")
+    binding, tags = session.bind(given, written), written["tags"].span("x").tensor()
 
     def answered(run: Callable[[], object]) -> int:
         tags.fill_(float("nan"))

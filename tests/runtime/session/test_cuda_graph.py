@@ -16,7 +16,7 @@ from tests.models.building import Built, mlp_signature
 def bound(session: Session, n: int, capacity: int) -> GraphBinding:
     jets = session.collection("jets", n, capacity)
     for k, c in enumerate(jets.layout.columns):
-        jets.component(c.name).fill_(k + 1)
+        jets.span(c.name).tensor().fill_(k + 1)
     binding = session.bind(jets, session.collection("tags", n, capacity), graph=True)
     assert isinstance(binding, GraphBinding)
     return binding
@@ -52,10 +52,10 @@ def test_replays_see_new_values_and_give_the_answers() -> None:
         tags.tensor("x").zero_()
         binding()
         assert tags.tensor("x").eq(3 * value).all()
-    tags.component("x").zero_()
+    tags.span("x").tensor().zero_()
     binding(50)  # another n runs without the graph
-    assert tags.component("x")[:50].ne(0).all()
-    assert tags.component("x")[50:].eq(0).all()
+    assert tags.span("x").tensor()[:50].ne(0).all()
+    assert tags.span("x").tensor()[50:].eq(0).all()
     other = bound(session, 40, 41)
     binding.rebind(other.inputs, other.outputs)
     assert binding.graph == "not yet"

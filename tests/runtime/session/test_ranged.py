@@ -65,7 +65,7 @@ def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
             _, written = mlp.collections({"n": 100}, spare=40)
             binding.rebind(given, written)
         for c in CLASSES:
-            written["tags"].component(c).fill_(float("nan"))
+            written["tags"].span(c).tensor().fill_(float("nan"))
         if turn % 2:
             binding(n)
         else:
@@ -75,5 +75,5 @@ def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
         own = alone["native" if n < 33 else "plain"]
         own.run(given["jets"].rows(n), expected)
         for c in CLASSES:
-            assert torch.equal(written["tags"].component(c)[:n], expected.tensor(c)), n
-            assert written["tags"].component(c)[n:].isnan().all()
+            assert torch.equal(written["tags"].span(c).tensor()[:n], expected.tensor(c)), n
+            assert written["tags"].span(c).tensor()[n:].isnan().all()

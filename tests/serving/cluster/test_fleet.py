@@ -166,7 +166,8 @@ def check(stall: Stall, events: list[Any]) -> None:
             for column in bound.block.columns:
                 for k in range(written[where].layout[column].components):
                     torch.testing.assert_close(
-                        written[where].component(column, k), mine[n][where].component(column, k)
+                        written[where].span(column, k).tensor(),
+                        mine[n][where].span(column, k).tensor(),
                     )
     local.close()
 

@@ -52,8 +52,8 @@ def test_arguments_are_views() -> None:
     # pt 0, eta 256, q 512 (40 -> 128), cov 640, run 640 + 6 * 256 = 2176
     assert [t.data_ptr() - jets.data_ptr for t in found[1:6]] == [0, 512, 0, 640, 2176]
     assert [t.data_ptr() for t in found[6:]] == [
-        tags.component("b").data_ptr(),
-        tags.component("c").data_ptr(),
+        tags.span("b").tensor().data_ptr(),
+        tags.span("c").tensor().data_ptr(),
     ]
 
 

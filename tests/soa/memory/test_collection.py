@@ -124,7 +124,7 @@ def test_offsets_follow_the_capacity() -> None:
     collection.tensor("dir")[1, 0] = 1.25
     assert raw(collection)[260:264] == struct.pack("<f", 1.25)
     assert collection.tensor("x").shape == (2,)
-    assert collection.component("x").shape == (33,)
+    assert collection.span("x").tensor().shape == (33,)
     assert collection.run("dir", 0, 3).shape == (3, 64)
 
 
@@ -153,12 +153,14 @@ def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None
     for member in layout.columns:
         flat = values[member.name].reshape(-1, member.components)
         for i in range(member.components):
-            piece = collection.component(member.name, member.component_of(i))
+            piece = collection.span(member.name, member.component_of(i)).tensor()
             assert torch.equal(piece[: len(flat)], flat[:, i])
             assert piece.data_ptr() % layout.alignment_of(member.name) == 0 or not piece.numel()
         if layout.storage == "buffer":
             assert torch.equal(collection.tensor(member.name), values[member.name])
-    pieces = [collection.component(c.name, k) for c in layout.columns for k in range(c.components)]
+    pieces = [
+        collection.span(c.name, k).tensor() for c in layout.columns for k in range(c.components)
+    ]
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in pieces if t.nbytes)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     copy = collection.to("cpu")
@@ -306,11 +308,11 @@ def test_from_columns_shares_memory() -> None:
     collection = Collection.from_columns(APART, given)
     assert (collection.n, collection.capacity) == (5, 5)
     assert collection.tensor("x").data_ptr() == given["x"].ctypes.data
-    assert collection.component("v", 1).data_ptr() == given["v"][1].ctypes.data
+    assert collection.span("v", 1).tensor().data_ptr() == given["v"][1].ctypes.data
     collection.tensor("x")[2] = 9.0
     given["v"][1][3] = -1
     assert given["x"][2] == 9.0
-    assert collection.component("v", 1)[3] == -1
+    assert collection.span("v", 1).tensor()[3] == -1
     assert collection.tensor("run") == 7
     assert Collection.from_columns(APART, given, 3).tensor("x").shape == (3,)
 
@@ -343,7 +345,7 @@ def test_alignment_of_separate_columns() -> None:
     assert Collection.from_columns(layout, {"d": d, "b": b}).n == 3
     with pytest.raises(CollectionError, match=r"column 'd' .* misaligned: 8-byte"):
         Collection.from_columns(layout, {"d": aligned_array(np.zeros(3), "f8", shift=4), "b": b})
-    assert Collection(layout, 3).component("d").data_ptr() % 8 == 0
+    assert Collection(layout, 3).span("d").tensor().data_ptr() % 8 == 0
 
 
 def test_bfloat16_columns() -> None:

@@ -175,11 +175,11 @@ def test_eigen_columns_in_place() -> None:
     assert collection.span("m", 4).address == address(parts[2])
     part = as_collection({name: array[1:3] for name, array in data.items()}, MATRIX)
     assert part.span("m", 1).address == address(parts[3]) + 4
-    assert part.component("m", 1).tolist() == [31, 32] and not part.copied
+    assert part.span("m", 1).tensor().tolist() == [31, 32] and not part.copied
     by_entry = np.asfortranarray(np.arange(24, dtype="f4").reshape(4, 2, 3))
     collection = as_collection({"m": by_entry, "k": np.arange(4, dtype="i4")}, MATRIX)
     assert collection.span("m", 0).address == by_entry.ctypes.data and not collection.copied
-    assert collection.component("m", 1).tolist() == by_entry[:, 1, 0].tolist()
+    assert collection.span("m", 1).tensor().tolist() == by_entry[:, 1, 0].tolist()
 
 
 def test_opaque_columns_in_place() -> None:
@@ -342,7 +342,7 @@ def test_eigen_columns_with_their_entries_together() -> None:
     for name, data in sources.items():
         collection = as_collection(data, MATRIX)
         assert collection.copied == ("m",), name
-        assert collection.component("m", 1).tolist() == values[:, 1, 0].tolist(), name
+        assert collection.span("m", 1).tensor().tolist() == values[:, 1, 0].tolist(), name
     assert as_collection({"v": values[:, 0]}).layout.columns == (eigen("v", "float32", 3),)
 
 
@@ -382,11 +382,11 @@ def test_lists_of_one_length_are_vectors(shape: tuple[int, ...]) -> None:
             for k in range(int(np.prod(shape))):
                 place = collection.layout["m"].component_of(k)
                 expected = values.reshape(4, -1)[:, k].tolist()
-                assert collection.component("m", place).tolist() == expected, name
+                assert collection.span("m", place).tensor().tolist() == expected, name
         assert as_collection({"m": data[:0]}, layout).n == 0, name
     filled = pa.array([[1.0, None, 3.0]], pa.list_(pa.float32()))
     vector = Layout([eigen("m", "float32", 3)], storage="columns")
-    assert as_collection({"m": filled}, vector, fill={"m": 7}).component("m", 1).tolist() == [7]
+    assert as_collection({"m": filled}, vector, fill={"m": 7}).span("m", 1).tensor().tolist() == [7]
 
 
 def test_lists_of_a_file_that_pandas_wrote(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_values_come_back(layout: Layout, n: int, seed: int) -> None:
     assert collection.n == n or all(c.kind == "scalar" for c in layout.columns)
     for member in layout.columns:
         for i, entry in enumerate(values[member.name].reshape(-1, member.components).unbind(1)):
-            found = collection.component(member.name, member.component_of(i))[: len(entry)]
+            found = collection.span(member.name, member.component_of(i)).tensor()[: len(entry)]
             assert torch.equal(found, entry)
 
 

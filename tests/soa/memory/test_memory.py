@@ -301,7 +301,7 @@ def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], he
         "collection": collection,
         "rows": collection.rows(2),
         "view": collection.tensor("x"),
-        "component": collection.component("k"),
+        "component": collection.span("k").tensor(),
     }[held]
     del array, collection
     assert watch() is not None

@@ -53,7 +53,9 @@ def test_a_window_is_those_rows(storage: Any, start: int, stop: int) -> None:
     assert rows.tensor("x").tolist() == whole["x"][start:stop].tolist()
     assert int(rows["run"]) == 7
     for k in range(4):
-        assert rows.component("m", k).tolist() == whole.component("m", k)[start:stop].tolist()
+        assert (
+            rows.span("m", k).tensor().tolist() == whole.span("m", k).tensor()[start:stop].tolist()
+        )
     if storage == "buffer":
         np.testing.assert_array_equal(rows["m"], whole["m"][start:stop])
     copy = rows.to("cpu")
