@@ -22,7 +22,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from engines.errors import first_line
-from engines.exported import load_program, quiet_torch
+from engines.exported import load_program, placed, quiet_torch, zero_by_zero
 from engines.lanes import why_dependent
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
@@ -72,6 +72,7 @@ Route = Literal["auto", "script", "trace", "none"]
 _UNCHECKED = (
     "the artifact does not check the arguments of torch.distributions: the checks branch on values"
 )
+_ZERO = "a divisor of 0 gives 0 in the artifact, where eager torch raises an error"
 # Row counts to export at: primes, so that no size in a model is equal to one of them by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
@@ -195,8 +196,10 @@ def capture(
     reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
     if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
         raise ReferenceDataError(refusal)
-    notes = weaknesses(model, signature, reference)
-    reference = replace(reference, notes=notes + ((_UNCHECKED,) if checks.read else ()))
+    notes = weaknesses(model, signature, reference) + ((_UNCHECKED,) if checks.read else ())
+    if divisions := zero_by_zero(program):
+        notes += (f"{placed('integer division', divisions)}: {_ZERO}",)
+    reference = replace(reference, notes=notes)
     for weakness in reference.notes:
         say(f"note: {weakness}")
     say("scripting")

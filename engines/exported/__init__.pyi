@@ -9,6 +9,7 @@ from .graph import bytes_for_bools as bytes_for_bools
 from .graph import insert as insert
 from .graph import placed as placed
 from .graph import sizes as sizes
+from .graph import zero_by_zero as zero_by_zero
 from .parts import decompositions as decompositions
 from .parts import graph_of as graph_of
 from .parts import name_of as name_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
@@ -78,6 +78,53 @@ def bytes_for_bools(program: ExportedProgram) -> None:
             tuple(a.to(torch.uint8) if i in places else a for i, a in enumerate(arguments)), named
         )  # fmt: skip
     program.graph_module.recompile()
+
+
+_DIVISIONS = ("floor_divide", "remainder", "fmod", "div", "divide")
+
+
+def zero_by_zero(program: ExportedProgram) -> list[str]:
+    """Make integer quotients and remainders by 0 give 0; in place.
+
+    Eager torch raises an error for them, and the code of some compilers ends the process (SIGFPE).
+    Returns a stack trace for each division whose divisor may be 0.
+    """
+    traces, renamed = [], dict[str, str]()
+    for module in program.graph_module.modules():
+        graph = module.graph if isinstance(module, GraphModule) else Graph()
+        for node in [each for each in graph.nodes if _may_divide_by_zero(each)]:
+            divisor = as_node(node.args[1])
+            with graph.inserting_before(node):
+                zero = insert(graph, aten.eq.Scalar, divisor, 0)
+                other = insert(graph, aten.masked_fill.Scalar, divisor, zero, 1)
+            with graph.inserting_after(node):
+                kept = insert(graph, aten.masked_fill.Scalar, node, zero, 0)
+            node.replace_all_uses_with(kept, lambda user, own=kept: user is not own)
+            node.update_arg(1, other)
+            renamed[node.name] = kept.name
+            traces.append(node.meta.get("stack_trace") or "")
+            for made in (zero, other, kept):
+                made.meta["stack_trace"] = traces[-1]
+    for spec in program.graph_signature.output_specs if traces else ():
+        spec.arg.name = renamed.get(spec.arg.name, spec.arg.name)
+    program.graph_module.recompile()
+    return traces
+
+
+def _may_divide_by_zero(node: Node) -> bool:
+    """True for a division of integers whose divisor is a tensor, unless `clamp` makes it 1 or
+    more."""
+    target, value = node.target, node.meta.get("val")
+    if not isinstance(target, torch._ops.OpOverload) or target._opname not in _DIVISIONS:
+        return False
+    if not isinstance(value, torch.Tensor) or value.is_floating_point():
+        return False
+    divisor = node.args[1]
+    if not isinstance(divisor, Node) or not isinstance(divisor.meta.get("val"), torch.Tensor):
+        return False
+    clamped = str(getattr(divisor.target, "_opname", "")) in ("clamp", "clamp_min")
+    least = divisor.args[1] if clamped and len(divisor.args) > 1 else divisor.kwargs.get("min")
+    return not (clamped and isinstance(least, int) and least >= 1)
 
 
 def placed(name: str, traces: Iterable[str]) -> str:

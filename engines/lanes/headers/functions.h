@@ -431,12 +431,14 @@ FLOORED(F, float) FLOORED(D, double)
 #undef FLOORED
 template <class V> INLINE V div_trunc(V a, V b) { return trunc(a / b); }
 #define WHOLE(V, N)                                                                            \
-  INLINE V fmod(V a, V b) { return a - div_trunc(a, b) * b; }                                  \
+  INLINE V unless_zero(V b, V x) { return select(eq(b, all((N)0)), all((N)0), x); }            \
+  INLINE V fmod(V a, V b) { return unless_zero(b, a - div_trunc(a, b) * b); }                  \
   INLINE V div_floor(V a, V b) {                                                               \
     const V q = div_trunc(a, b), zero = all((N)0);                                             \
-    return q + select(ne(q * b, a) & (lt(a, zero) ^ lt(b, zero)), all((N)-1), zero);           \
+    const I down = ne(q * b, a) & (lt(a, zero) ^ lt(b, zero));                                 \
+    return unless_zero(b, q + select(down, all((N)-1), zero));                                 \
   }                                                                                            \
-  INLINE V remainder(V a, V b) { return a - div_floor(a, b) * b; }                             \
+  INLINE V remainder(V a, V b) { return unless_zero(b, a - div_floor(a, b) * b); }             \
   INLINE V pow(V x, V y) { /* 1 / x is 0 unless x is 1 or -1 */                                \
     const V zero = all((N)0), one = all((N)1), uneven = y & one;                               \
     const I under = lt(y, zero), first = eq(x, one), last = eq(x, zero - one);                 \
