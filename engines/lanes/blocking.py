@@ -80,10 +80,10 @@ class Blocked:
             most = _best(m.extent, j.extent, registers, 1)
             second = Operand(right.tensor, rests[1], by_j=other.factor(j) or 0)
         types = ", ".join(
-            f"Step<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
+            f"Loop<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
             for v in steps
         )
-        return cls(outer, m, j, *most, f"Steps<{types}>{{}}", first, second, weights)
+        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights)
 
 
 def _variables(index: Index) -> list[Variable]:

@@ -231,16 +231,19 @@ class Writer:
         kind = carrier(inner.dtype)
         left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
         long = "true" if _operations(kernel.value(self.plan.elements)) > _MANY else "false"
-        sizes = f"{blocked.m.extent}, {blocked.most_m}, {blocked.j.extent}, {blocked.most_j}"
+        sizes = (
+            f".loop = {long}, .m = {blocked.m.extent}, .most_m = {blocked.most_m}, "
+            f".j = {blocked.j.extent}, .most_j = {blocked.most_j}, .left = {blocked.left.by_m}"
+        )
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
             place = self.constants.add(blocked.weights.data)
             rest = formula(blocked.weights.rest + place, self.constants)
-            call = f"weighted<{long}, {sizes}, {blocked.left.by_m}>"
+            call = f"weighted<Sums{{{sizes}}}>"
             right = f"({scalar} const *)weights + {rest}"
         else:
             assert blocked.right is not None
-            call = f"paired<{long}, {sizes}, {blocked.left.by_m}, {blocked.right.by_j}>"
+            call = f"paired<Sums{{{sizes}, .right = {blocked.right.by_j}}}>"
             right = f"{self.names[blocked.right.tensor]} + {self.offset(blocked.right.rest)}"
         after = Names(self, {inner: "sum"})
         body = self.assign(kernel, after)

@@ -3,24 +3,30 @@
 
 // One loop of a sum: the number of steps, and the distance of successive elements in both operands.
 template <int kSize, int kLeft, int kRight = 0>
-struct Step {
+struct Loop {
   static constexpr int size = kSize, left = kLeft, right = kRight;
 };
 template <class... Each>
-struct Steps {
+struct Loops {
   static constexpr int count = (1 * ... * Each::size);
 };
 template <class V, class Body>
-INLINE void walk(Steps<>, const V *left, const V *right, const Body &body) {
+INLINE void walk(Loops<>, const V *left, const V *right, const Body &body) {
   body(left, right);
 }
 template <class First, class... Rest, class V, class Body>
-INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Body &body) {
+INLINE void walk(Loops<First, Rest...>, const V *left, const V *right, const Body &body) {
   LOOP for (int k = 0; k < First::size; ++k) {
-    walk(Steps<Rest...>{}, left + k * First::left * RV, right + k * First::right * RV, body);
+    walk(Loops<Rest...>{}, left + k * First::left * RV, right + k * First::right * RV, body);
   }
 }
 
+// The sums of a product: m times j of them, and how many are in registers at a time. left, right: the distance of two
+// rows of the left operand, and of two columns of the right one. loop: the code for a sum is not repeated for each.
+struct Sums {
+  bool loop;
+  int m, most_m, j, most_j, left, right;
+};
 // Calls `out(m, j, r, sum)` for each sum of a block. kLoop: `out` is long, so the loop is not unrolled.
 template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
 INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
@@ -71,15 +77,15 @@ INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const
     weighted_block<kLoop, kM, kJ % kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
   }
 }
-// kM times kJ sums, at most kMostM times kMostJ at a time. kLeft: the distance of two rows of the left operand.
-template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
+// k.m times k.j sums, at most k.most_m times k.most_j at a time. Rows of the left operand are k.left elements apart.
+template <Sums k, class S, class V, class N, class Out>
 INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   int m = 0;
-  LOOP for (; m + kMostM <= kM; m += kMostM) {
-    weighted_rows<kLoop, kMostM, kJ, kMostJ, kLeft>(steps, left + m * kLeft * RV, weights, m, out);
+  LOOP for (; m + k.most_m <= k.m; m += k.most_m) {
+    weighted_rows<k.loop, k.most_m, k.j, k.most_j, k.left>(steps, left + m * k.left * RV, weights, m, out);
   }
-  if constexpr (kM % kMostM != 0) {
-    weighted_rows<kLoop, kM % kMostM, kJ, kMostJ, kLeft>(steps, left + m * kLeft * RV, weights, m, out);
+  if constexpr (k.m % k.most_m != 0) {
+    weighted_rows<k.loop, k.m % k.most_m, k.j, k.most_j, k.left>(steps, left + m * k.left * RV, weights, m, out);
   }
 }
 
@@ -112,14 +118,14 @@ INLINE void paired_rows(S steps, const V *left, const V *right, int m, const Out
     paired_block<kLoop, kM, kJ % kMostJ, kLeft, kRight>(steps, left, right + j * kRight * RV, m, j, out);
   }
 }
-template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, int kRight, class S, class V, class Out>
+template <Sums k, class S, class V, class Out>
 INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   int m = 0;
-  LOOP for (; m + kMostM <= kM; m += kMostM) {
-    paired_rows<kLoop, kMostM, kJ, kMostJ, kLeft, kRight>(steps, left + m * kLeft * RV, right, m, out);
+  LOOP for (; m + k.most_m <= k.m; m += k.most_m) {
+    paired_rows<k.loop, k.most_m, k.j, k.most_j, k.left, k.right>(steps, left + m * k.left * RV, right, m, out);
   }
-  if constexpr (kM % kMostM != 0) {
-    paired_rows<kLoop, kM % kMostM, kJ, kMostJ, kLeft, kRight>(steps, left + m * kLeft * RV, right, m, out);
+  if constexpr (k.m % k.most_m != 0) {
+    paired_rows<k.loop, k.m % k.most_m, k.j, k.most_j, k.left, k.right>(steps, left + m * k.left * RV, right, m, out);
   }
 }
 
