@@ -148,14 +148,14 @@ def _beside_the_last(store: Registry, version: Version, bundle: Bundle) -> Itera
         return
     last = Bundle.open(folder, verify=False)
     names = sorted({*last.files, *bundle.files})
-    differ = [
-        name
+    files = [
+        "/".join(name.split("/")[:4])  # of an artifact, its folder: targets/cpu/x86-64-v3/aoti
         for name in names
         if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
     ]
     mine, other = (asdict(each.manifest.provenance) for each in (bundle, last))
     own = mine.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
-    differ += sorted(key for key in own if mine[key] != other[key])
+    differ = list(dict.fromkeys([*sorted(k for k in own if mine[k] != other[k]), *files]))
     said = ", ".join(differ[:8]) + (", …" if len(differ) > 8 else "")
     yield f"  differs from {numbers[-1].ref} in {said or 'nothing'}, apart from measured times"
 

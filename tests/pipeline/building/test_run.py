@@ -255,7 +255,11 @@ def test_changed_tolerance_is_judged_again_but_not_compiled(
         "tolerance.yaml",
         ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
     )
-    answer = heavy.project.run(config, registry.uri)
+    where = ("--work", heavy.project.work, "--registry", registry.uri)
+    done = cli("run", config, *where, "--json")
+    (line,) = [line for line in done.stderr.splitlines() if "differs from jets/1 in" in line]
+    assert "config_sha256" in line and "program.pt2" in line  # also its weights are others
+    answer = json.loads(done.stdout)
     # If tiles are faster, they are validated again too.
     worked = [step for step in answer["worked"] if " in tiles of " not in step]
     assert worked == [f"validate exported on {TARGET}", "package", "register"]
