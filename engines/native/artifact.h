@@ -121,7 +121,7 @@ class Bound {
 };
 
 // Opened code. It stays loaded after this object is destroyed, because it may be on the stack of a thread, and because
-// AOTInductor's libraries register state that does not survive unloading.
+// libraries of AOTInductor (not those of `lanes`) register state that does not survive unloading.
 class Artifact {
  public:
   Artifact(const Artifact &) = delete;

@@ -56,7 +56,7 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
 
 
 def _shown_run(result: RunResult) -> Iterator[Part]:
-    from pipeline.report import describe_build
+    from pipeline.report import describe_build, failures_of
 
     ref = result.version.ref
     if not result.worked:
@@ -66,7 +66,12 @@ def _shown_run(result: RunResult) -> Iterator[Part]:
     yield f"registered {ref} in {result.seconds:.1f} s"
     if result.report is not None:
         yield f"report: {result.report}"
-    yield f"next: pipeline promote {ref} --to production"
+    failed = list(failures_of(result.bundle))
+    yield from failed
+    promote = f"pipeline promote {ref} --to production"
+    yield (
+        f"next: mend this and run again, or, as it is: {promote}" if failed else f"next: {promote}"
+    )
 
 
 @command()

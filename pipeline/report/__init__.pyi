@@ -27,3 +27,4 @@ from .versions import describe_history as describe_history
 from .versions import describe_reference as describe_reference
 from .versions import describe_validation as describe_validation
 from .versions import describe_versions as describe_versions
+from .versions import failures_of as failures_of

@@ -48,6 +48,27 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
         yield from annex_of(bundle, target)
 
 
+def failures_of(bundle: Bundle) -> Iterator[str]:
+    """For each target for which an engine failed: why, and how fast the artifact is that was chosen
+    instead. Such a target may be better after the cause is mended."""
+    from stages.reports import EAGER
+
+    for target, record in bundle.manifest.targets.items():
+        failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
+        if not failed:
+            continue
+        yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
+        if record.chosen is None:
+            continue
+        ratios = [
+            f"{number(times[record.chosen].median_us / times[EAGER].median_us, 2)} at {case}"
+            for case, times in benchmark_of(bundle, target).timings.items()
+            if {record.chosen, EAGER} <= times.keys()
+        ]
+        beside = f"; its time over the eager model's: {', '.join(ratios)}" if ratios else ""
+        yield f"{target}: {record.chosen} is used instead{beside}"
+
+
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
     """The stored validation reports; if there are none, reports with the data of the manifest."""
     from runtime.checked import Deviation

@@ -159,14 +159,14 @@ class Reader(Access):
         """Like `registry.trust.require_signature`. If the check fails for cached files, the store's
         signature is fetched and checked, since it may be newer, unless `fetch` is False."""
         try:
-            return trust.require_signature(bundle, keys)
+            return trust.require_signature(bundle, keys, version.ref)
         except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
             newest = bundle_files.signature_of(self, version)
             if newest is not None:
                 trust.put_signature(newest, bundle.path)
-            return trust.require_signature(bundle, keys)
+            return trust.require_signature(bundle, keys, version.ref)
 
     def history(self, name: str) -> Sequence[Event]:
         """Every event of a model, oldest first.

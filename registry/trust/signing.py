@@ -128,15 +128,17 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
         raise TrustError(f"{files[0]}: its issuer, {issuer}, is not in the chain")
 
 
-def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
+def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "") -> Trusted:
     """Return the key in `keys` that signed exactly these files, or the root certificate of the
-    signer. Raises TrustError if there is none."""
+    signer. Raises TrustError if there is none. `called`: the name of the bundle in the error; by
+    default its folder."""
     require_library()
+    what = called or bundle.path
     allowed = list({key.fingerprint: key for key in keys}.values())
     names = ", ".join(map(str, allowed))
     content = bundle.signature()
     if content is None:
-        raise TrustError(f"{bundle.path}: not signed; trusted keys: {names}")
+        raise TrustError(f"{what}: not signed; trusted keys: {names}")
     signer, hint = _said_of(bundle, content)
     if signer is None:
         able = [key for key in allowed if not key.is_root and key.fingerprint == hint]
@@ -145,7 +147,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
         able = [key for key in allowed if key.is_root]
         said = f"with a certificate, of {signer}, and no root certificate is trusted, only: {names}"
     if not able:
-        raise TrustError(f"{bundle.path}: signed {said}")
+        raise TrustError(f"{what}: signed {said}")
     why: Exception | None = None
     for key in able:
         try:
@@ -158,7 +160,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
     if signer is not None:
         by, chain = f"{signer} under {by}", ", or no chain leads to such a root"
     raise TrustError(
-        f"{bundle.path}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
+        f"{what}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
         f"damaged or of another bundle{chain}"
     ) from why
 

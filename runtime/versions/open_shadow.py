@@ -41,7 +41,7 @@ def shadowed(
     asked = replace(opening, ref=ref, mode="test", target=None, engine_name=None, builder=None)
     opened = open_version(asked)
     for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
-        require_signature(opened.bundle, keys)
+        require_signature(opened.bundle, keys, opened.label)
     begun = ShadowRecord(
         version=opened.label,
         digest=opened.bundle.digest,

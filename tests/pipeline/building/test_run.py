@@ -394,3 +394,21 @@ def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registr
     assert f"{TARGET} torchscript, exported: at n=1: the answers depend on what lies" in line
     assert empty.list() == []
     assert not list(project.work.rglob("bundle"))
+
+
+def test_the_last_lines_say_that_an_engine_failed(
+    tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler a slower artifact is registered: a promotion is not all that is next."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CXX", raising=False)
+    project = write_project(
+        tmp_path / "project",
+        config=CONFIG.replace("[aoti, torchscript, exported]", "[lanes, torchscript]"),
+    )
+    ran = cli("run", project.config, "--work", project.work, "--registry", empty.uri)
+    *_, failed, instead, last = ran.stdout.splitlines()
+    assert failed.startswith(f"{TARGET}: lanes failed: ")
+    assert instead.startswith(f"{TARGET}: torchscript ")
+    assert re.search(r"[0-9.]+ at n=1000", instead)
+    assert last.startswith("next: ") and not last.startswith("next: pipeline promote")
