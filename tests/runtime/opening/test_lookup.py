@@ -177,7 +177,7 @@ class TestGates:
     def test_signatures_that_a_policy_asks_for(self, registry: Registry, tmp_path: Path) -> None:
         release = make_keys(tmp_path, "release")
         registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
-        with pytest.raises(TrustError, match="^jets/1: not signed"):
+        with pytest.raises(TrustError, match=r"^jets/1: not signed"):
             load(NAME, registry=registry, lookup="prefer-cache")
         with pytest.raises(LoadError, match="not known here"):
             load(NAME, registry=registry, lookup="offline")
