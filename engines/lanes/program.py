@@ -268,6 +268,8 @@ class _Walk:
         if "assert" in str(node.target) or not node.users:
             return None
         if not _of_rows([*_flat(arguments), *_flat(list(named.values()))]):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise NotApplicableError(f"{name} is random{_at(self.build.line)}")
             return node.target(*arguments, **named)  # type: ignore[operator]
         value = node.meta["val"]
         if isinstance(value, torch.SymInt):

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import EngineError, Portable, Target, engine
+from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.exported import load_program, row_rules
 from engines.lanes import why_dependent
 from engines.lanes.operators.registry import has_rule
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
+from tests.engines.lanes.harness import MOST, prepared
 from tests.models.building import exported, mlp_signature, reference_collections
 from tests.models.mlps import PointwiseFirst
 
@@ -72,3 +73,17 @@ def test_an_operator_has_its_rule_for_rows_in_one_place() -> None:
     for operator in ("sum", "arange", "tanh"):
         with pytest.raises(ValueError, match=operator):
             has_rule(row_rules.along, operator)
+
+
+class Noisy(nn.Module):
+    """Takes the number of rows as a plain number, so it is captured at one row."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x * len(x) + torch.rand(3),)
+
+
+def test_random_numbers_do_not_become_constants() -> None:
+    """Random numbers that no input reaches look like a weight."""
+    program = prepared(Noisy(), [torch.randn(MOST, 3)], ["y"], row_wise=True)
+    with pytest.raises(NotApplicableError, match="random"):
+        program.compiled()
