@@ -282,7 +282,9 @@ class Writer:
         term = names.text(self.at(step.source, index))
         count = along[0].name if along else "0"
         kind, both = carrier(step.dtype), _SCANS[step.kind]
-        taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
+        next_sum = f"{both}(sum, {term})"  # from 0, so that a sum of -0.0 is 0.0 as in eager torch
+        first = next_sum if step.kind == "sum" else f"{count} == 0 ? {term} : {next_sum}"
+        taken = [*names.lines, f"sum = {first};"]
         taken.append(f"{self.element(step, index)} = sum;")
         return self.each(others, [f"{kind} sum{{}};", *self.nest(along, taken)])
 

@@ -474,6 +474,8 @@ OUTSIDE: Table = {
     "put nothing": lambda x, _: _put(x, 4, 2),
     "slice from before the begin": lambda x, _: x[:, -100:3],
     "power of -0.5": lambda x, _: x**-0.5,
+    "sums so far": lambda x, _: x[:, :2].cumsum(1),
+    "products so far": lambda x, _: x[:, :2].cumprod(1),
     "a constant of both zeros": lambda x, _: torch.atan2(x[:, :2], torch.tensor([0.0, -0.0])),
     "a constant above float32": lambda x, _: x * 1e39,
 }
@@ -494,6 +496,7 @@ def test_slices_beyond_the_size_casts_and_constants() -> None:
     torch.manual_seed(0)
     x = torch.randn(MOST, 6)
     x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
+    x[1, :2] = -0.0
     whole = torch.randint(-40_000, 40_000, (MOST, 6)).to(torch.int32)
     table = {name.replace(" ", "_").replace(",", "").replace(".", "_").replace("-", "m"): f
              for name, f in {**OUTSIDE, **DIVIDED, **CASTS}.items()}  # fmt: skip

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from engines.exported import quiet_torch
+from tests.engines.lanes.samples import table
 from tests.engines.lanes.samples.cases import Case, cases_of, title_of
 from tests.engines.lanes.samples.judging import compared, judged
 from tests.engines.lanes.samples.modes import cases_of_modes
 
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/operators.md"
 OPERATORS = ("masked_fill", "scatter_reduce.mean", "nn.functional.softplus")
 MODES = ("adaptive_avg_pool1d", "index_reduce", "round")
 
@@ -42,3 +47,16 @@ def test_a_wrong_answer_is_found(cases: list[Case]) -> None:
     assert compared(case, answers).what == "right"
     answers[0][7].view(-1)[0] += 0.001 * (1 + rows[7][0].abs().max())
     assert compared(case, answers).what == "wrong"
+
+
+def test_the_page_says_that_no_answer_is_wrong() -> None:
+    """It names operators of torch, at least those of the torch that it was written with."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    text = PAGE.read_text()
+    rows = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", text, re.MULTILINE))
+    assert len(rows) > 300
+    assert set(rows.values()) <= set(table.KINDS) - {"wrong"}
+    if f"with torch {torch.__version__}" in text.replace("\n", " "):
+        own = {name for name in rows if not name.startswith("modes of ")}
+        assert own <= {title_of(each) for each in op_db}

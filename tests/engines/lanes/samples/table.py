@@ -20,7 +20,7 @@ all but the first are constants; all are transposed, flipped or sliced before th
 dtype is float32, or int64 or bool for an operator without floating point. The second table has the
 modes of pools, padding, interpolation, reductions and others.
 
-{counts}
+{counts} Of torch's own operators, {missing} were not tried yet.
 
 - *Right*: one case or more has eager torch's answers up to rounding, and no case has others.
   Integers and bools are equal, also those that come from NaN and infinities.
@@ -71,10 +71,16 @@ def _why(case: dict[str, Any]) -> str:
     return case["why"] if case["what"] == "not applicable" else f"{case['what']}: {case['why']}"
 
 
-def page(operators: Sequence[dict[str, Any]], modes: Sequence[dict[str, Any]], engine: str) -> str:
-    """The whole page, in Markdown."""
+def page(
+    operators: Sequence[dict[str, Any]],
+    modes: Sequence[dict[str, Any]],
+    missing: int,
+    engine: str,
+) -> str:
+    """The whole page, in Markdown. `missing`: the number of operators that were not tried."""
     made = _HEAD.format(
         engine=engine,
+        missing=missing,
         counts=f"{_said(operators, 'operators')} {_said(modes, 'functions with modes')}",
         torch=torch.__version__,
     )
@@ -82,11 +88,15 @@ def page(operators: Sequence[dict[str, Any]], modes: Sequence[dict[str, Any]], e
         ("torch's samples", "operator", operators),
         ("Modes", "function", modes),
     ):
+        if not results:
+            continue
         made += _COLUMNS.format(title=title, first=first)
         made += "".join(f"{line(each)}\n" for each in results)
     return made
 
 
 def _said(results: Sequence[dict[str, Any]], what: str) -> str:
+    if not results:
+        return f"No {what} were tried."
     number = ", ".join(f"{count} {kind}" for kind, count in counts(results).items())
     return f"**{len(results)} {what}: {number}.**"
