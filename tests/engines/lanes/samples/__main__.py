@@ -138,7 +138,9 @@ def main() -> None:
         [kept[task.title] for task in each if task.title in kept] for each in (operators, modes)
     ]
     if given.table:
-        given.table.write_text(table.page(*results, len(operators) - len(results[0]), given.engine))
+        given.table.write_text(
+            table.page(results[0], results[1], len(operators) - len(results[0]), given.engine)
+        )
     counts = table.counts([*results[0], *results[1]])
     print(", ".join(f"{number} {what}" for what, number in counts.items()))
     sys.exit(counts["wrong"] + counts["error"] > 0)
