@@ -1,0 +1,1 @@
+"""The campaign on torch's own samples of arguments for its operators."""
