@@ -1,0 +1,1 @@
+"""The campaign on networks of other projects' kinds, from `pipeline init` to a session."""
