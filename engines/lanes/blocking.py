@@ -54,11 +54,13 @@ class Blocked:
 
     @classmethod
     def of(cls, kernel: Kernel, elements: Elements, registers: int, vectors: int) -> Blocked | None:
-        """The blocks of a kernel; None if an address is not linear in each loop variable."""
+        """The blocks of a kernel. None if an operand is a number, or if an address is not linear
+        in each loop variable."""
         product = kernel.inner
         assert isinstance(product, Product)
         left, right = product.operands(kernel.inner_at, elements.at)
-        assert isinstance(left, Read) and isinstance(right, Read)
+        if not isinstance(left, Read) or not isinstance(right, Read):
+            return None
         if isinstance(left.tensor, Constant):
             left, right = right, left
         one, other = (each.tensor.address(each.index) for each in (left, right))

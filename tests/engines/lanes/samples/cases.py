@@ -187,7 +187,8 @@ def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Ite
         for place, tensor in zip(places, tensors, strict=True):
             arguments[place] = tensor
         first, others, named = pytree.tree_unflatten(arguments, shape)
-        return _results(operator(first, *others, **named))
+        found = _results(operator(first, *others, **named))
+        return found[:1] if name == "topk" else found  # it may number equal elements in any order
 
     writes = any(each._version for each in _called(call, own))
 
