@@ -1,5 +1,6 @@
 from .applying import apply as apply
 from .building import run as run
+from .compiling import compile as compile
 from .loading import load as load
 from .names import BindError as BindError
 from .names import Collection as Collection
@@ -10,10 +11,15 @@ from .names import RemoteOptions as RemoteOptions
 from .names import Session as Session
 from .names import Site as Site
 from .names import SoaPipelineError as SoaPipelineError
+from .names import as_collection as as_collection
 from .names import column as column
 from .names import eigen as eigen
+from .names import from_jagged as from_jagged
 from .names import registry as registry
 from .names import runtime as runtime
 from .names import scalar as scalar
 from .names import serving as serving
+from .names import to_arrow as to_arrow
+from .names import to_awkward as to_awkward
+from .names import to_numpy as to_numpy
 from .promotion import promote as promote

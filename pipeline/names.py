@@ -6,7 +6,19 @@ import serving as serving
 from registry import Registry
 from runtime import BindError, LoadError, Session
 from serving import RemoteOptions, Site
-from soa import Collection, Layout, SoaPipelineError, column, eigen, scalar
+from soa import (
+    Collection,
+    Layout,
+    SoaPipelineError,
+    as_collection,
+    column,
+    eigen,
+    from_jagged,
+    scalar,
+    to_arrow,
+    to_awkward,
+    to_numpy,
+)
 
 __all__ = [
     "BindError",
@@ -18,10 +30,15 @@ __all__ = [
     "Session",
     "Site",
     "SoaPipelineError",
+    "as_collection",
     "column",
     "eigen",
+    "from_jagged",
     "registry",
     "runtime",
     "scalar",
     "serving",
+    "to_arrow",
+    "to_awkward",
+    "to_numpy",
 ]

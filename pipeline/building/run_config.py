@@ -119,9 +119,7 @@ def run(
         return RunResult(version, bundle, (), seconds, page if page.is_file() else None)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
-    labelled = _labelled(config)
-    captured, files = _capture(config, progress, key["capture"])
-    bundle = _build(config, path, progress, captured, labelled, key)
+    bundle, files = _made(config, path, progress, key)
     with progress.step("register"):
         version = store.register(bundle)
         with suppress(BundleError):  # the version before is damaged
@@ -158,6 +156,21 @@ def _beside_the_last(store: Registry, version: Version, bundle: Bundle) -> Itera
     differ = list(dict.fromkeys([*sorted(k for k in own if mine[k] != other[k]), *files]))
     said = ", ".join(differ[:8]) + (", …" if len(differ) > 8 else "")
     yield f"  differs from {numbers[-1].ref} in {said or 'nothing'}, apart from measured times"
+
+
+def unregistered(config_path: Path, work: Path, say: Say = lambda text: None) -> Bundle:
+    """The bundle of one engine, as of `run` with `quick`; it goes into no registry."""
+    config = load_config(config_path).quick()
+    return _made(config, config_path, Work(StageCache(work), say), _keys(config))[0]
+
+
+def _made(
+    config: Config, path: Path, work: Work, key: dict[str, str]
+) -> tuple[Bundle, dict[str, str]]:
+    """The bundle of a config, and the files of the user's code that it depends on."""
+    labelled = _labelled(config)
+    captured, files = _capture(config, work, key["capture"])
+    return _build(config, path, work, captured, labelled, key), files
 
 
 def _get_ready(store: Registry) -> None:

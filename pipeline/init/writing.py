@@ -66,10 +66,16 @@ _Notes = dict[tuple[str | int, ...], str]
 
 @dataclass(frozen=True)
 class Written:
-    """The files that `init` wrote, and what it chose, in sentences."""
+    """The files that `init` wrote, and what it chose, in sentences.
+
+    `config`: the content of the config. `columns`: by input collection, the names of the data's
+    columns by the names that they have in the config.
+    """
 
     files: list[Path]
     said: list[str]
+    config: dict[str, Any]
+    columns: dict[str, dict[str, str]]
 
 
 def init(request: Request, ask: Ask) -> Written:
@@ -88,26 +94,37 @@ def init(request: Request, ask: Ask) -> Written:
 
 def _made(request: Request, ask: Ask, stored: Path) -> Written:
     """`init` in a child, since the model runs here."""
-    out = request.out
-    model = read_model(request.model, out.parent, request.weights, request.kwargs)
+    model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     data = open_source(request.data, request.tree) if request.data else None
+    return written(model, data, request, ask, stored)
+
+
+def written(model: Model, data: Source | None, request: Request, ask: Ask, stored: Path) -> Written:
+    """Look at a model and its data, and write the config; `stored` gets the rows of the data."""
     found = found_in(model, data, request, ask)
     name = request.name or ask("--name", "the name to register it by", _name(request))
     kwargs = {"kwargs": OneLine(request.kwargs)} if request.kwargs else {}
     config = {**described(found, name), "reference": {"file": stored.name}}
     config["model"] = {**found.model.said, **kwargs}
-    if not request.data:
+    if data is None:
         config["reference"] = {"seed": 1}
     if request.engines:
         config["engines"] = list(request.engines)
-    draft = _Draft(
-        out,
-        stored,
-        config,
-        _notes(request, found),
-        _arrays(found.parts) if request.data else {},
-    )
-    return Written(draft.write(found), [*found.fitted.said, *_about_rows(config)])
+    arrays = _arrays(found.parts) if data is not None else {}
+    draft = _Draft(request.out, stored, config, _notes(request, found), arrays)
+    columns = {
+        home: {own: column.name for own, column in part.items()}
+        for home, part in found.parts.items()
+    }
+    files = draft.write(found)  # it may change the rows of the config
+    return Written(files, [*found.fitted.said, *_about_rows(config)], config, columns)
+
+
+def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
+    """Write the config again, in another folder and with another model and file of rows."""
+    config = {**made.config, "model": dict(model), "reference": {"file": rows}}
+    write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
+    write_config(path, _HEAD, config, {})
 
 
 def described(found: Found, name: str) -> dict[str, Any]:
@@ -374,7 +391,8 @@ def _outputs(
     columns, blocks = [], []
     for name, (_, value, order) in zip(names, found, strict=True):
         count, *inner = list(value.shape)[1:] or [1]
-        default = f"{name}0 .. {name}{count - 1}" if count > 1 else name
+        stem = f"{name}_" if name[-1:].isdigit() else name  # output0 has output0_0, output0_1, …
+        default = f"{stem}0 .. {stem}{count - 1}" if count > 1 else name
         default = ",".join(labels) if len(labels) == count else default
         question = f"names for the {count} columns of {name}"
         words = given.get(name) or ask(f"--output {name}=COLUMN,…", question, default).split(",")

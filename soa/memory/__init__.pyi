@@ -5,6 +5,7 @@ from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes
 from .from_libraries import as_collection as as_collection
+from .from_libraries import columns_of as columns_of
 from .from_libraries import plain_arrow as plain_arrow
 from .jagged import from_jagged as from_jagged
 from .span import CPU as CPU

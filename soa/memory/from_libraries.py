@@ -117,6 +117,12 @@ def _library(value: object) -> str:
     return type(value).__module__.partition(".")[0]
 
 
+def columns_of(data: Any) -> dict[str, Any]:
+    """The columns of what `as_collection` takes, by name, as their library has them."""
+    names, column, _ = _source(data)
+    return {str(name): column(name) for name in names}
+
+
 def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
     """The names of the columns; a function that gives a column by name; whether it
     reads a file or computes the values."""

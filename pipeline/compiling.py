@@ -1,0 +1,308 @@
+"""One line in a notebook: compile a model for the columns that you have, without a config.
+
+fast = pipeline.compile(net, jets)
+answers = fast(jets)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engines.errors import first_line
+from engines.exported import quiet_torch
+from engines.processes import in_fork
+from pipeline.applying import Source
+from pipeline.building import unregistered
+from pipeline.config import load_config, reference_inputs, source_of
+from pipeline.errors import InitError
+from pipeline.init import Request, Written, model_of, read_model, rewrite, written
+from registry.bundle import Bundle
+from runtime.opening import Opening, open_artifact, open_version
+from runtime.session import Binding, Collections, Session
+from soa.memory import Collection, as_collection, columns_of, from_jagged, to_numpy
+from soa.text import number
+from stages.capture import example_case
+from stages.errors import SourceError
+from stages.model import with_fronts
+from stages.reference import row_major_inputs
+
+if TYPE_CHECKING:
+    from soa.memory.span import Array
+
+_IN_HAND: dict[str, torch.nn.Module] = {}
+"""The modules that are compiled now. The children that run a user's model are forks of this
+process, so they find a module here."""
+_CONFIG, _ROWS, _PROGRAM = "config.yaml", "reference.npz", "model.pt2"
+
+Words = Mapping[str, str | Sequence[str]]
+
+
+def in_hand(key: str) -> torch.nn.Module:
+    """The factory of a module in memory, for its config."""
+    return _IN_HAND[key]
+
+
+class _Columns(Source):
+    """Columns in memory, read as a file is."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(Path("the data"))
+        self._data = columns_of(data)
+        self.columns = [*self._data]
+
+    def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
+        return {name: _plain(self._data[name])[:rows] for name in names}
+
+
+def _plain(column: Any) -> Any:
+    """A column as NumPy's, Arrow's or Awkward's array."""
+    library = type(column).__module__.partition(".")[0]
+    if library in ("numpy", "pyarrow", "awkward"):
+        return column
+    return to_numpy(as_collection({"column": column}))["column"]
+
+
+def _records(columns: Mapping[str, Any]) -> Any:
+    """Columns of lists as one Awkward array of records of lists."""
+    import awkward as ak
+
+    lists = {k: v if isinstance(v, ak.Array) else ak.from_arrow(v) for k, v in columns.items()}
+    return ak.zip(lists, depth_limit=1)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was compiled: the config that describes it, and the bundle."""
+
+    folder: Path
+    config: Written
+    bundle: Bundle
+
+
+class Compiled:
+    """A compiled model. `compiled(data)` computes the answers to the columns of `data`.
+
+    `session` is a session as of `pipeline.load`; `bind` and `collection` are the session's. Use it
+    in a `with` block, or call `close`, to free its memory and its temporary files at once.
+    """
+
+    def __init__(self, made: _Made, session: Session, net: torch.nn.Module | None) -> None:
+        self.session = session
+        self._made, self._net = made, net
+
+    def __call__(self, data: Any) -> dict[str, Array]:
+        """The answers as new NumPy arrays, `(n,)` or `(n, ...)`, by the names of their columns.
+
+        `data`: as for `as_collection`, with the columns of the data that it was compiled with. They
+        are read where they lie if their memory can be bound. Raises CollectionError, BindError.
+        """
+        signature, columns = self.session.signature, columns_of(data)
+        given: dict[str, Collection] = {}
+        for name, own in self._made.config.columns.items():
+            mine = {here: columns[theirs] for here, theirs in own.items() if theirs in columns}
+            if name in signature.jagged:
+                given |= from_jagged(_records(mine), signature, name)
+            else:
+                layout = signature.layouts[name]
+                given[name] = as_collection({k: _plain(v) for k, v in mine.items()}, layout)
+        rows = {signature.rows_of[name]: part.n for name, part in given.items()}
+        made = {
+            name: self.session.collection(name, rows[signature.rows_of[name]])
+            for name in signature.output_collections
+        }
+        self.session.run(given, made)
+        return {k: v for part in made.values() for k, v in to_numpy(part).items()}
+
+    def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+        return self.session.bind(inputs, outputs)
+
+    def collection(self, name: str, n: int) -> Collection:
+        return self.session.collection(name, n)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write a config, the reference rows and the model, from which `pipeline run` makes a
+        version with the same answers. Returns the files. Existing files are replaced.
+
+        A module in memory is written as a program of `torch.export`, beside the config. Raises
+        SourceError if torch cannot export it with a free number of rows: then write a file with a
+        function that makes the module, and compile that.
+        """
+        config = Path(path)
+        rows, program = (config.with_name(f"{config.stem}.{name}") for name in (_ROWS, _PROGRAM))
+        made = self._made
+        said = dict(made.config.config["model"])
+        config.parent.mkdir(parents=True, exist_ok=True)
+        files = [config, rows]
+        if self._net is not None:
+            in_fork("the model", lambda say: _export(made, self._net, program))
+            said = {k: v for k, v in said.items() if k == "takes"} | {"program": program.name}
+            files.append(program)
+        rows.write_bytes((made.folder / _ROWS).read_bytes())
+        rewrite(made.config, config, said, rows.name)
+        return files
+
+    def close(self) -> None:
+        self.session.close()
+
+    def __enter__(self) -> Compiled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def compile(
+    net: torch.nn.Module | str | Path,
+    data: Any,
+    *,
+    inputs: Words | None = None,
+    outputs: Words | None = None,
+    weights: str | Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    flatten: bool = False,
+    length: int | None = None,
+    rows: int | None = None,
+    name: str = "model",
+    threads: int | None = None,
+    say: Callable[[str], None] = print,
+) -> Compiled:
+    """Compile a model for the columns of `data`, and compare its answers with the model's own.
+
+    `net`: a torch module on the CPU, or what `pipeline init` takes: `file.py:callable`, a program,
+    ONNX, or boosted trees. It is not changed. `data`: what `as_collection` takes. Its first rows,
+    and rows with other values in every column, are computed by both.
+
+    Which column goes where, and in which order of axes, is found as `pipeline init` does. Where
+    that is wrong, say it with the words of its options: `inputs={"x": "(n, items, features): a,b"}`
+    or a list of columns, `outputs={"p": "p_b,p_c"}`, `flatten`, `length` and `rows`.
+
+    `say` gets a few sentences: what was chosen, the largest difference, and the time beside the
+    model's own. Nothing is registered, and no file stays. Raises InitError, CaptureError, and the
+    error of the step that refuses the model: a model whose answers differ is never returned.
+
+    Examples
+    --------
+    >>> fast = pipeline.compile(net, {"pt": pt, "eta": eta})  # doctest: +SKIP
+    >>> fast({"pt": pt, "eta": eta})["output"]  # doctest: +SKIP
+    """
+    module = net if isinstance(net, torch.nn.Module) else None
+    if module is not None and any(t.device.type != "cpu" for t in module.state_dict().values()):
+        raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+    place = TemporaryDirectory(prefix="pipeline-compile-")
+    folder = Path(place.name)
+    request = Request(
+        "in memory" if module is not None else str(net),
+        Path("the data"),
+        folder / _CONFIG,
+        name,
+        Path(weights) if weights is not None else None,
+        kwargs or {},
+        inputs=_words(inputs),
+        outputs=_words(outputs),
+        flatten=flatten,
+        length=length,
+        rows=rows,
+    )
+    key, progress = place.name, list[str]()
+    try:
+        if module is not None:
+            _IN_HAND[key] = module
+        config = in_fork("the model", lambda _: _config(request, module, key, data))
+        bundle = unregistered(request.out, folder / "work", progress.append)
+        made = _Made(folder, config, bundle)
+        compiled = Compiled(made, _session(bundle, threads), module)
+    except BaseException:
+        place.cleanup()
+        raise
+    finally:
+        _IN_HAND.pop(key, None)
+    weakref.finalize(compiled.session, place.cleanup)
+    for line in [*config.said, *_judged(bundle, progress)]:
+        say(line)
+    return compiled
+
+
+def _config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
+    """The config of a model and its data, as `pipeline init` writes it."""
+    if module is None:
+        model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
+    else:
+        said = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
+        model = model_of(module.eval(), said)
+    return written(model, _Columns(data), request, _default, request.out.parent / _ROWS)
+
+
+def _words(given: Words | None) -> tuple[str, ...]:
+    return tuple(
+        f"{name}={words if isinstance(words, str) else ','.join(words)}"
+        for name, words in (given or {}).items()
+    )
+
+
+def _default(option: str, question: str, default: str | None) -> str:
+    if default is None:
+        raise InitError(f"{question}: say it by {option}, here the argument of that name")
+    return default
+
+
+def _session(bundle: Bundle, threads: int | None) -> Session:
+    """A session of the artifact that was chosen."""
+    opened = open_version(Opening(ref=bundle.path, mode="test", threads=threads))
+    ((target, record),) = bundle.manifest.targets.items()
+    device = torch.device("cpu")
+    executable = open_artifact(opened, target, str(record.chosen), device, opened.threads)
+    return Session(opened.signature, executable, device)
+
+
+def _judged(bundle: Bundle, progress: Sequence[str]) -> list[str]:
+    """The engine, the largest difference from the model's own answers, and the speed, which the
+    race of the build said."""
+    ((target, record),) = bundle.manifest.targets.items()
+    worst = record.candidates[str(record.chosen)].worst.values()
+    most = number(max((each.max_abs for each in worst), default=0.0))
+    place = f"  {target}: "
+    return [
+        f"{record.chosen}: the largest difference from the model's own answers is {most}",
+        *(line.removeprefix(place) for line in progress if line.startswith(place)),
+    ]
+
+
+def _export(made: _Made, net: torch.nn.Module | None, path: Path) -> None:
+    """Write the module as a program with a free number of rows. Runs in a child."""
+    assert net is not None
+    config = load_config(made.folder / _CONFIG)
+    signature = config.signature()
+    case = example_case(signature)
+    seen: list[tuple[Any, ...]] = []
+    net.eval()
+    handle = net.register_forward_pre_hook(lambda _, given: seen.append(given))
+    rows = row_major_inputs(signature, reference_inputs(config, signature), case)
+    with torch.no_grad():
+        with_fronts(net, source_of(config))(*rows)
+    handle.remove()
+    free = {*case.values()}
+
+    def dims(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: dims(v) for k, v in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(dims(v) for v in value)
+        return {i: torch.export.Dim.AUTO for i, size in enumerate(value.shape) if size in free}
+
+    try:
+        with quiet_torch():
+            free_rows = dims(seen[0])
+            program = torch.export.export(net, seen[0], dynamic_shapes=free_rows, strict=False)
+            torch.export.save(program, path)
+    except Exception as error:  # torch.export raises many types
+        raise SourceError(
+            f"torch cannot save the module as a program ({first_line(error)}): write a file with a "
+            "function that makes it, and compile file.py:function"
+        ) from error

@@ -1,0 +1,142 @@
+"""`pipeline.compile`: a model in memory and columns in memory, without a config."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import awkward as ak
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipeline
+from pipeline.errors import InitError
+from registry.store.registry import Registry
+from soa.errors import SoaPipelineError
+from tests.models.project import cli
+
+RNG = np.random.default_rng(1)
+JETS = {name: RNG.normal(size=700).astype(np.float32) for name in ("pt", "eta", "phi")}
+
+
+def stacked(rows: slice = slice(None)) -> Tensor:
+    return torch.stack([torch.from_numpy(JETS[name][rows]) for name in JETS], dim=1)
+
+
+class Net(nn.Module):
+    """Dropout and batch norm: right answers need eval mode, which the caller's net must keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)
+        )
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.layers(x)
+        return {"p": found.softmax(-1), "score": found[:, 0].exp()}
+
+
+class Mean(nn.Module):
+    """Jagged items with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.Linear(2, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        found = torch.relu(self.each(x.transpose(1, 2))) * mask.unsqueeze(-1)
+        return found.sum((1, 2)) / mask.sum(1).clamp(min=1)
+
+
+class Random(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(1)
+    made = Net()
+    made(stacked())  # batch norm has seen the data
+    return made
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("temporary")
+
+
+def test_answers_of_all_rows_and_a_config_that_gives_them_again(
+    net: Net, place: Path, tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    said: list[str] = []
+    with pipeline.compile(net, JETS, say=said.append) as fast:
+        found = fast({**JETS, "other": np.zeros(700)})
+        fewer = fast({name: values[:5] for name, values in JETS.items()})
+        files = fast.save(tmp_path / "config.yaml")
+    assert net.training and all(p.requires_grad for p in net.parameters())
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    with torch.no_grad():
+        expected = net.eval()(stacked())
+    net.train()
+    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
+    probabilities = np.stack([found["p0"], found["p1"]], axis=1)
+    np.testing.assert_allclose(probabilities, expected["p"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(fewer["score"], found["score"][:5])
+    assert any("lanes" in line for line in said) and any("speed" in line for line in said)
+
+    ran = cli("run", files[0], "--quick", "--registry", empty.uri, "--json")
+    assert '"jets/' not in ran.stdout and '"model/1"' in ran.stdout
+    session = pipeline.load("model", registry=empty.uri, mode="test")
+    again = session.collection("outputs", 700)
+    session.run(pipeline.as_collection(JETS, session.layout("events")), again)
+    np.testing.assert_allclose(again["score"], found["score"], rtol=1e-5)
+    session.close()
+
+
+def test_nothing_stays_on_disk(place: Path) -> None:
+    """After the session of the test above is closed and gone."""
+    import gc
+
+    gc.collect()
+    assert not [path for path in place.iterdir() if path.name.startswith("pipeline-compile-")]
+
+
+def test_jagged_items_by_a_mask() -> None:
+    counts = RNG.integers(0, 5, 60)
+    events = ak.Array(
+        {
+            f"Jet_{name}": ak.unflatten(RNG.normal(size=counts.sum()).astype(np.float32), counts)
+            for name in ("pt", "eta")
+        }
+    )
+    torch.manual_seed(1)
+    model = Mean().eval()
+    with pipeline.compile(model, events, inputs={"x": "Jet_pt,Jet_eta"}, length=4) as fast:
+        found = fast(events)["output"]
+    padded = [
+        ak.to_numpy(ak.fill_none(ak.pad_none(events[f], 4, clip=True), 0)) for f in events.fields
+    ]
+    mask = np.arange(4) < counts[:, None]
+    with torch.no_grad():
+        expected = model(torch.from_numpy(np.stack(padded, 1)), torch.from_numpy(mask).float())
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_not_reproducible_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SoaPipelineError):
+        pipeline.compile(Random(), JETS, say=lambda line: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(InitError, match="Absent"):
+        pipeline.compile(Net(), JETS, inputs={"x": ["pt", "Absent", "phi"]})
