@@ -6,19 +6,8 @@ import serving as serving
 from registry import Registry
 from runtime import BindError, LoadError, Session
 from serving import RemoteOptions, Site
-from soa import (
-    Collection,
-    Layout,
-    SoaPipelineError,
-    as_collection,
-    column,
-    eigen,
-    from_jagged,
-    scalar,
-    to_arrow,
-    to_awkward,
-    to_numpy,
-)
+from soa import Collection, Layout, SoaPipelineError, column, eigen, scalar
+from soa.memory import as_collection, from_jagged, to_arrow, to_awkward, to_numpy
 
 __all__ = [
     "BindError",
