@@ -6,6 +6,7 @@ answers = fast(jets)
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class Compiled:
             in_fork("the model", lambda say: _export(made, self._net, program))
             said = {k: v for k, v in said.items() if k == "takes"} | {"program": program.name}
             files.append(program)
-        rows.write_bytes((made.folder / _ROWS).read_bytes())
+        shutil.copyfile(made.folder / _ROWS, rows)
         rewrite(made.config, config, said, rows.name)
         return files
 

@@ -90,7 +90,8 @@ def test_answers_of_all_rows_and_a_config_that_gives_them_again(
     np.testing.assert_array_equal(fewer["score"], found["score"][:5])
     assert any("lanes" in line for line in said) and any("speed" in line for line in said)
 
-    ran = cli("run", files[0], "--quick", "--registry", empty.uri, "--json")
+    where = ("--registry", empty.uri, "--work", tmp_path / "work")
+    ran = cli("run", files[0], "--quick", *where, "--json")
     assert '"jets/' not in ran.stdout and '"model/1"' in ran.stdout
     session = pipeline.load("model", registry=empty.uri, mode="test")
     again = session.collection("outputs", 700)
