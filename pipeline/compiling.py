@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from engines.errors import first_line
 from engines.exported import quiet_torch
 from engines.processes import in_fork
-from pipeline.applying import Source
+from pipeline.applying import Array, Source
 from pipeline.building import unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
@@ -33,9 +33,6 @@ from stages.capture import example_case
 from stages.errors import SourceError
 from stages.model import with_fronts
 from stages.reference import row_major_inputs
-
-if TYPE_CHECKING:
-    from soa.memory.span import Array
 
 _IN_HAND: dict[str, torch.nn.Module] = {}
 """The modules that are compiled now. The children that run a user's model are forks of this
