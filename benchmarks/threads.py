@@ -115,7 +115,7 @@ def _busy(binding: Binding, seconds: float) -> tuple[float, float]:
     """The time of a call in µs, and processor time over wall time."""
     binding()
     count, begun, before = 0, time.perf_counter(), _processor_s()
-    while (wall := time.perf_counter() - begun) < seconds:
+    while (wall := time.perf_counter() - begun) < seconds or not count:
         binding()
         count += 1
     return wall / count * 1e6, (_processor_s() - before) / wall

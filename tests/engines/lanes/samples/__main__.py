@@ -27,6 +27,7 @@ from tests.engines.lanes.samples import table
 from tests.engines.lanes.samples.cases import Case, NoSampleError, cases_of, title_of
 from tests.engines.lanes.samples.judging import judged
 from tests.engines.lanes.samples.modes import MODES, cases_of_modes
+from tests.engines.lanes.samples.operators import operators
 
 _PATIENCE_S = 1800
 
@@ -41,14 +42,12 @@ class Task:
 
 def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
     """Those of torch's operators, and those of functions with modes."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    operators = [
+    found = [
         Task(title_of(each), lambda each=each: cases_of(each, samples, seed))  # type: ignore[misc]
-        for each in op_db
+        for each in operators()
     ]
     modes = [Task(f"modes of {name}", lambda name=name: cases_of_modes(name)) for name in MODES]  # type: ignore[misc]
-    return operators, modes
+    return found, modes
 
 
 def examined(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
