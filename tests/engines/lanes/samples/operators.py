@@ -8,9 +8,9 @@ import torch
 
 
 def operators() -> list[Any]:
-    """torch.testing's `op_db`. Its import forbids to set torch's flags, for the whole process, which
-    other tests and `torch.export` do: allowed again here."""
+    """torch.testing's `op_db`. Its import forbids to set torch's flags in this process, which other
+    tests and `torch.export` do: that is undone."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    torch.backends.__allow_nonbracketed_mutation_flag = True
     return list(op_db)
