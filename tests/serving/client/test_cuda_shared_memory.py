@@ -219,7 +219,7 @@ def test_collections_on_the_cpu(tags: Tags) -> None:
 
 @pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "SYSTEM", "", 2])
 def test_memory_that_is_of_no_kind(wrong: Any) -> None:
-    with pytest.raises(ServingError, match=r"shared_memory=.*: use True or 'system', 'cuda' or"):
+    with pytest.raises(ServingError, match="shared_memory"):
         RemoteOptions(shared_memory=wrong)
 
 

@@ -12,5 +12,6 @@ def operators() -> list[Any]:
     tests and `torch.export` do: that is undone."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    torch.backends.__allow_nonbracketed_mutation_flag = True
+    own = torch.backends.flags_frozen.__globals__  # the module object may be another
+    own["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
