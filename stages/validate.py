@@ -38,10 +38,9 @@ from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
 from stages.compile import TO_READ_PROGRAMS
-from stages.edge_rules import Special, at_edge
 from stages.errors import ReferenceDataError
 from stages.independence import SEE_EACH_OTHER, rows_are_independent
-from stages.many_rows import tried_on
+from stages.judging import Special, at_edge, tried_on
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,

@@ -148,7 +148,7 @@ def test_candidates_are_opened_by_the_stages() -> None:
         "pipeline/building/steps.py",
         "stages/benchmark.py",
         "stages/reproduce.py",
-        "stages/sensitivity.py",  # opens the captured program
+        "stages/judging/sensitivity.py",  # opens the captured program
         "stages/validate.py",
     }
 

@@ -23,8 +23,8 @@ from runtime.session import Session
 from stages.benchmark import benchmark_targets, bound_call, ladder, seconds_of
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
-from stages.edge_rules import Special
 from stages.emulate import emulate_candidate
+from stages.judging import Special
 from stages.model import tf32_switches
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport

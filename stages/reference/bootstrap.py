@@ -8,6 +8,7 @@ Silverman and G. A. Young, 1987). So zeros, signs, categories and correlations s
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -50,15 +51,14 @@ def many_rows(
     if wanted == 0 or not all(case.values()):
         return None, ()
     pieces: list[Edge] = []
-    enough = 1
+    enough, work = 1, _Work()  # the work of the first piece
     try:
         while len(pieces) < enough:
             rows = drawn_rows(signature, inputs, case, len(pieces))
-            with _Work() as work:
+            with nullcontext() if pieces else work:
                 (answers,) = compute_reference(model, signature, rows, (case,)).outputs
             pieces.append(Edge(WHAT, "stress", rows, case, answers))
-            if len(pieces) == 1:
-                enough = _pieces(pieces[0], work.done, wanted)
+            enough = _pieces(pieces[0], work.done, wanted)
     except Exception as error:  # the user's own code may raise any type
         return None, (f"{WHAT} are not tried: {first_line(error)}",)
     return Reference({}, (), (), edges=tuple(pieces)), ()

@@ -2,7 +2,7 @@
 
 The eager model gives the expected answers. In stress rows every column takes ordinary values, and
 an artifact with other answers is refused. So it is for integers of any size, which do occur. What
-other answers to NaN, infinities and huge numbers mean is decided in stages/edge_rules.py.
+other answers to NaN, infinities and huge numbers mean is decided in stages/judging/edge_rules.py.
 """
 
 from __future__ import annotations

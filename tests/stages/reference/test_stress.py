@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engines.lanes.operators import pooling
 from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
-from stages.edge_rules import Special
+from stages.judging import Special
 from stages.reference import Arrays, Reference, random_inputs, stress_rows
 from stages.reports import ValidationReport
 from stages.validate import validate_session

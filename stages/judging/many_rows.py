@@ -14,9 +14,9 @@ from runtime.session import Session
 from soa.memory import read_block
 from soa.signature import Signature
 from stages.capture import dependence_of
-from stages.edge_rules import Answers
+from stages.judging.edge_rules import Answers
+from stages.judging.sensitivity import Sensitivity, distance, explained, rows
 from stages.reference import Arrays, Case, Reference, filled_collections
-from stages.sensitivity import Sensitivity, distance, explained, rows
 
 _CONFIDENCE = 0.95
 _LOOKED_AT = 256  # rows outside that are compared with the float64 model

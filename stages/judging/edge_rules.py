@@ -13,8 +13,8 @@ from engines.errors import first_line, full_disk
 from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
 from soa.text import number
+from stages.judging.sensitivity import Sensitivity, distance, explained, rows
 from stages.reference import Edge
-from stages.sensitivity import Sensitivity, distance, explained, rows
 
 Special = Literal["report", "refuse"]
 """What a NaN or an infinity on one side only means, at inputs that are NaN, infinite or -0.0."""

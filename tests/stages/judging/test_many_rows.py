@@ -1,0 +1,145 @@
+"""Many rows show a rare deviation: near ties are counted, and a rare fault is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+from runtime.checked import default_tolerance
+from soa import Block, Layout, RowRange, Signature, column
+from stages.judging import share_below, tried_on
+from stages.reference import Arrays, Reference, bootstrap, many_rows, random_inputs
+from tests.models.building import Built, build
+
+NAMES = ("near", "far", "first", "second")
+SIGNATURE = Signature.build(
+    {
+        "rows": Layout([column(name, "float32") for name in NAMES]),
+        "answers": Layout([column("y", "float32")]),
+    },
+    [Block("x", "rows", NAMES)],
+    [Block("y", "answers", ("y",))],
+    {"n": RowRange(0, 1000)},
+)
+TOLERANCES = {"y": default_tolerance("float32")}
+MOST = 20_000
+
+
+@dataclass(eq=False)
+class Nearest(nn.Module):
+    """Gives the first value if the near distance is the smaller one, else the second.
+
+    Distances are multiples of 0.7 / 16. Where both are equal, the last bit of the products decides:
+    `exactly` computes the near one in another way. `fault`: a rare wrong answer.
+    """
+
+    exactly: bool = False
+    together: bool = False
+    fault: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = (x[:, :2] * 16).round() / 16
+        near = steps[:, 0] * 0.7 if self.exactly else steps[:, 0] * 0.1 + steps[:, 0] * 0.6
+        chosen = torch.where(near <= steps[:, 1] * 0.7, x[:, 2], x[:, 3])
+        if self.together:
+            chosen = chosen + 0 * x[:, 2].mean()
+        return chosen + torch.where(x[:, 0] > 1.25, 0.01, 0.0) if self.fault else chosen
+
+
+def pool() -> Arrays:
+    """Rows in which no distances are equal, and no fault shows."""
+    found = random_inputs(SIGNATURE, 1, {})
+    rows = found["rows"]
+    rows["near"], rows["far"] = torch.full((1000,), 1.01), torch.full((1000,), 1.51)
+    rows["near"][:2], rows["far"][:2] = torch.tensor([0.8, 1.4]), torch.tensor([1.0, 1.9])
+    rows["near"][1] = 1.3
+    return found
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["each row alone", "rows together"])
+def eager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    made = Nearest(together=request.param)
+    return build(made, SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",), pool())
+
+
+@pytest.fixture(scope="module")
+def many(eager: Built) -> Reference:
+    found, notes = many_rows(eager.model, SIGNATURE, pool(), MOST)
+    assert found is not None and notes == ()
+    return found
+
+
+def test_near_ties_are_counted_and_no_reason_to_refuse(
+    eager: Built, many: Reference, tmp_path: Path
+) -> None:
+    other = build(Nearest(exactly=True), SIGNATURE, tmp_path, ("exported",), pool())
+    found, refusal = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+    assert refusal == ""
+    assert found.rows >= MOST and 1e-4 < found.outside / found.rows < 0.05
+    assert found.outside / found.rows < found.below < 2 * found.outside / found.rows
+    looked_at = found.artifact + found.eager + found.neither
+    assert 0 < looked_at <= found.outside and found.artifact + found.eager > 0
+
+
+def test_a_rare_fault_is_refused(eager: Built, many: Reference, tmp_path: Path) -> None:
+    other = build(Nearest(fault=True), SIGNATURE, tmp_path, ("exported",), pool())
+    found, refusal = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+    assert "'y'" in refusal and 0 < found.outside < found.rows / 10
+    assert found.eager > 0 == found.artifact
+
+
+def test_the_model_itself_is_never_outside(eager: Built, many: Reference) -> None:
+    found, refusal = tried_on(eager.session("exported"), many, TOLERANCES, eager.capture.program)
+    assert (found.outside, refusal) == (0, "") and found.below < 3.1 / found.rows
+
+
+@pytest.mark.parametrize(("outside", "tried"), [(0, 200_000), (1, 50), (30, 200_000), (7, 7)])
+def test_the_bound_is_that_of_clopper_and_pearson(outside: int, tried: int) -> None:
+    wanted = 1.0 if outside == tried else stats.beta.ppf(0.95, outside + 1, tried - outside)
+    assert share_below(outside, tried) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_rows_are_like_those_of_the_reference(many: Reference) -> None:
+    own = pool()["rows"]
+    for edge in many.edges[:3]:
+        for name, values in edge.inputs["rows"].items():
+            assert own[name].min() <= values.min() and values.max() <= own[name].max()
+            assert values.unique().numel() > 100
+
+
+def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is counted, so the number of rows is the same each time."""
+    monkeypatch.setattr(bootstrap, "_WORK", 1e5)
+    found, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
+    again, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
+    assert found is not None and again is not None
+    assert 0 < len(found.edges) == len(again.edges) < MOST // 1000
+
+
+def test_a_model_that_takes_few_rows_gets_few() -> None:
+    few = Signature.build(
+        dict(SIGNATURE.layouts), [b.block for b in SIGNATURE.inputs],
+        [b.block for b in SIGNATURE.outputs], {"n": RowRange(1, 3)},
+    )  # fmt: skip
+    found, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
+    wanted, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
+    assert found is not None and len(found.edges) == 500
+    assert wanted is not None and sum(edge.case["n"] for edge in wanted.edges) == 300
+
+
+def test_a_model_that_fails_is_noted() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no")
+
+    found, notes = many_rows(Failing(), SIGNATURE, pool(), MOST)
+    assert found is None and len(notes) == 1
+    assert many_rows(Failing(), SIGNATURE, pool(), 0) == (None, ())
