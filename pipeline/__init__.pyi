@@ -1,6 +1,6 @@
 from .applying import apply as apply
+from .building import compile as compile
 from .building import run as run
-from .compiling import compile as compile
 from .loading import load as load
 from .names import BindError as BindError
 from .names import Collection as Collection

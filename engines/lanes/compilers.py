@@ -90,11 +90,12 @@ def compiler_identity(target: Target) -> str:
         words = next(compilers(family(target)), ())
     except EngineError as error:
         return str(error)  # a candidate that needs the compiler fails with it
-    return f"{shlex.join(words)}: {_version(words)}" if words else "no compiler"
+    return f"{shlex.join(words)}: {version_of(words)}" if words else "no compiler"
 
 
 @cache
-def _version(words: tuple[str, ...]) -> str:
+def version_of(words: tuple[str, ...]) -> str:
+    """The first line that a compiler says about itself; `unknown` if it says nothing."""
     try:
         done = subprocess.run([*words, "--version"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

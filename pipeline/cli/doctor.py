@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engines.errors import EngineError
 from engines.kinds import host_cpu_levels, missing_flags
 from registry.errors import NoRegistryError, RegistryError
 from registry.store import Registry
@@ -52,15 +51,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
         else:
             yield Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
 
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        cure = "install g++ (or set CXX): the aoti engine compiles with it"
-        yield Finding("C++ compiler", "missing", f"no {compiler} on PATH", cure)
-    else:
-        asked = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, errors="replace", check=False
-        )
-        yield Finding("C++ compiler", "ok", (asked.stdout.splitlines() or [compiler])[0])
+    yield _compiler()
 
     if levels := host_cpu_levels():
         yield Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
@@ -90,3 +81,15 @@ def examine(registry: Registry) -> Iterator[Finding]:
         yield Finding("registry", status, str(error), "check --registry")
     else:
         yield Finding("registry", "ok", f"{registry.shown}, {len(models)} models")
+
+
+def _compiler() -> Finding:
+    """The compiler with which artifacts for this host are built: that of CXX, if it is set."""
+    from engines.lanes import compiler, version_of
+
+    try:
+        words = compiler(platform.machine())
+    except EngineError as error:
+        cure = "install g++ (or set CXX): the engines lanes and aoti compile with it"
+        return Finding("C++ compiler", "missing", str(error), cure)
+    return Finding("C++ compiler", "ok", version_of(words))

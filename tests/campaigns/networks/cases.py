@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class Case:
     inputs: Callable[[Columns], list[Array]]
     words: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    name: str = field(default="")
 
 
 def _normal(*names: str, shape: tuple[int, ...] = ()) -> Callable[[Any], dict[str, Array]]:

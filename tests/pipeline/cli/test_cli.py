@@ -306,6 +306,18 @@ def test_pull(two: Registry, jets: Built, tmp_path: Path) -> None:
     assert again == f"{tmp_path / 'one'}: exists already"
 
 
+@pytest.mark.parametrize(
+    ("named", "status", "code"), [("env g++ -pipe", "ok", 0), ("g++ -ffast-math", "missing", 1)]
+)
+def test_doctor_names_the_compiler_that_builds(
+    named: str, status: str, code: int, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", named)
+    said = answer("doctor", registry=registry, code=code)
+    (found,) = [each for each in said if each["what"] == "C++ compiler"]
+    assert found["status"] == status and ("g++" in found["found"] or "CXX" in found["found"])
+
+
 def test_doctor(registry: Registry, tmp_path: Path) -> None:
     findings = {f["what"]: f for f in answer("doctor", registry=registry)}
     assert findings["torch"]["status"] == findings["registry"]["status"] == "ok"

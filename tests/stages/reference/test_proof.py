@@ -135,6 +135,32 @@ def noted(function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN) -> tuple
     return weaknesses(Model(function), SIGNATURE, answers(function, inputs))
 
 
+def test_many_columns_are_asked_in_few_runs() -> None:
+    """One of 300 columns changes nothing: it is found, and the others need no run of their own."""
+    runs = 0
+
+    class Counted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal runs
+            runs += 1
+            return x[:, 1:].sum(dim=1, keepdim=True)
+
+    names = tuple(f"c{i}" for i in range(300))
+    signature = Signature.build(
+        {"many": Layout([column(n, "float32") for n in names]),
+         "out": Layout([column("sum", "float32")])},
+        [Block("x", "many", names)],
+        [Block("sum", "out", ("sum",))],
+        {"n": RowRange(0, 100)},
+    )  # fmt: skip
+    inputs = random_inputs(signature, 1, {})
+    reference = compute_reference(Counted(), signature, inputs, make_cases(signature))
+    runs = 0
+    (note,) = weaknesses(Counted(), signature, reference)
+    assert "many.c0" in note and "changes no output" in note
+    assert runs < 20
+
+
 def every(x: Tensor) -> Tensor:
     """Each output depends on each input."""
     return x.sum(dim=1, keepdim=True) * torch.tensor([1.0, 2.0, 3.0])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pipeline
+from engines.errors import RunError
 from pipeline.errors import DataError
 from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
@@ -79,6 +80,11 @@ def test_answers_of_all_rows_and_a_config_that_gives_them_again(
         found = fast({**JETS, "other": np.zeros(700)})
         fewer = fast({name: values[:5] for name, values in JETS.items()})
         files = fast.save(tmp_path / "config.yaml")
+        assert list(place.glob("pipeline-compile-*"))
+    assert not list(place.glob("pipeline-compile-*"))
+    with pytest.raises(RunError):
+        fast.save(tmp_path / "late" / "config.yaml")
+    assert not (tmp_path / "late").exists()
     assert net.training and all(p.requires_grad for p in net.parameters())
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     with torch.no_grad():
@@ -98,14 +104,6 @@ def test_answers_of_all_rows_and_a_config_that_gives_them_again(
     session.run(pipeline.as_collection(JETS, session.layout("events")), again)
     np.testing.assert_allclose(again["score"], found["score"], rtol=1e-5)
     session.close()
-
-
-def test_nothing_stays_on_disk(place: Path) -> None:
-    """After the session of the test above is closed and gone."""
-    import gc
-
-    gc.collect()
-    assert not [path for path in place.iterdir() if path.name.startswith("pipeline-compile-")]
 
 
 def test_jagged_items_by_a_mask() -> None:

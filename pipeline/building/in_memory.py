@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from engines.errors import first_line
+from engines.errors import RunError, first_line
 from engines.exported import quiet_torch
 from engines.processes import in_fork
 from pipeline.applying import Array, Source
-from pipeline.building import unregistered
+from pipeline.building.run_config import unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
 from pipeline.init import Request, Written, model_of, read_model, rewrite, written
@@ -88,12 +88,20 @@ class Compiled:
     """A compiled model. `compiled(data)` computes the answers to the columns of `data`.
 
     `session` is a session as of `pipeline.load`; `bind` and `collection` are the session's. Use it
-    in a `with` block, or call `close`, to free its memory and its temporary files at once.
+    in a `with` block, or call `close`, to free its memory and its temporary files at once; else
+    they are freed with the session.
     """
 
-    def __init__(self, made: _Made, session: Session, net: torch.nn.Module | None) -> None:
+    def __init__(
+        self,
+        made: _Made,
+        session: Session,
+        net: torch.nn.Module | None,
+        remove: Callable[[], None],
+    ) -> None:
         self.session = session
         self._made, self._net = made, net
+        self._remove = weakref.finalize(session, remove)
 
     def __call__(self, data: Any) -> dict[str, Array]:
         """The answers as new NumPy arrays, `(n,)` or `(n, ...)`, by the names of their columns.
@@ -130,8 +138,10 @@ class Compiled:
 
         A module in memory is written as a program of `torch.export`, beside the config. Raises
         SourceError if torch cannot export it with a free number of rows: then write a file with a
-        function that makes the module, and compile that.
+        function that makes the module, and compile that. RunError after `close`.
         """
+        if not self._remove.alive:
+            raise RunError("save: the compiled model is closed: save it before")
         config = Path(path)
         rows, program = (config.with_name(f"{config.stem}.{name}") for name in (_ROWS, _PROGRAM))
         made = self._made
@@ -148,6 +158,7 @@ class Compiled:
 
     def close(self) -> None:
         self.session.close()
+        self._remove()
 
     def __enter__(self) -> Compiled:
         return self
@@ -215,15 +226,14 @@ def compile(
         config = in_fork("the model", lambda _: _config(request, module, key, data))
         bundle = unregistered(request.out, folder / "work", progress.append)
         made = _Made(folder, config, bundle)
-        compiled = Compiled(made, _session(bundle, threads), module)
+        compiled = Compiled(made, _session(bundle, threads), module, place.cleanup)
     except BaseException:
         place.cleanup()
         raise
     finally:
         _IN_HAND.pop(key, None)
-    weakref.finalize(compiled.session, place.cleanup)
     for line in [*config.said, *_judged(bundle, progress)]:
-        say(line)
+        say(line.replace("--rows N", "rows=N"))  # an option of `init` is an argument here
     return compiled
 
 
@@ -246,7 +256,9 @@ def _words(given: Words | None) -> tuple[str, ...]:
 
 def _default(option: str, question: str, default: str | None) -> str:
     if default is None:
-        raise InitError(f"{question}: say it by {option}, here the argument of that name")
+        name = option.split()[0].removeprefix("--")
+        argument = {"input": "inputs", "output": "outputs"}.get(name, name)
+        raise InitError(f"{question}: give {argument}=")
     return default
 
 
