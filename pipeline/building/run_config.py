@@ -14,7 +14,7 @@ from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.lanes import compiler_identity
 from engines.processes import expect_jobs, in_fork
-from engines.target import Target, targets_called
+from engines.target import Target, host_targets, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.candidates import build_targets, chosen_session, first_engines
 from pipeline.building.provenance import code_digest, host, provenance, tools
@@ -159,8 +159,9 @@ def _beside_the_last(store: Registry, version: Version, bundle: Bundle) -> Itera
 
 
 def unregistered(config_path: Path, work: Path, say: Say = lambda text: None) -> Bundle:
-    """The bundle of one engine, as of `run` with `quick`; it goes into no registry."""
-    config = load_config(config_path).quick()
+    """The bundle of one engine, as of `run` with `quick`, for this host; it goes into no registry."""
+    here = {"targets": (str(host_targets("cpu")[0]),)}
+    config = load_config(config_path).model_copy(update=here).quick()
     return _made(config, config_path, Work(StageCache(work), say), _keys(config))[0]
 
 

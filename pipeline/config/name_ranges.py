@@ -53,6 +53,29 @@ def _range(written: str) -> list[str]:
     )
 
 
+def in_short(names: Sequence[str]) -> list[str]:
+    """The same names for `names_in`: three or more that follow one another become a range."""
+    runs: list[list[str]] = []
+    for name in names:
+        grows = _grows(runs[-1][-1], name) if runs else None
+        if grows is not None and (len(runs[-1]) < 2 or grows == _grows(*runs[-1][:2])):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return [n for run in runs for n in ([f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run)]
+
+
+def _grows(name: str, following: str) -> int | None:
+    """Which number of a name is one larger in the name that follows, if they are two of a range."""
+    try:
+        if _range(f"{name} .. {following}") != [name, following]:
+            return None
+    except ValueError:
+        return None
+    pairs = zip(_NUMBER.split(name), _NUMBER.split(following), strict=True)
+    return next(i for i, (one, other) in enumerate(pairs) if one != other)
+
+
 def written_out(document: Document) -> Document:
     """The document of a config, with ranges and patterns replaced by the names of their columns.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.config import SCHEMA_FILE, CoreLoader, read_yaml
+from pipeline.config import SCHEMA_FILE, CoreLoader, in_short, read_yaml
 
 _FORM: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 1 << 20}
+LONG = 64
+"""The most columns of a collection of which each has a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def write_config(
 ) -> None:
     """Write a config. `notes`, by the path of a key, replace the descriptions of the schema."""
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    text = head + yaml.dump(dict(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
+    text = head + yaml.dump(_in_short(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
     said: dict[int, str] = {}
     for key, line in read_yaml(path).lines.items():
@@ -60,3 +63,19 @@ def write_config(
     lines = enumerate(text.splitlines(), 1)
     commented = (f"{t:<46} # {said[i]}\n" if said.get(i) else f"{t}\n" for i, t in lines)
     path.write_text("".join(commented), encoding="utf-8")
+
+
+def _in_short(config: Any, key: str = "") -> Any:
+    """The config with ranges in place of the names in each long list of columns."""
+    if isinstance(config, Mapping):
+        return {name: _in_short(value, name) for name, value in config.items()}
+    if key != "columns" and isinstance(config, list):
+        return [_in_short(each) for each in config]
+    if key != "columns" or len(config) <= LONG:
+        return config
+    if isinstance(config[0], str):
+        return in_short(config)
+    found = []
+    for rest, alike in groupby((each.value for each in config), lambda v: {**v, "name": ""}):
+        found += [OneLine({**rest, "name": n}) for n in in_short([v["name"] for v in alike])]
+    return found

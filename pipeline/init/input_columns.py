@@ -11,7 +11,7 @@ import numpy as np
 
 from engines.errors import first_line
 from pipeline.applying import FileColumn, Source, column_of
-from pipeline.config import names_in
+from pipeline.config import in_short, names_in
 from pipeline.errors import DataError, InitError
 from pipeline.init.model import Model, Port
 from pipeline.init.trial import Option
@@ -22,6 +22,7 @@ from stages.model import Order
 Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)`: the user's answer, or the default. InitError without either."""
 _MOST_ROWS = 4096  # read from a file
+_MOST_NAMES = 64  # names and ranges of names that are offered as all columns of a file
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ def _words(
         if not data:
             likely = [f"{port.name}{i}" for i in range(port.width)]
         question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
-        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
+        short = in_short(likely)
+        default = ",".join(short) if 0 < len(short) <= _MOST_NAMES or not data else None
         answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
         words[port.name] = answer.split(",")
     return words

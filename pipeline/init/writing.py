@@ -16,7 +16,7 @@ from engines.processes import in_fork
 from pipeline.applying import Array, FileColumn, Source, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
-from pipeline.init.commented import OneLine, write_config
+from pipeline.init.commented import LONG, OneLine, write_config
 from pipeline.init.input_columns import Ask, Feed, asked, choose, expanded
 from pipeline.init.model import Model, read_model
 from pipeline.init.orders import Fitted, fitted
@@ -225,7 +225,7 @@ def _notes(request: Request, found: Found) -> _Notes:
         notes["inputs", i, "name"] = said
     for name, part in found.parts.items():
         notes["collections", name] = f"columns of {source}"
-        for i, each in enumerate(part.values() if request.data else ()):
+        for i, each in enumerate(part.values() if request.data and len(part) <= LONG else ()):
             notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
         offsets = _offsets(part)
         if offsets is not None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Config, load_config
-from pipeline.config.name_ranges import names_in
+from pipeline.config.name_ranges import in_short, names_in
 from pipeline.errors import ConfigError
 
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
@@ -114,3 +114,14 @@ def test_lines_are_those_of_the_file(folder: Path) -> None:
         if "flot32" in line
     )
     assert [one.split(":")[1] for one in caught.value.problems] == [str(number)]
+
+
+@given(st.lists(st.from_regex(r"[ab][0-9]{1,2}(_[0-9])?", fullmatch=True), max_size=12))
+def test_in_short_names_the_same(names: list[str]) -> None:
+    assert [name for part in in_short(names) for name in names_in(part)] == names
+
+
+@given(words, st.integers(0, 99), st.integers(3, 40), words)
+def test_a_run_of_names_is_one_range_in_short(front: str, low: int, count: int, other: str) -> None:
+    names = [f"{front}{k}" for k in range(low, low + count)]
+    assert in_short([other, *names]) == [other, f"{names[0]} .. {names[-1]}"]
