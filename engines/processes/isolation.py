@@ -25,7 +25,15 @@ from typing import Any
 
 from engines.errors import MORE_MEMORY
 from engines.processes.child_command import command, search_path
-from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
+from engines.processes.warm import (
+    NOT_BEGUN,
+    begin,
+    end_jobs,
+    give_back,
+    kill,
+    stops_with,
+    unless_stopped,
+)
 
 _NO_MEMORY = "candidate-out-of-memory"
 _LEAST_FREE = 1 << 16
@@ -90,6 +98,7 @@ def run_isolated(
         except BaseException:
             kill(process)
             raise
+        unless_stopped(process)
         if code is None:
             kill(process)
             why = f"no answer within {timeout_s:g} s"

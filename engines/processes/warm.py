@@ -84,7 +84,7 @@ class Warm:
 
     def kill(self) -> None:
         """Kill the process, its child and all processes that the child started. A thread in `wait`
-        then returns -SIGKILL."""
+        then gets -SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -141,11 +141,17 @@ def begin(job: Mapping[str, Any]) -> Warm:
     else:
         warm = Warm(environment)
         warm.begin(job)
-    _busy[warm] = stop = getattr(_thread, "stop", None)
-    if stop is not None and stop.is_set():  # checked last, so that `end_jobs` misses no process
+    _busy[warm] = getattr(_thread, "stop", None)
+    unless_stopped(warm)  # called last, so that `end_jobs` misses no process
+    return warm
+
+
+def unless_stopped(warm: Warm) -> None:
+    """Kill the process and raise RuntimeError in a thread that is stopped."""
+    stop: threading.Event | None = getattr(_thread, "stop", None)
+    if stop is not None and stop.is_set():
         kill(warm)
         raise RuntimeError("stopped together with the other jobs of its pool")
-    return warm
 
 
 def give_back(warm: Warm) -> None:

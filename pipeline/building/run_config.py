@@ -159,7 +159,7 @@ def _beside_the_last(store: Registry, version: Version, bundle: Bundle) -> Itera
 
 
 def unregistered(config_path: Path, work: Path, say: Say = lambda text: None) -> Bundle:
-    """The bundle of one engine, as of `run` with `quick`, for this host; it goes into no registry."""
+    """The bundle of one engine, as of `run` with `quick`, for this host. No registry gets it."""
     here = {"targets": (str(host_targets("cpu")[0]),)}
     config = load_config(config_path).model_copy(update=here).quick()
     return _made(config, config_path, Work(StageCache(work), say), _keys(config))[0]

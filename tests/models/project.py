@@ -64,6 +64,7 @@ outputs:
   - {name: probabilities, collection: tags, columns: [x, y, z], classifier: true}
 rows:
   n: {max: 1000, typical: [1000]}
+reference: {many_rows: 2000}
 targets: [cpu]
 engines: [aoti, torchscript, exported]
 compile: {benchmark_s: 0.1}

@@ -292,7 +292,7 @@ def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
     watcher.join()
     begun = [pid for file in files if file.exists() for pid in file.read_text().split()]
     assert begun and all(ends(int(pid)) for pid in begun)
-    assert all(step.done() for step in steps)
+    assert all(step.cancelled() or step.exception() for step in steps)  # no outcome: none failed
     assert run(tmp_path / "after", "add", a=1, b=2).value == 3
 
 

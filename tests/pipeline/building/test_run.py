@@ -85,8 +85,8 @@ def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
     with pytest.raises(NotFoundError):
         empty.versions("jets")
     # With this seed the first row is finite; without finite values no limit helps.
-    allowed = "reference: {seed: 5, nonfinite: 0.6}\ntargets:"
-    said = cli("run", project.variant("allowed.yaml", ("targets:", allowed)), *at).stdout
+    allowed = ("reference: {", "reference: {seed: 5, nonfinite: 0.6, ")
+    said = cli("run", project.variant("allowed.yaml", allowed), *at).stdout
     show = ("show", "jets", "--registry", empty.uri)
     (output,) = json.loads(cli(*show, "--json").stdout)["reference"]["outputs"]
     bad, values = output["by_size"]["n=1000"]

@@ -102,7 +102,7 @@ def test_latency_memory_size_and_share(empty: Registry, gated: Gated, tmp_path: 
         gates = ("latency", "memory", "size", "outside share")
         return {d.gate: d for d in found.decisions if d.gate in gates}
 
-    loose = limits("loose", 1e6, 2000, 100, 1e-4)
+    loose = limits("loose", 1e6, 2000, 100, 1e-2)
     assert [d.passed for d in loose.values()] == [True, True, True, True], loose
     assert 0 < float(loose["memory"].found.replace(",", "")) < 2000
     assert 1 < float(loose["latency"].found.replace(",", "")) < 1e6
