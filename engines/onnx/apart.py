@@ -17,14 +17,19 @@ from engines.processes import run_isolated
 _LIMIT_S = 600.0
 
 
-def answers_apart(path: Path, feed: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a network; `feed` maps the names of its inputs to arrays. Raises EngineError,
-    also if the child process crashes."""
+def answers_apart(network: Path | bytes, feed: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a network, a file or its content; `feed` maps the names of its inputs to
+    arrays. Raises EngineError, also if the child process crashes."""
     with TemporaryDirectory(prefix="soa-onnx-") as folder:
         given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
         np.savez(given, *(feed.values()))
+        if isinstance(network, bytes):
+            path = Path(folder) / "network.onnx"
+            path.write_bytes(network)
+        else:
+            path = network.resolve()
         payload = {
-            "path": str(path.resolve()),
+            "path": str(path),
             "names": [*feed],
             "given": str(given),
             "found": str(found),

@@ -204,10 +204,10 @@ class OnnxCall(Prepared):
 
 
 def open_session(
-    file: Path, device: torch.device, threads: int, optimised: Path | None = None
+    network: Path | bytes, device: torch.device, threads: int, optimised: Path | None = None
 ) -> Any:
-    """An inference session on `device`, without a fallback to another device. If `optimised` is
-    given, the optimised graph is written to that file."""
+    """An inference session on `device` for a file, or for its content, without a fallback to
+    another device. If `optimised` is given, the optimised graph is written to that file."""
     with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -223,9 +223,11 @@ def open_session(
         )
     provider, settings = _provider(device, onnxruntime.get_available_providers())
     try:
-        session = onnxruntime.InferenceSession(str(file), options, [(provider, settings)])
+        given = network if isinstance(network, bytes) else str(network)
+        session = onnxruntime.InferenceSession(given, options, [(provider, settings)])
     except Exception as error:  # ONNX Runtime's exceptions have no public common base
-        raise EngineError(f"{file.name} cannot be opened as ONNX: {first_line(error)}") from error
+        name = "it" if isinstance(network, bytes) else network.name
+        raise EngineError(f"{name} cannot be opened as ONNX: {first_line(error)}") from error
     if provider not in session.get_providers():  # ONNX Runtime falls back to the CPU silently
         raise EngineError(
             f"ONNX Runtime did not start its {provider}: a GPU library may be missing"

@@ -241,7 +241,7 @@ def choose(
     used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
     said = {name: weaver[own] for name, own in trained.items()}
     words = _words(used, data, {name: each.words for name, each in given.items()}, said, ask)
-    missing = "trees" in model.said  # for boosted trees, NaN is a valid value
+    missing = getattr(model.module, "missing", False)  # NaN is a valid value
     feeds = []
     for port in used:
         feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)

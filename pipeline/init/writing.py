@@ -117,7 +117,8 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
         for home, part in found.parts.items()
     }
     files = draft.write(found)  # it may change the rows of the config
-    return Written(files, [*found.fitted.said, *_about_rows(config)], config, columns)
+    notes = getattr(model.module, "notes", ())
+    return Written(files, [*found.fitted.said, *notes, *_about_rows(config)], config, columns)
 
 
 def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:

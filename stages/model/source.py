@@ -149,9 +149,12 @@ def build_model(
 ) -> torch.nn.Module:
     """The model on the CPU, in eval mode, with its weights and the preparation of its inputs.
 
-    Prints which layers came in train mode and give other answers in eval mode. Raises SourceError.
+    Prints which layers came in train mode and give other answers in eval mode, and which outputs
+    have numbers in place of text. Raises SourceError.
     """
     model = _given(source)
+    for note in getattr(model, "notes", ()):
+        say(f"note: {note}")
     if not isinstance(model, torch.fx.GraphModule):
         if training := list(_in_training(model)):
             more = f" and {len(training) - 3} more" if len(training) > 3 else ""

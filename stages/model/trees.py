@@ -10,6 +10,7 @@ each library's own:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +60,8 @@ _CATEGORIES = "categorical splits are not known here: train on numbers, or one-h
 class Tree(NamedTuple):
     """The N nodes of a tree, the root first. `children` is (N, 2); a leaf is its own child.
 
-    `missing_left`: whether a row whose feature is NaN goes left. `value` is the value of a leaf.
+    `missing_left`: whether a row whose feature is NaN goes left. `value` is the value of a leaf,
+    (N,), or its V values, (N, V).
     """
 
     children: Array
@@ -72,12 +74,14 @@ class Tree(NamedTuple):
 class Trees(torch.nn.Module):
     """(n, F) -> (n,), or (n, K) for K outputs, as the library's Booster predicts with all trees.
 
-    `outputs[i]` is the output that tree i adds to; sums begin at `base`, (K,). NaN is a missing
-    value. `names` are the names of the features in the model's order, if the file has them. `zero`
-    is used by LightGBM only: the value that replaces a zero, 0 or NaN. Raises ValueError if the
-    data are no trees.
+    `outputs[i]` is the output that tree i adds to; 0, if a leaf has a value for each output. Sums
+    begin at `base`, (K,). The thresholds are float32 or float64, and so rows become. NaN is a
+    missing value. `names` are the names of the features in the model's order, if the file has them.
+    `zero` is used by LightGBM only: the value that replaces a zero, 0 or NaN. Raises ValueError if
+    the data are no trees.
     """
 
+    missing = True
     below: torch.Tensor
     feature: torch.Tensor
     threshold: torch.Tensor
@@ -109,10 +113,11 @@ class Trees(torch.nn.Module):
         inside = ((children >= 0) & (children < most)).all(axis=1)
         if not (inside & (feature >= 0) & (feature < features)).all():
             raise ValueError("a node names a child or a feature that is not there")
-        if not np.isfinite(threshold).all():
-            raise ValueError("a threshold is not finite")
+        if not (threshold > -np.inf).all():
+            raise ValueError("a threshold is NaN or -inf")
         order = np.argsort(outputs, kind="stable")  # put the trees of one output side by side
-        each = np.repeat(np.arange(len(base)), len(trees) // len(base))
+        groups = len(base) // math.prod(value.shape[1:])
+        each = np.repeat(np.arange(groups), len(trees) // groups)
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
         below, roots = children + np.repeat(starts, counts)[:, None], starts[order]
@@ -128,7 +133,8 @@ class Trees(torch.nn.Module):
                 levels.append(below[levels[-1]].swapaxes(1, 2).reshape(-1, len(trees)))
             inner = np.concatenate([np.zeros((0, len(trees)), int), *levels[:-1]])
             feature, threshold, value = feature[inner], threshold[inner], value[levels[-1]]
-        real = np.float32 if zero is None else np.float64
+        self.groups = groups
+        real = threshold.dtype
         for name, array, dtype in (
             ("below", below.reshape(-1), np.int64),
             ("feature", feature, np.int64),
@@ -149,22 +155,26 @@ class Trees(torch.nn.Module):
         # A missing value is above all thresholds; for nodes where it goes left, below all of them.
         x, missing = x.t(), x.t().isnan()
         x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)])
-        leaf = self._picked(x, 0) if self.depth <= _FEW_LEVELS else self._reached(x.t()).t()
+        few = self.depth <= _FEW_LEVELS
+        leaf = self._picked(x, 0) if few else self._reached(x.t()).movedim(0, -1)
         # Sums are in float64, which is closer to the exact sum than xgboost's float32.
-        sums = leaf.unflatten(0, (self.base.shape[0], -1)).sum(dim=1, dtype=torch.float64).t()
+        sums = leaf.unflatten(0, (self.groups, -1)).sum(dim=1, dtype=torch.float64)
+        sums = sums.flatten(0, -2).t()
         found = _LINKS[self.link](((sums + self.base) * self.scale).to(x.dtype))
         return found.squeeze(1) if found.shape[1] == 1 else found
 
     def _picked(self, x: torch.Tensor, node: int) -> torch.Tensor:
-        """(2F, n) -> (trees, n): the value of the leaf below a node of each full tree."""
+        """(2F, n) -> (trees, n), or (trees, V, n): the leaf below a node of each full tree."""
         inner = len(self.feature)
         if node >= inner:
-            return self.value[node - inner].unsqueeze(1).expand(-1, x.shape[1])
+            value = self.value[node - inner]
+            return value.unsqueeze(-1).expand(*value.shape, x.shape[1])
         left = self._left(x[self.feature[node]], self.threshold[node].unsqueeze(1))
+        left = left if self.value.dim() == 2 else left.unsqueeze(1)
         return torch.where(left, self._picked(x, 2 * node + 1), self._picked(x, 2 * node + 2))
 
     def _reached(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, 2F) -> (n, trees), down the levels from the roots."""
+        """(n, 2F) -> (n, trees), or (n, trees, V), down the levels from the roots."""
         at = self.roots.expand(x.shape[0], -1)
         for _ in range(self.depth):
             left = self._left(x.gather(1, self.feature[at]), self.threshold[at])

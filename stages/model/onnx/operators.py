@@ -1,9 +1,4 @@
-"""An ONNX file as a model: ONNX Runtime computes the answers, torch operations make the program.
-
-Each node becomes a torch operation, and torch.export makes one program of them for all engines.
-Sizes (the results of `Shape`, and small integer constants) stay in NumPy arrays of ints and of
-torch's symbols, so that no row count becomes a constant.
-"""
+"""The operators of ONNX as torch operations."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,80 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.errors import EngineError, first_line
-from engines.onnx import answers_apart, open_session
-from soa.errors import needs_extra
-from stages.errors import CaptureError, SourceError
-from stages.model.preprocess import InFront
+from stages.errors import CaptureError
 
-_MOST_SIZES = 256  # integer constants with at most this many entries may be sizes
+MOST_SIZES = 256  # integer constants with at most this many entries may be sizes
+# Default values of attributes: an attribute with one of these values need not be read.
+_SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
 
 
-class OnnxModel(torch.nn.Module):
-    """A network that ONNX Runtime runs, with one thread.
-
-    With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
-    input has a row, it is run with one row, which is not returned; if only some inputs have none,
-    it is run in a separate process. Raises SourceError for a file that it cannot open, CaptureError
-    for inputs that do not fit.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.training = False
-        self.path = path
-        try:
-            self.session = open_session(path, torch.device("cpu"), 1)
-        except EngineError as error:
-            raise SourceError(f"{path}: {error}") from error
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        names = [one.name for one in self.session.get_inputs()]
-        if len(names) != len(inputs):
-            found = f"found {len(inputs)} blocks"
-            raise CaptureError(f"{self.path} has the inputs {', '.join(names)}; {found}")
-        feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-        rowless = [len(x) == 0 for x in feed.values()]
-        try:
-            if all(rowless):
-                one = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
-                return tuple(torch.from_numpy(x[:0]) for x in self.session.run(None, one))
-            if any(rowless):
-                return tuple(map(torch.from_numpy, answers_apart(self.path, feed)))
-            return tuple(map(torch.from_numpy, self.session.run(None, feed)))
-        except Exception as error:  # ONNX Runtime's exceptions have no public common base
-            given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
-            raise CaptureError(
-                f"{self.path} does not run on {given}: {' '.join(str(error).split())}. Its first "
-                "dimension has to be free (export it with dynamic_shapes); a block can have dtype: "
-                "and shape:, rows min:"
-            ) from error
-
-
-def as_torch(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with torch operations instead of ONNX Runtime. Raises SourceError."""
-    if isinstance(model, InFront):
-        return model.around(as_torch(model.model))
-    return OnnxGraph(model.path) if isinstance(model, OnnxModel) else model
-
-
-def onnx_files(path: Path) -> list[Path]:
-    """The file and the files beside it that hold its weights. Raises SourceError."""
-    weights = [t.external_data for t in _read(path, weights=False).graph.initializer]
-    names = {entry.value for each in weights for entry in each if entry.key == "location"}
-    return [path, *(path.parent / name for name in sorted(names))]
-
-
-def _read(path: Path, weights: bool = True) -> Any:
-    with needs_extra("onnx", SourceError):
-        import onnx
-    try:
-        return onnx.load(path, load_external_data=weights)
-    except Exception as error:  # the errors of protobuf and onnx have no common base
-        raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
-
-
-class _Node:
+class Node:
     """A node. A call returns an attribute; `read` has the attributes that were read, and those that
     change no answer."""
 
@@ -124,100 +52,6 @@ class _Node:
             raise CaptureError(f"{self.name}: its second output is not known here")
 
 
-class OnnxGraph(torch.nn.Module):
-    """The network as torch operations; constants are buffers.
-
-    Raises SourceError naming each operator that is not known here, with one node that has it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        model = _read(path)
-        import onnx.inliner
-        import onnx.version_converter
-
-        self.training = False
-        try:
-            model = onnx.inliner.inline_local_functions(model)
-            if min(o.version for o in model.opset_import if o.domain in _DOMAINS) < 13:
-                model = onnx.version_converter.convert_version(model, 13)
-        except Exception as error:  # ONNX's C++ raises many types
-            raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
-        graph, known = model.graph, {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
-        odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
-        if odd:
-            named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
-            listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
-            raise SourceError(f"{path} has operators that have no torch form here: {listed}")
-        self.constants: dict[str, Any] = {}
-        for tensor in graph.initializer:
-            self._keep(tensor.name, onnx.numpy_helper.to_array(tensor))
-        self.nodes = [_Node(node) for node in graph.node if node.op_type != "Constant"]
-        for node in (_Node(node) for node in graph.node if node.op_type == "Constant"):
-            ((kind, value),) = node.attributes.items()
-            dtype = np.float32 if kind.startswith("value_float") else None
-            self._keep(node.made[0], np.asarray(value, dtype))
-        self.given = [i.name for i in graph.input if i.name not in self.constants]
-        self.returned = [o.name for o in graph.output]
-
-    def _keep(self, name: str, value: Any) -> None:
-        if value.dtype == np.int64 and value.ndim < 2 and value.size <= _MOST_SIZES:
-            self.constants[name] = value.astype(object)
-        else:
-            self.constants[name] = f"constant_{len(self.constants)}"
-            self.register_buffer(self.constants[name], torch.from_numpy(np.array(value)))
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        values: dict[str, Any] = {"": None, **dict(zip(self.given, inputs, strict=True))}
-        for name, value in self.constants.items():
-            values[name] = getattr(self, value) if isinstance(value, str) else value
-        for node in self.nodes:
-            found = _run(node, [values[name] for name in node.given])
-            several = found if isinstance(found, tuple | list) else (found,)
-            node.check(len(several))
-            values.update(zip(node.made, several, strict=True))
-        return tuple(_tensor(values[name]) for name in self.returned)
-
-
-def _run(a: _Node, given: list[Any]) -> Any:
-    """The result of a node: a tensor, several tensors, or sizes."""
-    if a.kind == "Shape":
-        return _array(list(given[0].shape)[a("start", 0) : a("end")])
-    if a.kind in _ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
-        found = _ON_SIZES[a.kind](a, *given)
-        if found is not None:
-            return np.asarray(found, object)
-    places = _SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
-    if a.kind == "Gather" and isinstance(given[1], np.ndarray) and given[1].ndim == 0:
-        places = "1"
-    for i, value in enumerate(given):
-        if str(i) not in places:
-            given[i] = _tensor(value)
-        elif isinstance(value, Tensor):
-            raise CaptureError(f"{a.name} takes a size out of the data, which no artifact can do")
-        elif value is not None:
-            given[i] = value.tolist()
-    if a.kind not in _OPERATORS:
-        raise CaptureError(f"{a.name} is supported for sizes only; here it works on data")
-    return _OPERATORS[a.kind](a, *given)
-
-
-def _array(sizes: list[Any]) -> Any:
-    found = np.empty(len(sizes), object)
-    found[:] = sizes
-    return found
-
-
-def _tensor(value: Any) -> Any:
-    """Convert sizes to a tensor; any other value is returned unchanged."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if all(type(size) is int for size in value.flat):
-        return torch.tensor(value.tolist(), dtype=torch.int64)
-    made = [torch.scalar_tensor(size, dtype=torch.int64) for size in value.flat]
-    return torch.stack(made).reshape(value.shape)
-
-
 def _is(size: Any, number: int) -> bool:
     """Whether a size is this number. A symbol is not compared: that would fix its value."""
     return type(size) is int and size == number
@@ -227,7 +61,7 @@ def _symbol(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
+def _reshape(a: Node, x: Tensor, shape: list[Any]) -> Tensor:
     copy = not a("allowzero")
     shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
     left, over = list(x.shape), 1
@@ -240,13 +74,13 @@ def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
     return x.reshape([math.prod(left) // over if _is(s, -1) else s for s in shape])
 
 
-def _expand(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
+def _expand(a: Node, x: Tensor, shape: list[Any]) -> Tensor:
     x = x[(None,) * (len(shape) - x.dim())]
     shape = [1] * (x.dim() - len(shape)) + shape
     return x.expand([h if _is(s, 1) else s for h, s in zip(x.shape, shape, strict=True)])
 
 
-def _slice(a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: Any = None) -> Tensor:
+def _slice(a: Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: Any = None) -> Tensor:
     for i, start in enumerate(starts):
         axis, step = axes[i] if axes else i, by[i] if by else 1
         if step < 0:
@@ -255,18 +89,18 @@ def _slice(a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: An
     return x
 
 
-def _unsqueeze(a: _Node, x: Tensor, axes: list[int]) -> Tensor:
+def _unsqueeze(a: Node, x: Tensor, axes: list[int]) -> Tensor:
     for axis in sorted(each % (x.dim() + len(axes)) for each in axes):
         x = x.unsqueeze(axis)
     return x
 
 
-def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+def _squeeze(a: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
     ones = [i for i, size in enumerate(x.shape) if _is(size, 1)]
     return x.squeeze(tuple(ones if axes is None else axes))
 
 
-def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
+def _top(a: Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest); of equal values the first. torch.topk does not fix this
     order."""
     axis, largest = a("axis", -1), bool(a("largest", 1))
@@ -274,7 +108,7 @@ def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
 
 
-def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
+def _gemm(a: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
     x = x.t() if a("transA") else x
     turned, alpha, beta = a("transB"), a("alpha", 1.0), a("beta", 1.0)
     if turned and alpha == beta == 1 and (c is None or c.dim() == 1):
@@ -283,7 +117,7 @@ def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
     return product if c is None else product + beta * c
 
 
-def _window(a: _Node, x: Tensor, *weights: Any) -> Any:
+def _window(a: Node, x: Tensor, *weights: Any) -> Any:
     """A convolution or a pool, in one to three dimensions."""
     dims = x.dim() - 2
     pads = a("pads", [0] * 2 * dims)
@@ -301,7 +135,7 @@ def _window(a: _Node, x: Tensor, *weights: Any) -> Any:
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduced(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+    def reduced(a: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
         axes, keep = a("axes", axes), bool(a("keepdims", 1))
         if a("noop_with_empty_axes") and not axes:
             return x
@@ -310,27 +144,37 @@ def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduced
 
 
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
+        x = x.prod(axis, keep)
+    return x
+
+
+def _cast(a: Node, x: Tensor) -> Tensor:
+    dtype = getattr(torch, a("to"), None)
+    if dtype is None:
+        raise CaptureError(f"{a.name} makes {a('to')} of numbers, which no column can be")
+    return x.to(dtype)
+
+
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, *given: run(*given)
 
 
-def _filled(a: _Node, shape: Any) -> Any:
+def _filled(a: Node, shape: Any) -> Any:
     """Constant integers count as sizes if they are few."""
     value = a("value", np.zeros(1, np.float32))
-    few = all(type(size) is int for size in shape) and math.prod(shape) <= _MOST_SIZES
+    few = all(type(size) is int for size in shape) and math.prod(shape) <= MOST_SIZES
     return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
 
 
-_DOMAINS = ("", "ai.onnx")
-# Default values of attributes: an attribute with one of these values need not be read.
-_SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
 # Which inputs of an operator are sizes. For Reduce… they are axes.
-_SIZES_AT = {
+SIZES_AT = {
     "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
     "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
 }  # fmt: skip
 # Operators on sizes alone; None if the result is no size.
-_ON_SIZES: dict[str, Callable[..., Any]] = {
+ON_SIZES: dict[str, Callable[..., Any]] = {
     "Identity": lambda a, x: x, "Cast": lambda a, x: x if "int" in a("to") else None,
     "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),
     "Div": _plain(operator.floordiv), "Equal": _plain(operator.eq),
@@ -351,6 +195,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "GreaterOrEqual": torch.ge,
     "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
     "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus,
+    "Softsign": F.softsign, "HardSwish": F.hardswish, "Mish": F.mish,
     "Identity": lambda x: x, "Dropout": lambda x, ratio=None: x,
     "PRelu": lambda x, w: torch.where(x < 0, x * w, x),
     "Pow": lambda x, y: x.pow(y).to(x.dtype), "Range": torch.arange, "CastLike": Tensor.type_as,
@@ -366,9 +211,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "Sum": torch.sum, "Mean": torch.mean, "Max": torch.amax, "Min": torch.amin,
-    "LogSumExp": torch.logsumexp,
+    "LogSumExp": torch.logsumexp, "Prod": _product,
+    "L1": lambda x, axes, keep: x.abs().sum(axes, keep),
+    "L2": lambda x, axes, keep: x.square().sum(axes, keep).sqrt(),
+    "SumSquare": lambda x, axes, keep: x.square().sum(axes, keep),
+    "LogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
 }  # fmt: skip
-_OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _plain(run) for name, run in _FUNCTIONS.items()},
     **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
     "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
@@ -382,13 +231,17 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
     "GatherElements": lambda a, x, i: x.gather(
         a("axis", 0), torch.where(i < 0, i + x.shape[a("axis", 0)], i)),
-    "Cast": lambda a, x: x.to(getattr(torch, a("to"))),
+    "Cast": _cast,
     "ConstantOfShape": lambda a, shape: torch.from_numpy(
         np.array(a("value", np.zeros(1, np.float32)))).expand(shape),
     "Mod": lambda a, x, y: (torch.fmod if a("fmod") else torch.remainder)(x, y),
     "Gelu": lambda a, x: F.gelu(x, approximate=a("approximate", "none")),
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a("alpha", 0.01)),
-    "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)),
+    "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)), "Celu": lambda a, x: F.celu(x, a("alpha", 1.0)),
+    "Selu": lambda a, x: a("gamma", 1.0507009873554805)
+    * F.elu(x, a("alpha", 1.6732632423543772)),
+    "HardSigmoid": lambda a, x: (a("alpha", 0.2) * x + a("beta", 0.5)).clamp(0, 1),
+    "ThresholdedRelu": lambda a, x: torch.where(x > a("alpha", 1.0), x, 0),
     "Softmax": lambda a, x: x.softmax(a("axis", -1)),
     "LogSoftmax": lambda a, x: x.log_softmax(a("axis", -1)),
     "BatchNormalization": lambda a, x, w, b, mean, var: F.batch_norm(

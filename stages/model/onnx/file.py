@@ -1,0 +1,126 @@
+"""How an ONNX file is read, with numbers in place of what cannot be columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.errors import first_line
+from soa.errors import needs_extra
+from stages.errors import SourceError
+
+# The attributes with text, and those that have numbers instead.
+_NUMBERED = {
+    "classlabels_strings": "classlabels_int64s",
+    "keys_strings": "keys_int64s",
+    "values_strings": "values_int64s",
+    "default_string": "default_int64",
+}
+_SHOWN = 10  # classes in a sentence
+
+
+def onnx_files(path: Path) -> list[Path]:
+    """The file and the files beside it that hold its weights. Raises SourceError."""
+    weights = [t.external_data for t in read(path, weights=False).graph.initializer]
+    names = {entry.value for each in weights for entry in each if entry.key == "location"}
+    return [path, *(path.parent / name for name in sorted(names))]
+
+
+def read(path: Path, weights: bool = True) -> Any:
+    """The model in a file, as ONNX's protobuf object. Raises SourceError."""
+    with needs_extra("onnx", SourceError):
+        import onnx
+    try:
+        return onnx.load(path, load_external_data=weights)
+    except Exception as error:  # the errors of protobuf and onnx have no common base
+        raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
+
+
+def as_numbers(model: Any, path: Path) -> list[str]:
+    """Change a model in place, so that its outputs can be columns: a map of classes becomes its
+    tensor, a class's name the class's number. An encoder that stops at an unknown category gives
+    zeros for it.
+
+    Returns a sentence for each change. Raises SourceError if an input is text.
+    """
+    import onnx
+
+    text = onnx.TensorProto.STRING
+    for each in model.graph.input:
+        if each.type.tensor_type.elem_type == text:
+            raise SourceError(
+                f"{path}: the input {each.name!r} is text, and a column has numbers: train and "
+                "export with numbers for its categories"
+            )
+    said = _without_maps(model.graph)
+    numbers: dict[str, int] = {}
+    for node in model.graph.node:
+        _number(node, numbers)
+        said += _with_unknown(node)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == text:
+            found = [numbers.setdefault(s.decode(), len(numbers)) for s in tensor.string_data]
+            array = np.array(found, np.int64).reshape(tuple(tensor.dims))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    named = []
+    for each in (*model.graph.value_info, *model.graph.output):
+        if each.type.tensor_type.elem_type == text:
+            each.type.tensor_type.elem_type = onnx.TensorProto.INT64
+            named.append(each.name)
+    if numbers:
+        listed = [f"{i} is {name}" for name, i in [*numbers.items()][:_SHOWN]]
+        listed += [f"and {len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
+        said.append(f"{', '.join(named)} has numbers for names: {', '.join(listed)}")
+    return said
+
+
+def _without_maps(graph: Any) -> list[str]:
+    """Remove each node that makes a map (class to score) of a tensor."""
+    import onnx
+
+    said = []
+    for node in [node for node in graph.node if node.op_type == "ZipMap"]:
+        (tensor,), (made,) = node.input, node.output
+        graph.node.remove(node)
+        for other in graph.node:
+            for names in (other.input, other.output):
+                names[:] = [made if name == tensor else name for name in names]
+        for output in graph.output:
+            if output.name == made:
+                output.CopyFrom(
+                    onnx.helper.make_tensor_value_info(made, onnx.TensorProto.FLOAT, None)
+                )
+        (classes,) = (onnx.helper.get_attribute_value(each) for each in node.attribute)
+        listed = [each.decode() if isinstance(each, bytes) else str(each) for each in classes]
+        said.append(f"{made} has a column for each class, in the order {', '.join(listed)}")
+    return said
+
+
+def _number(node: Any, numbers: dict[str, int]) -> None:
+    """Replace the text in the attributes of a node by the numbers of its class names."""
+    import onnx
+
+    for attribute in node.attribute:
+        if attribute.name not in _NUMBERED or not (attribute.strings or attribute.s):
+            continue
+        name = _NUMBERED[attribute.name]
+        name = "classlabels_ints" if node.op_type == "LinearClassifier" else name
+        found = [
+            numbers.setdefault(each.decode(), len(numbers))
+            for each in attribute.strings or [attribute.s]
+        ]
+        value = found if attribute.strings else found[0]
+        attribute.CopyFrom(onnx.helper.make_attribute(name, value))
+
+
+def _with_unknown(node: Any) -> list[str]:
+    """Let an encoder give zeros for an unknown category, instead of an error."""
+    if node.op_type != "OneHotEncoder":
+        return []
+    stops = [each for each in node.attribute if each.name == "zeros" and not each.i]
+    for each in stops:
+        each.i = 1
+    said = f"{node.name or node.output[0]} gives zeros for a category that it does not know"
+    return [f"{said}; in the file it is an error"] * len(stops)

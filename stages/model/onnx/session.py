@@ -1,0 +1,75 @@
+"""ONNX Runtime as the model: it computes the answers that every artifact is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.errors import EngineError
+from engines.onnx import answers_apart, open_session
+from stages.errors import CaptureError, SourceError
+from stages.model.onnx.file import as_numbers, read
+from stages.model.onnx.graph import OnnxGraph
+from stages.model.preprocess import InFront
+
+_FOR_MISSING = ("Imputer", "IsNaN", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
+
+
+class OnnxModel(torch.nn.Module):
+    """A network that ONNX Runtime runs, with one thread.
+
+    With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
+    input has a row, it is run with one row, which is not returned; if only some inputs have none,
+    it is run in a separate process. `notes` are sentences about outputs that the file has as maps
+    or text, and the model as numbers; `missing`: whether it has a step for missing values (NaN).
+    Raises SourceError for a file that it cannot open, CaptureError for inputs that do not fit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.training = False
+        self.path = path
+        model = read(path, weights=False)
+        self.missing = any(node.op_type in _FOR_MISSING for node in model.graph.node)
+        self.notes = tuple(as_numbers(model, path))
+        self.network: Path | bytes = path
+        if self.notes:
+            changed = read(path)
+            as_numbers(changed, path)
+            self.network = changed.SerializeToString()
+        try:
+            self.session = open_session(self.network, torch.device("cpu"), 1)
+        except EngineError as error:
+            raise SourceError(f"{path}: {error}") from error
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        names = [one.name for one in self.session.get_inputs()]
+        if len(names) != len(inputs):
+            found = f"found {len(inputs)} blocks"
+            raise CaptureError(f"{self.path} has the inputs {', '.join(names)}; {found}")
+        feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        rowless = [len(x) == 0 for x in feed.values()]
+        try:
+            if all(rowless):
+                one = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
+                return tuple(torch.from_numpy(x[:0]) for x in self.session.run(None, one))
+            if any(rowless):
+                return tuple(map(torch.from_numpy, answers_apart(self.network, feed)))
+            return tuple(map(torch.from_numpy, self.session.run(None, feed)))
+        except Exception as error:  # ONNX Runtime's exceptions have no public common base
+            given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
+            raise CaptureError(
+                f"{self.path} does not run on {given}: {' '.join(str(error).split())}. Its first "
+                "dimension has to be free (export it with dynamic_shapes); a block can have dtype: "
+                "and shape:, rows min:"
+            ) from error
+
+
+def as_torch(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with torch operations instead of ONNX Runtime. Raises SourceError."""
+    if isinstance(model, InFront):
+        return model.around(as_torch(model.model))
+    return OnnxGraph(model.path) if isinstance(model, OnnxModel) else model
