@@ -50,7 +50,9 @@ def poisoned(
 
 def snapshot(collection: Collection) -> Collection:
     """A copy of every byte, also of the padding. A copy of bools would change bytes above 1."""
-    copy = collection.to(collection.device)
+    copy = Collection(
+        collection.layout, collection.n, collection.device, capacity=collection.capacity
+    )
     for theirs, mine in zip(copy.memory(), collection.memory(), strict=True):
         theirs.view(torch.uint8).copy_(mine.view(torch.uint8))
     return copy
@@ -118,8 +120,9 @@ def poisoned_run(
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         whole = memory(name, pad, "cpu")
+        mine = rows(name, whole)
         for column in whole.layout.numbers:
-            rows(name, whole).fill(column.name, inputs[name][column.name])
+            mine.fill(column.name, inputs[name][column.name])
         _poison_outputs(signature, name, whole, poison)
         there = whole if session.device.type == "cpu" else whole.to(session.device)
         given[name] = rows(name, there)
