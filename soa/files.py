@@ -6,8 +6,13 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import zipfile
 
 LARGEST_RECORD = 64 << 20
 """The most bytes that a record, a note, a key or a config may have. Larger files are refused."""
@@ -51,31 +56,48 @@ def digest_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_zip(path: str | Path, members: Iterable[str] | None = None) -> None:
-    """Compare the members (default: all) of a zip, such as a `.npz` or `.pt2`, with their CRC-32.
+def check_zip(path: str | Path) -> None:
+    """Compare the members of a zip, such as a `.npz` or `.pt2`, with their CRC-32.
 
     Raises zipfile.BadZipFile if one differs or cannot be read: torch compares none, and NumPy not
-    all. A gigabyte takes about a second. Two files have nothing to compare: one that is no zip, as
-    old versions of torch wrote, and one of `torch.serialization.set_crc32_options(False)`, which
-    makes all sums 0.
+    all. A gigabyte takes about a second. A file that is no zip, as old versions of torch wrote, has
+    nothing to compare.
     """
     import zipfile
 
     with os.fdopen(open_plain(path, links=True), "rb") as file:
         if file.read(4) != b"PK\3\4":
             return
-        try:
-            with zipfile.ZipFile(file) as archive:
-                if not any(each.CRC for each in archive.infolist()):
-                    return
-                for name in archive.namelist() if members is None else members:
-                    with archive.open(name) as member:
-                        while member.read(1 << 20):
-                            pass
-        except zipfile.BadZipFile:
-            raise
-        except Exception as error:  # each kind of compression has its own
-            raise zipfile.BadZipFile(f"a damaged zip: {error}") from error
+        with _damage_said(), zipfile.ZipFile(file) as archive:
+            check_members(archive, archive.namelist())
+
+
+def check_members(archive: zipfile.ZipFile, names: Iterable[str]) -> None:
+    """Compare members of an open zip with their CRC-32. Raises zipfile.BadZipFile if one differs.
+
+    If the sums of all members are 0, they were not written
+    (`torch.serialization.set_crc32_options(False)`), and nothing is compared.
+    """
+    if not any(each.CRC for each in archive.infolist()):
+        return
+    with _damage_said():
+        for name in names:
+            with archive.open(name) as member:
+                while member.read(1 << 20):
+                    pass
+
+
+@contextmanager
+def _damage_said() -> Iterator[None]:
+    """Raise zipfile.BadZipFile for whatever error the inside raises."""
+    import zipfile
+
+    try:
+        yield
+    except zipfile.BadZipFile:
+        raise
+    except Exception as error:  # each kind of compression has its own
+        raise zipfile.BadZipFile(f"a damaged zip: {error}") from error
 
 
 def write_whole(path: Path, text: str) -> None:

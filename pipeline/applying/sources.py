@@ -19,7 +19,7 @@ from engines.errors import first_line
 from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
-from soa.files import check_zip, open_plain
+from soa.files import check_members, open_plain
 from soa.options import nearest
 
 T = TypeVar("T")
@@ -496,7 +496,10 @@ class _Member:
         """Some rows. If compressed: from row 0 on, else the rows must follow those read before."""
         if self._values is not None:
             now = self._path.stat()
-            _check_once(self._path, self._name, now.st_size, now.st_mtime_ns)
+            checked = _checked(self._path, now.st_size, now.st_mtime_ns)
+            if self._name not in checked:
+                check_members(self._file, [self._name])
+                checked.add(self._name)
             return self._values[rows]
         start, stop, _ = rows.indices(len(self))
         if start == 0:
@@ -508,10 +511,11 @@ class _Member:
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
-@lru_cache(1024)
-def _check_once(path: Path, member: str, size: int, changed: int) -> None:
-    """Check a member that is memory-mapped in many pieces, once in each process."""
-    check_zip(path, [member])
+@lru_cache(64)
+def _checked(path: Path, size: int, changed: int) -> set[str]:
+    """The members of a file that this process has compared with their sums: once each, although a
+    member that is memory-mapped is read in many pieces."""
+    return set()
 
 
 READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
