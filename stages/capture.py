@@ -41,6 +41,7 @@ from stages.model import (
     Trees,
     as_torch,
     checks_off,
+    exports,
     in_precision,
     mutation_line,
     stack_arguments,
@@ -179,7 +180,7 @@ def capture(
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
     taken = in_precision(as_torch(model), precision)
-    exportable = _exportable(taken, arguments)
+    exportable = exports(taken, arguments)
     if written := checked.written:
         taken, exportable = Copied(taken, written), Copied(exportable, written)
         names = ", ".join(repr(signature.inputs[i].name) for i in written)
@@ -293,7 +294,7 @@ def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Array
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     try:
-        exportable = _exportable(as_torch(model), arguments)
+        exportable = exports(as_torch(model), arguments)
         given = convention_arguments(signature, inputs, example)
         found = why_dependent(export_convention(exportable, signature, given))
         return found.text if found else ""
@@ -610,23 +611,3 @@ def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
     buffer = BytesIO()
     save(buffer)
     path.write_bytes(buffer.getbuffer())
-
-
-def _exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    """A model that torch.export accepts. TorchScript goes through torch's own converter."""
-    if isinstance(model, InFront):
-        return model.around(_exportable(model.model, model.prepare(arguments)))
-    if not isinstance(model, torch.jit.ScriptModule):
-        return model
-    from torch._export.converter import TS2EPConverter
-
-    with quiet_torch():
-        try:
-            converted = TS2EPConverter(model, tuple(arguments)).convert()
-            module: torch.nn.Module = converted.module(check_guards=False)
-            return module
-        except Exception as error:
-            raise CaptureError(
-                f"torch cannot convert this TorchScript to an exported program: "
-                f"{first_line(error)}; give the Python model instead (model: factory:)"
-            ) from error

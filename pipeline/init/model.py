@@ -15,8 +15,15 @@ from typing import Any
 import torch
 
 from pipeline.errors import InitError
-from stages.errors import SourceError
-from stages.model import ModelSource, Takes, as_torch, build_model, read_state
+from stages.model import (
+    ModelSource,
+    Takes,
+    as_torch,
+    build_model,
+    instead,
+    is_program,
+    read_state,
+)
 
 _KINDS = {".pt2": "program", ".onnx": "onnx"}
 _KINDS |= dict.fromkeys((".ts", ".pt", ".pth"), "torchscript")
@@ -57,10 +64,13 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     relative to `folder`. Raises InitError, SourceError."""
     file, _, name = spec.rpartition(":")
     kind = "factory" if file else _KINDS.get(Path(spec).suffix)
+    if kind == "torchscript" and is_program(Path(spec)):
+        kind = "program"
     if kind is None:
         raise InitError(
-            f"{spec}: a model is file.py:callable or module:callable, which makes a torch module, "
-            f"or a file of {', '.join(_KINDS)}; weights alone go to --weights"
+            instead(Path(spec))
+            or f"{spec}: a model is file.py:callable or module:callable, which makes a torch "
+            f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )
     given: dict[str, Any] = {kind: spec if file else Path(spec)}
     said: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
@@ -68,12 +78,8 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
         given = {kind: f"{Path(file).resolve()}:{name}"}
         said = {kind: f"{os.path.relpath(file, folder)}:{name}"}
     given |= {"kwargs": kwargs} if kwargs else {}
-    try:
-        module = build_model(ModelSource(**given))
-        as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
-    except SourceError as error:
-        advice = "; weights alone go to --weights, with file.py:callable as the model"
-        raise SourceError(f"{error}{advice if kind == 'torchscript' else ''}") from error
+    module = build_model(ModelSource(**given))
+    as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))

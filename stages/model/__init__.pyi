@@ -12,6 +12,8 @@ from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Operation as Operation
+from .foreign import instead as instead
+from .foreign import is_program as is_program
 from .onnx import as_torch as as_torch
 from .padding import Padded as Padded
 from .padding import Padding as Padding
@@ -25,6 +27,7 @@ from .preprocess import InFront as InFront
 from .preprocess import Preprocessed as Preprocessed
 from .row_wise import RowWise as RowWise
 from .row_wise import checks_off as checks_off
+from .scripted import exports as exports
 from .soa_program import SoaProgram as SoaProgram
 from .soa_program import TracedProgram as TracedProgram
 from .soa_program import outputs_in_order as outputs_in_order
@@ -32,9 +35,9 @@ from .source import ModelSource as ModelSource
 from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
-from .source import read_state as read_state
 from .source import with_fronts as with_fronts
 from .stacked import stack_arguments as stack_arguments
 from .stacked import stacks_of as stacks_of
 from .stacked import with_columns as with_columns
 from .trees import Trees as Trees
+from .weights import read_state as read_state

@@ -7,14 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -25,10 +23,12 @@ from soa.files import check_zip, digest_of
 from stages.errors import SourceError
 from stages.model.arranged import Arranged, Arrangement
 from stages.model.expressions import Features
+from stages.model.foreign import instead
 from stages.model.onnx import OnnxModel, onnx_files
 from stages.model.padding import Padded, Padding
 from stages.model.preprocess import Preprocessed
 from stages.model.trees import load_trees
+from stages.model.weights import load_weights
 
 _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
 
@@ -160,7 +160,8 @@ def build_model(
             more = f" and {len(training) - 3} more" if len(training) > 3 else ""
             layers = ", ".join(training[:3]) + more
             say(f"note: the model comes in train mode, and is exported in eval mode: {layers}")
-        model.eval()
+        if hasattr(model, "training"):  # torch.jit.freeze takes it away
+            model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return with_fronts(model, source)
@@ -180,7 +181,7 @@ def _given(source: ModelSource) -> torch.nn.Module:
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
-            load_weights(model, read_state(source.weights), source)
+            load_weights(model, source.weights, source.weights_prefix)
     elif source.program is not None:
         path = source.program
         model = _loaded(
@@ -210,7 +211,7 @@ def _in_training(model: torch.nn.Module) -> Iterator[str]:
     """The layers in train mode whose answers differ in eval mode."""
     for name, layer in model.named_modules():
         kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript's name
-        if layer.training and _reads_training(layer):
+        if getattr(layer, "training", False) and _reads_training(layer):
             yield f"{kind} {name!r}" if name else kind
 
 
@@ -226,91 +227,6 @@ def _reads_training(layer: torch.nn.Module) -> bool:
         return False  # its child layers are asked instead
     code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
     return code is not None and "training" in code.co_names
-
-
-def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict from safetensors, or from a torch.save file that holds only plain data.
-
-    For a checkpoint, it takes the only entry that is a state dict.
-    """
-    if not path.is_file():
-        raise SourceError(f"no weights at {path}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        check_zip(path)
-        with quiet_torch():
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = (
-            f"there is a pickled {found[1]} in it, which may run code as it loads"
-            if found
-            else "it is no file that torch.save writes"
-        )
-        raise SourceError(
-            f"{path} holds no readable weights: {what}; {_SAVE.format('model.state_dict()')}"
-        ) from error
-    except Exception as error:
-        raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
-    if _is_state(state):
-        return state  # type: ignore[no-any-return]
-    entries = state if isinstance(state, dict) else {}
-    states = [key for key, value in entries.items() if _is_state(value)]
-    if len(states) == 1:
-        return entries[states[0]]  # type: ignore[no-any-return]
-    if states:
-        raise SourceError(
-            f"{path} holds {len(states)} state dicts ({_some(states)}); "
-            + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
-        )
-    have = _some([str(key) for key in entries]) or f"a {type(state).__name__}"
-    raise SourceError(
-        f"{path} is not a state dict (names to tensors): found {have}; "
-        + _SAVE.format("model.state_dict()")
-    )
-
-
-_SAVE = "save the state dict by itself: torch.save({}, 'weights.pt')"
-
-
-def _is_state(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(v, torch.Tensor) for v in value.values())
-    )
-
-
-def load_weights(
-    model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: ModelSource
-) -> None:
-    """Load strictly. The error says which names or shapes do not fit."""
-    prefix = source.weights_prefix
-    state = {key.removeprefix(prefix): value for key, value in state.items()}
-    own = model.state_dict()
-    missing = sorted(own.keys() - state.keys())
-    unexpected = sorted(state.keys() - own.keys())
-    wrong = [
-        f"{key} is {list(state[key].shape)}, the model has {list(own[key].shape)}"
-        for key in sorted(own.keys() & state.keys())
-        if state[key].shape != own[key].shape
-    ]
-    problems = [f"missing {_some(missing)}"] if missing else []
-    problems += [f"not in the model: {_some(unexpected)}"] if unexpected else []
-    problems += [_some(wrong)] if wrong else []
-    first = {key.partition(".")[0] for key in state}
-    if len(first) == 1 and {key.partition(".")[2] for key in state} == own.keys():
-        problems.append(f"write weights_prefix: {first.pop()}.")
-    if problems:
-        raise SourceError(f"{source.weights} does not fit the model: {'; '.join(problems)}")
-    model.load_state_dict(dict(state))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _call_factory(source: ModelSource) -> torch.nn.Module:
@@ -338,9 +254,9 @@ def _loaded(path: Path, what: str, writer: str, load: Callable[[], Any]) -> torc
             module: torch.nn.Module = load()
             return module
         except Exception as error:
+            why = f"{path} is not {what}, which {writer} writes"
             raise SourceError(
-                f"{path} is not {what}, which {writer} writes: "
-                f"{first_line(error).partition('. ')[0]}"
+                instead(path) or f"{why}: {first_line(error).partition('. ')[0]}"
             ) from error
 
 

@@ -212,6 +212,11 @@ def load_trees(path: Path) -> Trees:
 
 def _xgboost(document: Any) -> Trees:
     """Trees from the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
+    if "oblivious_trees" in document:
+        raise ValueError(
+            "it is CatBoost's: catboost.CatBoost().load_model(FILE, format='json')"
+            ".save_model('trees.onnx', format='onnx'), then give trees.onnx"
+        )
     learner = document["learner"]
     booster = learner["gradient_booster"]
     if booster["name"] == "gblinear":

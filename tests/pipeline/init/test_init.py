@@ -454,8 +454,8 @@ def test_files_that_are_there_stay(place: Path) -> None:
         ("model.py:unread", "flat.npz", ("--kwargs", '{"width": 1}'), "no licence"),
         ("model.py:None", "flat.npz", (), "has no callable 'None'"),
         ("model.py", "flat.npz", (), "a model is file.py:callable"),
-        ("weights.pt", "flat.npz", (), "weights alone go to --weights"),
-        ("weights.safetensors", "flat.npz", (), "weights alone go to --weights"),
+        ("weights.pt", "flat.npz", (), "FILE.py:CLASS DATA --weights "),
+        ("weights.safetensors", "flat.npz", (), "FILE.py:CLASS DATA --weights "),
         ("model.py:Flat", "flat.npz", ("--name", "a b"), "config.yaml:3: name: found 'a b'"),
     ],
 )  # fmt: skip

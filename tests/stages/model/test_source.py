@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from stages.errors import SourceError
-from stages.model.source import ModelSource, build_model, load_callable, read_state
+from stages.model import ModelSource, build_model, load_callable, read_state
 from tests.models import mlps
 
 FILE = Path(mlps.__file__).resolve()

@@ -1,0 +1,71 @@
+"""What a file is that is no model here, and what makes a model of it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from pickle import UnpicklingError
+
+from stages.errors import SourceError
+from stages.model.weights import read_state
+
+# The suffixes of other programs' files, and what is said of them.
+_TO_ONNX = (
+    'python -c "import numpy, skl2onnx, {library}; m = {load}; '
+    "x = numpy.zeros((1, m.n_features_in_), 'float32'); "
+    "open('{stem}.onnx', 'wb').write(skl2onnx.to_onnx(m, x).SerializeToString())\" "
+    "(pip install skl2onnx), then give {stem}.onnx"
+)
+_OTHERS = {
+    ".pkl .pickle .joblib": "is a pickle, which runs code as it loads. If you trust it, and it is "
+    "scikit-learn's: "
+    + _TO_ONNX.replace("{library}", "joblib").replace("{load}", "joblib.load('{path}')"),
+    ".skops": "is scikit-learn's. If you trust what skops.io.get_untrusted_types names: "
+    + _TO_ONNX.replace("{library}", "skops.io as s").replace(
+        "{load}", "s.load('{path}', trusted=s.get_untrusted_types(file='{path}'))"
+    ),
+    ".cbm": "is CatBoost's: python -c \"import catboost; catboost.CatBoost().load_model("
+    "'{path}').save_model('{stem}.onnx', format='onnx')\", then give {stem}.onnx",
+    ".keras .h5 .hdf5": "is Keras's: python -c \"import keras; keras.saving.load_model('{path}')"
+    ".export('{stem}.onnx', format='onnx')\", then give {stem}.onnx",
+    ".model .bst .xgb .lgb": "is read if it is the text of boosted trees: booster.save_model("
+    "'{stem}.json') of XGBoost, '{stem}.txt' of LightGBM",
+}
+
+
+def is_program(path: Path) -> bool:
+    """Whether torch.export.save wrote a file, whatever its suffix is."""
+    return any(name.endswith("/archive_format") for name in _members(path))
+
+
+def instead(path: Path) -> str:
+    """What a file is that is no model by itself, and what to do; "" if that is not known."""
+    for suffixes, text in _OTHERS.items():
+        if path.suffix in suffixes.split():
+            return f"{path} {text.format(path=path, stem=path.stem)}"
+    torch_file = any(name.endswith("data.pkl") for name in _members(path))
+    if not torch_file and path.suffix != ".safetensors":
+        return ""
+    try:
+        state = read_state(path)
+    except SourceError as error:
+        if not isinstance(error.__cause__, UnpicklingError):
+            return str(error)
+        return (
+            f"{error}. Or, if it is the whole network and you trust it, write net.py with "
+            f'"import torch" and "def build(): return torch.load({str(path.resolve())!r}, '
+            'weights_only=False)", and give net.py:build'
+        )
+    return (
+        f"{path} has weights alone, {len(state)} tensors, as {next(iter(state))}: the model is the "
+        f"code of their network, pipeline init FILE.py:CLASS DATA --weights {path} (in a config: "
+        "factory and weights)"
+    )
+
+
+def _members(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return []

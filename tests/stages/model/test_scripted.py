@@ -1,0 +1,65 @@
+"""TorchScript in every form that torch saves is captured, in operators that engines know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from soa import Block, Layout, RowRange, Signature, column
+from stages.capture import capture
+from stages.model import ModelSource, build_model
+from stages.reference.answers import random_inputs
+
+
+class Network(nn.Module):
+    """A loop over an argument with a default, a branch, and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(1, 8), nn.Linear(8, 2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, steps: int = 2) -> Tensor:
+        y = self.first(x.unsqueeze(2))
+        for _ in range(steps):
+            y, _ = self.attention(y, y, y)
+            if self.training:
+                y = self.dropout(y)
+        found: Tensor = self.last(y.mean(1))
+        return found
+
+
+SIGNATURE = Signature.build(
+    {
+        "jets": Layout([column(name, "float32") for name in "abc"]),
+        "tags": Layout([column(name, "float32") for name in "xy"]),
+    },
+    [Block("features", "jets", tuple("abc"))],
+    [Block("scores", "tags", ("x", "y"))],
+    {"n": RowRange(0, 100)},
+)
+
+
+@pytest.mark.parametrize("form", ["scripted", "frozen", "traced"])
+def test_forms(form: str, tmp_path: Path) -> None:
+    network = Network().eval()
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        made = {
+            "scripted": lambda: torch.jit.script(network.train()),
+            "frozen": lambda: torch.jit.freeze(torch.jit.script(network)),
+            "traced": lambda: torch.jit.trace(network, x, check_trace=False),
+        }[form]()  # type: ignore[no-untyped-call]
+    made.save(tmp_path / "net.pt")
+    model = build_model(ModelSource(torchscript=tmp_path / "net.pt"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), network.eval()(x), rtol=1e-5, atol=1e-6)
+    capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path, "none")
+    program = torch.export.load(tmp_path / "program.pt2")
+    fused = [node.name for node in program.graph.nodes if "multi_head" in str(node.target)]
+    assert form == "traced" or not fused
