@@ -14,6 +14,7 @@ dense arguments, and the compiled graph does the rest:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,7 +72,7 @@ def plan_block(block: Block, layout: Layout) -> Plan:
     where = f"block {block.name!r}"
     if not block.columns:
         raise BlockError(f"{where} names no columns")
-    twice = sorted({c for c in block.columns if block.columns.count(c) > 1})
+    twice = sorted(name for name, times in Counter(block.columns).items() if times > 1)
     if twice:
         raise BlockError(f"{where} names column {twice[0]!r} twice")
     try:

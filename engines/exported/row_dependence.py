@@ -69,6 +69,9 @@ class _Walk:
 
     def __init__(self, program: ExportedProgram, rules: Mapping[str, Rule]) -> None:
         self.program, self.rules = program, rules
+        self.specs = {
+            getattr(spec.arg, "name", ""): spec for spec in program.graph_signature.input_specs
+        }
         self.table = _without_rule(frozenset(rules))
         self.values: dict[Node, Answer] = {}
         self.counts: set[Any] = set()
@@ -137,11 +140,7 @@ class _Walk:
 
     def given(self, node: Node) -> Value:
         """The facts of a placeholder: an argument, a weight or a constant."""
-        spec = next(
-            each
-            for each in self.program.graph_signature.input_specs
-            if getattr(each.arg, "name", None) == node.name
-        )
+        spec = self.specs[node.name]
         if spec.kind is not InputKind.USER_INPUT:
             return Value(numbers=_range_of(self.constant(str(spec.target))))
         shape = sizes(node)
