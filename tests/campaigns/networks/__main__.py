@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.networks                    # all: about an hour on two cores
     python -m tests.campaigns.networks Tagger GravNet --work /tmp/networks
+    python -m tests.campaigns.networks --compile      # by `pipeline.compile`, in this process
 
 For each network: its weights and its data lie in files; `pipeline init` runs on a terminal where
 Enter answers every question; then `run`, `promote` and `load`. All rows of the file go through the
@@ -19,13 +20,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.campaigns.networks.cases import CASES
-from tests.campaigns.networks.walk import Walked, walk
+from tests.campaigns.networks.walk import Walked, compiled, walk
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--work", type=Path, help="keep the folders here")
+    parser.add_argument("--compile", action="store_true", help="in memory, without a file")
     options = parser.parse_args()
     if unknown := {*options.names} - {*CASES}:
         parser.error(f"{unknown.pop()}: one of {', '.join(CASES)}")
@@ -36,7 +38,8 @@ def main() -> None:
             if missing := [each for each in case.needs if find_spec(each) is None]:
                 print(f"{name}: left out, {', '.join(missing)} is not installed", flush=True)
                 continue
-            walked.append(walk(case, (options.work or Path(temporary)) / name))
+            folder = (options.work or Path(temporary)) / name
+            walked.append(compiled(case) if options.compile else walk(case, folder))
             print(walked[-1].line(), flush=True)
     right = [each for each in walked if each.right]
     print(f"{len(right)} of {len(walked)} at the first try")

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import pipeline
 from registry.bundle.bundle import Bundle
 from runtime.session import Session
+from soa.errors import SoaPipelineError
 from soa.memory import as_collection
 from tests.campaigns.first_model import ran, typed
 from tests.campaigns.networks.cases import Array, Case, Columns
@@ -66,8 +68,15 @@ class Owned:
 def owned(case: Case, folder: Path) -> Owned:
     """Write `data.npz` and `weights.pt`, and compute the network's own answers."""
     folder.mkdir(parents=True)
-    columns = case.columns(np.random.default_rng(1))
+    net, columns, expected = trained(case)
     np.savez(folder / "data.npz", allow_pickle=False, **columns)
+    torch.save(net.state_dict(), folder / "weights.pt")
+    return Owned(f"{inspect.getsourcefile(case.made)}:{case.made.__name__}", columns, expected)
+
+
+def trained(case: Case) -> tuple[nn.Module, Columns, Array]:
+    """The network, which has seen the data, the columns, and its answers to all rows."""
+    columns = case.columns(np.random.default_rng(1))
     torch.manual_seed(1)
     net: nn.Module = case.made()
     inputs = [torch.from_numpy(np.ascontiguousarray(each)) for each in case.inputs(columns)]
@@ -77,12 +86,10 @@ def owned(case: Case, folder: Path) -> Owned:
         for _ in range(_BATCHES):
             net(*inputs)
         found = net.eval()(*inputs)
-    torch.save(net.state_dict(), folder / "weights.pt")
     outputs: list[Tensor] = [found]
     if isinstance(found, dict | tuple):
         outputs = [*(found.values() if isinstance(found, dict) else found)]
-    expected = np.concatenate([each.numpy().reshape(rows, -1) for each in outputs], axis=1)
-    return Owned(f"{inspect.getsourcefile(case.made)}:{case.made.__name__}", columns, expected)
+    return net, columns, np.concatenate([e.numpy().reshape(rows, -1) for e in outputs], axis=1)
 
 
 def walk(case: Case, folder: Path) -> Walked:
@@ -113,18 +120,40 @@ def walk(case: Case, folder: Path) -> Walked:
     )  # fmt: skip
 
 
-def _compared(before: Walked, model: str, registry: str, has: Owned) -> Walked:
-    import pipeline
+def compiled(case: Case) -> Walked:
+    """The same by `pipeline.compile`, with the network and its columns in memory."""
+    net, columns, expected = trained(case)
+    pairs = [each.partition("=") for each in case.words[1::2]]
+    before = Walked(case.made.__name__)
+    begun = time.perf_counter()
+    try:
+        fast = pipeline.compile(net, columns, inputs={k: v for k, _, v in pairs}, say=_quiet)
+    except SoaPipelineError as refused:
+        return replace(before, stopped=f"compile: {_last(str(refused))}")
+    taken = time.perf_counter() - begun
+    with fast:
+        given = fast(columns)
+    answers = np.concatenate([each.reshape(len(expected), -1) for each in given.values()], axis=1)
+    return replace(_beside(before, answers, expected), engine="in memory", run_s=taken)
 
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def _compared(before: Walked, model: str, registry: str, has: Owned) -> Walked:
     with closing(pipeline.load(f"{model}@production", registry=registry)) as session:
         answers, origin = answers_of(session, has), session.origin
-    far = np.abs(answers - has.expected)
+    engine = origin.engine if origin else ""
+    return replace(_beside(before, answers, has.expected), engine=engine)
+
+
+def _beside(before: Walked, answers: Array, expected: Array) -> Walked:
     return replace(
         before,
-        engine=origin.engine if origin else "",
-        far=float(far.max()),
-        largest=float(np.abs(has.expected).max()),
-        outside=outside(answers, has.expected),
+        far=float(np.abs(answers - expected).max()),
+        largest=float(np.abs(expected).max()),
+        outside=outside(answers, expected),
     )
 
 
