@@ -41,7 +41,7 @@ from tests.models.project import answer, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/reference/refusals.md").read_text()
-ANYWHERE = {"missing-library", "disk"}  # raised with exceptions of several classes
+ANYWHERE = {"missing-library", "disk", "port"}  # raised with exceptions of several classes
 
 
 def classes(root: type[SoaPipelineError] = SoaPipelineError) -> Iterator[type[SoaPipelineError]]:

@@ -30,7 +30,7 @@ struct Symbol {
 inline Symbol find(void *library, const std::string &name) {
   void *address = dlsym(library, name.c_str());
   if (address == nullptr) {
-    fail(SOA_OPEN_FAILED, "no symbol %s: not an AOTInductor library, or torch is not there", name.c_str());
+    fail(SOA_OPEN_FAILED, "no symbol %s: not the library of an artifact, or torch is not there", name.c_str());
   }
   return {address};
 }

@@ -114,7 +114,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         said = error.strerror or str(error)
-        raise ReportError(f"cannot listen on {host}:{port}: {said}: give another --port") from error
+        where = f"cannot listen on {host}:{port}: {said}: give another --port"
+        raise ReportError(where, code="port") from error
 
 
 def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:

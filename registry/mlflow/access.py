@@ -114,8 +114,12 @@ class Access:
         Blocks may be nested, such as a reader in a writer: only the outermost one tests the store.
         A reader never creates the store: test `exists` first.
         """
-        # Standard output belongs to the command: MLflow would print the URL of an ended run there.
-        quiet = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
+        # Standard output and error belong to the command: MLflow would print the URL of an ended
+        # run, and bars for files.
+        quiet = _silent.set(
+            MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
+            MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
+        )
         with self._asked(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
                 _create(self.sqlite, self._new_database or _new_database())

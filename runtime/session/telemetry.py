@@ -55,7 +55,7 @@ class Telemetry:
         self.port: int | None = None
         self._write = prometheus.write_to_textfile
         try:
-            if where.isdigit():
+            if where.isdecimal():
                 server, _ = prometheus.start_http_server(
                     int(where), "127.0.0.1", registry=self.registry
                 )
@@ -68,7 +68,8 @@ class Telemetry:
         except (OSError, OverflowError) as error:
             raise LoadError(
                 f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "
-                "there"
+                "there",
+                code="port" if where.isdecimal() else None,
             ) from None
 
     @contextmanager

@@ -176,7 +176,8 @@ def free_ports(host: str, *wanted: int) -> list[int]:
             except (OSError, OverflowError) as error:
                 raise ServerError(
                     f"port {port} of {host} cannot be used ({getattr(error, 'strerror', error)}): "
-                    "name another, or none for a free one"
+                    "name another, or none for a free one",
+                    code="port",
                 ) from None
             found.append(int(bound.getsockname()[1]))
     return found

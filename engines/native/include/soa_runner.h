@@ -29,7 +29,7 @@ extern "C" {
 enum soa_code {
   SOA_OK = 0,
   SOA_BAD_ARGUMENT = 1, /* a null pointer, an unknown dtype, an impossible size */
-  SOA_OPEN_FAILED = 2,  /* the library cannot be loaded, is not an AOTInductor model, or was built
+  SOA_OPEN_FAILED = 2,  /* the library cannot be loaded, is not that of an artifact, or was built
                            for a CPU or device that is not here */
   SOA_RUN_FAILED = 3,   /* the artifact reported an error; torch printed it to stderr */
   SOA_BUSY = 4,         /* another thread is running this call */

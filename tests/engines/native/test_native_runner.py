@@ -92,7 +92,7 @@ def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
         NativeExecutable(short, CPU)
     with pytest.raises(RunError, match="No such file"):
         NativeExecutable(tmp_path / "none.so", CPU)
-    with pytest.raises(RunError, match="not an AOTInductor library"):
+    with pytest.raises(RunError, match="not the library of an artifact"):
         NativeExecutable(Path(_native.__file__), CPU)
 
 

@@ -41,7 +41,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
 
 
 def test_a_life_behind_a_server(
-    server: str, make_bundle: MakeBundle, passed: list[Decision], tmp_path: Path
+    server: str,
+    make_bundle: MakeBundle,
+    passed: list[Decision],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     registry = Registry(server)
     assert registry.list() == []
@@ -69,6 +73,7 @@ def test_a_life_behind_a_server(
     assert opened.path == tmp_path / "cache" / "soa-pipeline" / bundle.digest
     assert opened.digest == bundle.digest
     assert registry.open(first) == opened
+    assert capfd.readouterr() == ("", "")  # without the bars of MLflow
     (opened.path / "program.pt2").write_bytes(b"other")
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
         registry.open(first, fetch=False)

@@ -129,11 +129,12 @@ def test_a_file_of_this_process(asked: Asked, tmp_path: Path) -> None:
     assert samples(file.read_text())["soa_rows_total"] == 7
 
 
-@pytest.mark.parametrize("where", ["70000", "none/soa.prom"])
-def test_what_cannot_be_written_or_served(asked: Asked, where: str) -> None:
+@pytest.mark.parametrize(("where", "code"), [("70000", "port"), ("none/soa.prom", "load")])
+def test_what_cannot_be_written_or_served(asked: Asked, where: str, code: str) -> None:
     asked(where)
-    with pytest.raises(LoadError, match=VARIABLE):
+    with pytest.raises(LoadError, match=VARIABLE) as refused:
         bound(Session(mlp_signature(), rogues.honest()))
+    assert refused.value.code == code
 
 
 def test_the_dashboard_asks_for_what_is_there(asked: Asked) -> None:

@@ -106,8 +106,9 @@ def test_a_server_that_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_port_that_is_none(tmp_path: Path) -> None:
     options = ServerOptions(binary=executable(tmp_path / "server"), ports=Ports(grpc=70_000))
-    with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used"):
+    with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used") as refused:
         TritonServer(tmp_path, options).__enter__()
+    assert refused.value.code == "port"
 
 
 def test_triton_gets_a_number_for_a_name(tmp_path: Path) -> None:
