@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.answers import Answer, command, html_option, on_terminal, say, write_page
+from pipeline.cli.completion import refs
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Progress, Report
@@ -25,7 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.argument("inputs", metavar="FILE…", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--out", required=True, type=_FILE,

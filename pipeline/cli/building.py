@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.answers import Answer, command, opened_at, sayer, steps
+from pipeline.cli.completion import refs
 
 if TYPE_CHECKING:
     from pipeline.building import Added, RunResult
@@ -75,7 +76,7 @@ def _shown_run(result: RunResult) -> Iterator[Part]:
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option(
     "--target", required=True, metavar="TARGET",
     help="cpu/x86-64-v2, -v3, -v4, cpu/aarch64, cuda/sm_90, rocm/gfx90a …; this host must run it.",
@@ -122,7 +123,7 @@ def _shown_build(added: Added) -> Iterator[Part]:
 
 
 @command()
-@click.argument("ref", required=False)
+@click.argument("ref", required=False, shell_complete=refs)
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="The header file. Default: ./MODEL.hpp.",

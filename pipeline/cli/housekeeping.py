@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.answers import Answer, Number, command, complain, say, steps
+from pipeline.cli.completion import refs
 from soa.files import read_plain
 from soa.records import as_record, parse_json
 from soa.text import plain
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--runtime", is_flag=True,
@@ -90,7 +91,7 @@ def push(folder: Path, name: str | None, registry: Registry) -> Answer:
 
 
 @command()
-@click.argument("ref", metavar="NAME/3")
+@click.argument("ref", metavar="NAME/3", shell_complete=refs)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
@@ -223,7 +224,7 @@ def cached_name(folder: Path) -> str:
 
 
 @command("export")
-@click.argument("ref", metavar="NAME[/3]")
+@click.argument("ref", metavar="NAME[/3]", shell_complete=refs)
 @click.argument("path", type=click.Path(path_type=Path))
 def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.

@@ -22,6 +22,7 @@ from pipeline.cli.answers import (
     steps,
     write_page,
 )
+from pipeline.cli.completion import names, refs
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=names)
 def ls(name: str | None, registry: Registry) -> Answer:
     """List all models with their versions, or the versions of NAME."""
     names = [name] if name else [model.name for model in registry.list()]
@@ -67,7 +68,7 @@ def _version(version: Version) -> dict[str, Any]:
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @html_option
 def show(ref: str, html: Path | None, registry: Registry) -> Answer:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
@@ -99,8 +100,8 @@ def _page_of(opened: Opened, registry: Registry) -> str:
 
 
 @command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=refs)
+@click.argument("b", shell_complete=refs)
 @html_option
 def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
     """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
@@ -122,7 +123,7 @@ _target_option: Callable[[Any], Any] = click.option(
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @_target_option
 def validate(ref: str, target: str | None, registry: Registry) -> Answer:
     """Run every artifact of REF against its reference again, here.
@@ -182,7 +183,7 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @_target_option
 @click.option(
     "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,

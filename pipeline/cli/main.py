@@ -92,7 +92,7 @@ def main() -> None:
     Error messages end with a code such as [bind-dtype]; docs/reference/refusals.md explains them.
 
     \b
-    Completion of words with Tab, in bash (in zsh and fish accordingly):
+    Completion of words and REFs with Tab, in bash (for zsh and fish see docs):
       eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"
     """
     # MLflow with a server prints a link when a run ends, but standard output is only for answers.

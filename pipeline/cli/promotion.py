@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli.answers import Answer, Number, command, give, say
+from pipeline.cli.completion import names, refs
 
 if TYPE_CHECKING:
     from registry.store import Registry
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option("--to", "alias", required=True, help="staging, production, or an alias of your own.")
 @click.option(
     "--policy", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -99,7 +100,7 @@ def promote(
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option(
     "--as", "name", metavar="NAME",
     help="The name that a policy asks for. Default: the user who runs this.",
@@ -120,7 +121,7 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
 
 
 @command()
-@click.argument("name")
+@click.argument("name", shell_complete=names)
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rollback(name: str, reason: str, registry: Registry) -> Answer:
     """Put the previous version back into production."""
@@ -129,7 +130,7 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 
 
 @command()
-@click.argument("name")
+@click.argument("name", shell_complete=names)
 @click.option(
     "--at", "moment", metavar="TIME",
     help="Show the aliases at this time, such as 2026-11-01T12:00: in UTC, unless it ends in an "

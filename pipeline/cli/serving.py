@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pipeline.cli.answers import Answer, command, give, say
+from pipeline.cli.completion import refs
 from soa.text import number
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _cluster_files(
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The model repository; the model becomes the folder DIR/NAME.",
@@ -196,7 +197,7 @@ def _batching(done: Deployed) -> str:
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @_service_options
 @click.option(
     "--servers", default=1, show_default=True,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli.answers import Answer, command, opened_at
+from pipeline.cli.completion import refs
 
 if TYPE_CHECKING:
     from registry.store import Registry
@@ -17,7 +18,7 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option(
     "--key", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Private EC key (P-256, P-384, P-521) in PEM format; its password, if it has one, is "
@@ -59,7 +60,7 @@ def sign(
 
 
 @command()
-@click.argument("ref")
+@click.argument("ref", shell_complete=refs)
 @click.option(
     "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
     help="Public key, or root certificate, in PEM format, or a folder of them; may be repeated. "

@@ -1,0 +1,93 @@
+"""What Tab completes in a shell: the models, versions and aliases of the registry.
+
+Nothing is said about a registry that is not there or answers slowly: Tab then completes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from threading import Thread
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from soa.errors import SoaPipelineError
+
+_WAIT_S = 0.3
+_BREAKS = re.compile("[@:=]+")
+
+
+@add_completion_class
+class _Bash(BashComplete):
+    """bash passes `jets@production` as three words, and replaces only the end, from the `@` on. It
+    also divides words at `:` and `=`, and replaces what follows them."""
+
+    _kept = ""
+    """What bash leaves of the incomplete word."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, last = super().get_completion_args()
+        words: list[str] = []
+        glue = False
+        for word in (*args, last):
+            breaks = _BREAKS.fullmatch(word) is not None
+            if words and (glue or breaks):
+                words[-1] += word
+            else:
+                words.append(word)
+            glue = breaks
+        *args, whole = words
+        if whole != last or glue:
+            self._kept = re.sub("(@|(?<=[:=]))[^@:=]*$", "", whole)
+        return args, whole
+
+    def format_completion(self, item: CompletionItem) -> str:
+        item.value = item.value.removeprefix(self._kept)
+        return super().format_completion(item)
+
+
+def refs(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The REFs that begin so: names, and the aliases and versions of the only model that fits. For
+    a path: folders."""
+    if begun.startswith((".", "~", "/")):
+        return [CompletionItem(begun, type="dir")]
+    found = _asked(context, begun)
+    if not found and "/" in begun:
+        return [CompletionItem(begun, type="dir")]
+    return [CompletionItem(each) for each in found]
+
+
+def names(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The names of models that begin so."""
+    found = (each for each in _asked(context, begun) if not re.search("[@/]", each))
+    return [CompletionItem(each) for each in found]
+
+
+def _asked(context: click.Context, begun: str) -> list[str]:
+    found: list[str] = []
+
+    def ask() -> None:
+        with suppress(SoaPipelineError, OSError):
+            found.extend(_begin(context.params.get("registry_uri"), begun))
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_WAIT_S)
+    return list(found)
+
+
+def _begin(uri: str | None, begun: str) -> Iterator[str]:
+    from registry.store import Registry
+
+    registry = Registry(uri)
+    name = re.split("[@/]", begun)[0]
+    models = [each for each in registry.list() if each.name.startswith(name)]
+    yield from (each.name for each in models if each.name.startswith(begun))
+    if len(models) > 1 or name != begun:
+        models = [each for each in models if each.name == name]
+    for model in models:
+        aliases = (f"{model.name}@{alias}" for alias in sorted(model.aliases))
+        numbers = (version.ref for version in reversed(registry.versions(model.name)))
+        yield from (each for each in (*aliases, *numbers) if each.startswith(begun))

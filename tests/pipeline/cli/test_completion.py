@@ -1,0 +1,130 @@
+"""Tab completes names of models, versions and aliases, in a real bash."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from registry import Bundle, Manifest, Registry
+from soa.records import as_record
+from tests.models import bundles
+from tests.models.bundles import PASSED
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def registry(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """jets/1 and jets/2, the first in production; jet-tagger/1; muons/1."""
+    folder = tmp_path_factory.mktemp("completion")
+    shutil.copy(empty_database, folder / "registry.db")
+    made = Registry(f"sqlite:///{folder}/registry.db")
+    for number, name in enumerate(("jets", "jets", "jet-tagger", "muons")):
+        manifest = as_record(Manifest, bundles.manifest_data() | {"name": name})
+        bundles.write_bundle(folder / str(number), manifest, number)
+        version = made.register(Bundle.open(folder / str(number)))
+        if number == 0:
+            made.promote(version, "production", PASSED)
+    return made
+
+
+def completed(registry: str, *words: str, at: int | None = None) -> list[str]:
+    """The answers for the last word, as `type,value`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PIPELINE_REGISTRY": registry,
+        "COMP_WORDS": "\n".join(("pipeline", *words)),
+        "COMP_CWORD": str(len(words) if at is None else at),
+        "_PIPELINE_COMPLETE": "bash_complete",
+    }
+    command = [sys.executable, "-m", "soa_pipeline"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        (["show", "j"], ["plain,jet-tagger", "plain,jets"]),
+        (["show", "mu"], ["plain,muons", "plain,muons/1"]),
+        (["diff", "jets/1", "jets/"], ["plain,jets/2", "plain,jets/1"]),
+        (["show", "jets", "@", "pro"], ["plain,@production"]),
+        (["diff", "jets", "@", "production", "jets", "@"], ["plain,@production"]),
+        (["rollback", "jets"], ["plain,jets"]),
+        (["validate", "./jets"], ["dir,./jets"]),
+        (["show", "nobody/"], ["dir,nobody/"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_begins_so(registry: Registry, words: list[str], answers: list[str]) -> None:
+    begun = time.monotonic()
+    assert completed(registry.uri, *words) == answers
+    assert time.monotonic() - begun < 5  # 0.3 s when nothing else runs
+
+
+def test_a_registry_on_the_line_that_bash_divides(registry: Registry) -> None:
+    kind, path = registry.uri.split(":")
+    words = ("show", "--registry", kind, ":", path, "mu")
+    assert completed("sqlite:///none/registry.db", *words) == ["plain,muons", "plain,muons/1"]
+
+
+def test_no_registry_and_a_silent_one(tmp_path: Path) -> None:
+    assert completed(f"sqlite:///{tmp_path}/none.db", "show", "j") == []
+    assert not (tmp_path / "none.db").exists()
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        assert completed(f"http://127.0.0.1:{silent.getsockname()[1]}", "show", "j") == []
+
+
+@pytest.fixture
+def typed(registry: Registry, tmp_path: Path) -> Iterator[list[str]]:
+    """What an interactive bash makes of lines with Tab."""
+    script = tmp_path / "pipeline"
+    python = f"PYTHONPATH={ROOT} exec {sys.executable} -m soa_pipeline"
+    script.write_text(f'#!/bin/sh\ntest -z "$_PIPELINE_COMPLETE" && echo "GOT $*." || {python}\n')
+    script.chmod(0o755)
+    source = 'eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"'
+    keyboard, terminal = pty.openpty()
+    bash = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        env={
+            **os.environ, "PIPELINE_REGISTRY": registry.uri, "TERM": "dumb", "PS1": "",
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+    )  # fmt: skip
+    os.close(terminal)
+    found: list[str] = []
+    try:
+        for line in (
+            source,
+            "pipeline show mu\t1",
+            "pipeline show jets@pr\t",
+            "pipeline show jets@\t",
+        ):
+            os.write(keyboard, f"{line}\n".encode())
+        seen = ""
+        while len(found) < 3:
+            seen += os.read(keyboard, 1000).decode()
+            found = [each.partition(".")[0] for each in seen.split("\nGOT ")[1:] if "." in each]
+        yield found
+    finally:
+        bash.kill()
+        bash.wait()
+        os.close(keyboard)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash is installed")
+def test_tab_in_bash(typed: list[str]) -> None:
+    assert typed == ["show muons1", "show jets@production", "show jets@production"]
