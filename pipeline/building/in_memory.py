@@ -10,6 +10,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,6 +31,7 @@ from runtime.session import Binding, Collections, Session
 from soa.memory import Collection, as_collection, columns_of, from_jagged, to_numpy
 from soa.text import number
 from stages.capture import example_case
+from stages.compile import TO_READ_PROGRAMS
 from stages.errors import SourceError
 from stages.model import with_fronts
 from stages.reference import row_major_inputs
@@ -220,6 +222,8 @@ def compile(
         rows=rows,
     )
     key, progress = place.name, list[str]()
+    for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
+        import_module(imported)
     try:
         if module is not None:
             _IN_HAND[key] = module
