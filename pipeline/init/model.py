@@ -80,12 +80,24 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     given |= {"kwargs": kwargs} if kwargs else {}
     module = build_model(ModelSource(**given))
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
+    if kind == "program":
+        _check_rows(module, spec)
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
         said |= {"weights": os.path.relpath(weights, folder)}
         said |= {"weights_prefix": prefix} if prefix else {}
     return model_of(module, said)
+
+
+def _check_rows(program: Any, spec: str) -> None:
+    """Raise InitError if no input of a program has a free number of rows."""
+    inputs = [node.meta["val"].shape for node in program.graph.find_nodes(op="placeholder")]
+    if inputs and all(isinstance(size, int) for shape in inputs for size in shape[:1]):
+        raise InitError(
+            f"{spec} is for exactly {inputs[0][0] if inputs[0] else 1} rows: export it with a free "
+            "first dimension, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},) for one input"
+        )
 
 
 def model_of(module: torch.nn.Module, said: dict[str, Any]) -> Model:

@@ -23,9 +23,11 @@ class OnnxModel(torch.nn.Module):
 
     With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
     input has a row, it is run with one row, which is not returned; if only some inputs have none,
-    it is run in a separate process. `notes` are sentences about outputs that the file has as maps
-    or text, and the model as numbers; `missing`: whether it has a step for missing values (NaN).
-    Raises SourceError for a file that it cannot open, CaptureError for inputs that do not fit.
+    it is run in a separate process. A file for exactly one row is asked row by row.
+
+    `notes` are sentences about that, and about outputs that the file has as maps or text, and the
+    model as numbers; `missing`: whether it has a step for missing values (NaN). Raises SourceError
+    for a file that it cannot open, CaptureError for inputs that do not fit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,6 +46,18 @@ class OnnxModel(torch.nn.Module):
             self.session = open_session(self.network, torch.device("cpu"), 1)
         except EngineError as error:
             raise SourceError(f"{path}: {error}") from error
+        self.one_row = all(one.shape[:1] == [1] for one in self.session.get_inputs())
+        if self.one_row:
+            self.notes += ("its file is for one row: each row is asked by itself",)
+
+    def _answers(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        count = len(next(iter(feed.values())))
+        if not self.one_row or count == 1:
+            found: list[np.ndarray] = self.session.run(None, feed)
+            return found
+        rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
+        each = [self.session.run(None, row) for row in rows]
+        return [np.concatenate(parts) for parts in zip(*each, strict=True)]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         names = [one.name for one in self.session.get_inputs()]
@@ -55,10 +69,10 @@ class OnnxModel(torch.nn.Module):
         try:
             if all(rowless):
                 one = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
-                return tuple(torch.from_numpy(x[:0]) for x in self.session.run(None, one))
+                return tuple(torch.from_numpy(x[:0]) for x in self._answers(one))
             if any(rowless):
                 return tuple(map(torch.from_numpy, answers_apart(self.network, feed)))
-            return tuple(map(torch.from_numpy, self.session.run(None, feed)))
+            return tuple(map(torch.from_numpy, self._answers(feed)))
         except Exception as error:  # ONNX Runtime's exceptions have no public common base
             given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
             raise CaptureError(

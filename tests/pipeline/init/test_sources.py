@@ -49,6 +49,20 @@ def test_onnx(place: Path) -> None:
     assert "broken.onnx" in refused(place, "broken.onnx", "--force")
 
 
+def test_onnx_of_scikit_learn(place: Path) -> None:
+    """NaN is a value for an imputer; the label and the scores are columns."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    files = ROOT / "tests" / "models" / "sources"
+    with np.load(files / "linear.npz") as stored:
+        x = stored["x"]
+    assert np.isnan(x).any()
+    np.savez(place / "holes.npz", **dict(zip("abcd", x.T.copy(), strict=True)))
+    config = written(place, str(files / "linear.onnx"), place / "holes.npz")
+    assert config.inputs[0].columns == tuple("abcd")
+    assert [len(output.columns) for output in config.outputs] == [1, 2]
+
+
 def of_onnx(place: Path, name: str, *nodes: Any) -> None:
     """Writes an ONNX file of a network on x: (n, 2, 4)."""
     onnx = pytest.importorskip("onnx")

@@ -33,7 +33,9 @@ WHOLE = (
     "Abs Add And Ceil Clip Concat Cos Div Equal Erf Exp Expand Flatten Floor Gather Gemm "
     "Greater LeakyRelu Less Log LogSoftmax MatMul Max Mean Min Mul Neg Not Or PRelu "
     "Pow Reciprocal ReduceMean ReduceSum Relu Reshape Round Shape Sigmoid Sign Sin Softmax "
-    "Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where Xor"
+    "Celu HardSigmoid HardSwish Mish ReduceL1 ReduceL2 ReduceLogSum ReduceProd ReduceSumSquare "
+    "Selu Softsign ThresholdedRelu Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze "
+    "Where Xor"
 )
 
 
@@ -229,6 +231,24 @@ def test_some_inputs_without_rows_are_asked_of_a_process_of_its_own(tmp_path: Pa
     with pytest.raises(CaptureError, match=r"x \[0, 3\].* rows min:") as caught:
         model(torch.ones(0, 3), torch.ones(2, 3))
     assert "killed by SIGFPE" in str(caught.value)
+
+
+def test_a_file_for_one_row_is_asked_row_by_row(tmp_path: Path) -> None:
+    """Also if the row is part of the graph; an operator that mixes more rows gets no artifact."""
+    given, signature = torch.randn(5, 3), from_rows(0)
+    view = [node("Reshape", "x one", "r"), node("Softmax", "r", "y", axis=-1)]
+    file = by_hand(tmp_path, *view, rows=1, one=np.array([1, 3]))
+    model = build_model(ModelSource(onnx=file))
+    torch.testing.assert_close(model(given)[0], given.softmax(1))
+    made = build(model, signature, tmp_path, ("exported",), route="none")
+    assert reasons(made) == dict.fromkeys(made.files)
+    other = tmp_path / "other"
+    other.mkdir()
+    mixing = [node("ReduceMax", "x", "most", axes=[0]), node("Add", "x most", "y")]
+    model = build_model(ModelSource(onnx=by_hand(other, *mixing, rows=1)))
+    torch.testing.assert_close(model(given)[0], 2 * given)
+    made = build(model, signature, other, ("exported",), route="none")
+    assert reasons(made)["exported"]
 
 
 @pytest.mark.parametrize(
