@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -157,17 +158,20 @@ def as_record(kind: type[T], data: Any) -> T:
 
 def as_data(record: DataclassInstance) -> dict[str, Any]:
     """A dataclass as data for JSON, with its fields in order."""
-    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
+    return {each.name: plain(getattr(record, each.name)) for each in fields(record)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value that `as_record` reads, as data for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_data(value)
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.isoformat() if isinstance(value, datetime) else value
+        return [plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else value
 
 
 # -- readers ---------------------------------------------------------------------------------------
@@ -237,6 +241,10 @@ def _time(value: Any) -> datetime:
     if found.tzinfo is None:
         raise Misfit(f"{_short(value)} has no time zone")
     return found
+
+
+def _path(value: Any) -> Path:
+    return value if isinstance(value, Path) else Path(_SIMPLE[str](value))
 
 
 def _literal(*choices: object) -> Reader:
@@ -369,6 +377,7 @@ _SIMPLE: dict[Any, Reader] = {
     float: _float,
     str: _exactly(str, "a text"),
     datetime: _time,
+    Path: _path,
 }
 _COMPOUND: dict[Any, Callable[..., Reader]] = {
     Annotated: _annotated,

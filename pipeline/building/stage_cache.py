@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from soa.files import digest_of, read_plain, write_whole
-from soa.records import as_record, parse_json
+from soa.records import as_record, parse_json, plain, read_record
 
-_DONE = "done.json"
+_DONE, _RECORD = "done.json", "record.json"
 T = TypeVar("T")
 
 
@@ -49,7 +49,7 @@ class StageCache:
         `depends_on` is called after `build`, and returns the files that the stage used, with their
         digests. If one of them has changed later, the stage is built again.
         """
-        folder = self.root / stage / key
+        folder = self.folder(stage, key)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder) + ".lock"):
             done = _read(folder / _DONE)
@@ -62,6 +62,31 @@ class StageCache:
             if keep(made):
                 write_whole(folder / _DONE, json.dumps(dict(depends_on())))
             return made
+
+    def record(
+        self,
+        stage: str,
+        key: str,
+        kind: type[T],
+        make: Callable[[Path], T],
+        keep: Callable[[T], bool] = lambda made: True,
+    ) -> T:
+        """The record of a stage, of a type that `as_record` reads: `make` makes it, and gets the
+        stage's folder; a later call reads it there. `keep`: see `result`."""
+
+        def build(folder: Path) -> T:
+            made = make(folder)
+            (folder / _RECORD).write_text(json.dumps(plain(made)))
+            return made
+
+        def load(folder: Path) -> T:
+            return read_record(kind, (folder / _RECORD).read_bytes())
+
+        return self.result(stage, key, build, load, keep)
+
+    def folder(self, stage: str, key: str) -> Path:
+        """Where a stage keeps its files. The work folder may be moved between two runs."""
+        return self.root / stage / key
 
     def files(self, folder: Path) -> dict[str, str]:
         """The files that a kept result depends on, with their digests."""

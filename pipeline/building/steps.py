@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +30,7 @@ from stages.reports import BenchmarkReport, ValidationReport
 from stages.tile_choice import fastest_tile, tiled
 from stages.validate import Trial, validate_candidate
 
+T = TypeVar("T")
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer
 
 
@@ -81,14 +81,12 @@ class Steps:
         """Compile for a target, in a child process. A failure is in the result."""
         recipe, work = self.recipe, self.work
 
-        def build(folder: Path) -> Compiled:
+        def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
             with work.step(f"compile {name} for {target}"):
                 found = compile_candidate(
                     name, self.captured, target, options, folder, recipe.timeout_s
                 )
-            record = {**asdict(found), "folder": str(found.folder)}
-            (folder / "compiled.json").write_text(json.dumps(record))
             work.try_again = work.try_again or found.passing
             if found.not_applicable:
                 work.say(f"  {name} for {target} is not applicable: {found.error}")
@@ -99,13 +97,9 @@ class Steps:
                 )
             return found
 
-        def load(folder: Path) -> Compiled:
-            data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-            artifact = folder / Path(data["folder"]).name  # valid even if the work folder was moved
-            return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
-
         key = content_key(self._parts(name, target))
-        return work.cache.result("compile", key, build, load, keep=lambda made: made.error is None)
+        found = work.cache.record("compile", key, Compiled, make, lambda made: made.error is None)
+        return replace(found, folder=work.cache.folder("compile", key) / found.folder.name)
 
     def validate(self, compiled: Compiled, target: Target, tile: int) -> ValidationReport:
         """Compare an artifact with the reference, on a device of this host."""
@@ -158,7 +152,7 @@ class Steps:
             call = bound_call(session, self._inputs(), fewest)
             return min(seconds_of(call) for _ in range(5)) > HEAVY_S
 
-        return bool(self._measured("heavy", made.compiled, made.target, measure))
+        return self._measured("heavy", made.compiled, made.target, bool, measure)
 
     def fastest_tile(self, compiled: Compiled, target: Target) -> int:
         """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
@@ -167,7 +161,7 @@ class Steps:
             with self.work.step(f"tiles for {compiled.engine} on {target}"):
                 return fastest_tile(self.session(compiled, target), self._inputs()) or 0
 
-        return int(self._measured("tile", compiled, target, measure))
+        return self._measured("tile", compiled, target, int, measure)
 
     def race(self, racing: Sequence[Candidate]) -> dict[str, BenchmarkReport]:
         """Race valid candidates on one device. Returns the reports by target."""
@@ -180,7 +174,7 @@ class Steps:
             "host": host(),
         }
 
-        def build(folder: Path) -> dict[str, BenchmarkReport]:
+        def make(_: Path) -> dict[str, BenchmarkReport]:
             def timed(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
                 return benchmark_targets(
                     self.captured.signature,
@@ -198,15 +192,10 @@ class Steps:
             for target, report in reports.items():
                 for line in report.lines():
                     self.work.say(f"  {target}: {line}")
-            data = {target: report.to_dict() for target, report in reports.items()}
-            (folder / "report.json").write_text(json.dumps(data))
             return reports
 
-        def load(folder: Path) -> dict[str, BenchmarkReport]:
-            data = json.loads((folder / "report.json").read_text())
-            return {target: BenchmarkReport.from_dict(each) for target, each in data.items()}
-
-        return self.work.cache.result("benchmark", content_key(parts), build, load)
+        key = content_key(parts)
+        return self.work.cache.record("benchmark", key, dict[str, BenchmarkReport], make)
 
     def session(self, compiled: Compiled, target: Target) -> Session:
         """A session of a candidate. This host must run the target."""
@@ -265,14 +254,6 @@ class Steps:
         """The report of `judge`, which gets a folder for scratch files. It is cached for later runs
         if its verdict is `keep`."""
 
-        def build(folder: Path) -> ValidationReport:
-            report = judge(folder / "child")
-            (folder / "report.json").write_text(json.dumps(report.to_dict()))
-            return report
-
-        def load(folder: Path) -> ValidationReport:
-            return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
-
         parts = {
             **self._parts(compiled.engine, target),
             "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
@@ -280,26 +261,20 @@ class Steps:
             "special_values": self.recipe.special_values,
             "tile": tile,
         }
-        return self.work.cache.result(
-            step, content_key(parts), build, load, keep=lambda report: report.verdict == keep
+        return self.work.cache.record(
+            step,
+            content_key(parts),
+            ValidationReport,
+            lambda folder: judge(folder / "child"),
+            lambda report: report.verdict == keep,
         )
 
     def _measured(
-        self, step: str, compiled: Compiled, target: Target, measure: Callable[[], int]
-    ) -> int:
-        """The result of `measure`, a number of an artifact on this host; it is cached."""
-
-        def build(folder: Path) -> int:
-            found = measure()
-            (folder / "measured.json").write_text(json.dumps(found))
-            return found
-
-        def load(folder: Path) -> int:
-            found: int = json.loads((folder / "measured.json").read_text())
-            return found
-
+        self, step: str, compiled: Compiled, target: Target, kind: type[T], measure: Callable[[], T]
+    ) -> T:
+        """The result of `measure`, a fact about an artifact on this host; it is cached."""
         parts = {**self._parts(compiled.engine, target), "host": host()}
-        return self.work.cache.result(step, content_key(parts), build, load)
+        return self.work.cache.record(step, content_key(parts), kind, lambda _: measure())
 
 
 def session_of(captured: Capture, compiled: Compiled, target: Target) -> Session:

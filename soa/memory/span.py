@@ -163,7 +163,7 @@ def torch_drives_gpus() -> bool:
 
 def _require_torch(device: str | torch.device) -> None:
     """Raise CollectionError for GPU memory if no torch built for GPUs is installed."""
-    if device != CPU and Device(device).type == "cuda" and not torch_drives_gpus():
+    if device is not CPU and Device(device).type == "cuda" and not torch_drives_gpus():
         raise CollectionError(
             f"torch allocates, copies and views memory of {device}, and no torch that is built for "
             "GPUs is here: bind memory of your own (Collection.wrap or from_columns)"
