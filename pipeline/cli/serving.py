@@ -59,6 +59,14 @@ def _service_options(function: F) -> F:
     return function
 
 
+def _no_manifests(context: click.Context, option: click.Parameter, folder: str | None) -> None:
+    if folder is not None:
+        raise click.UsageError(
+            "--manifests is gone: write --helm values.yaml, and make manifests from it with "
+            "helm template NAME fastml/supersonic -f values.yaml"
+        )
+
+
 def _cluster_options(function: F) -> F:
     """Adds options for `_cluster_files`; the command gets them in `**options`."""
     for option in reversed((
@@ -67,10 +75,7 @@ def _cluster_options(function: F) -> F:
             type=click.Path(dir_okay=False, path_type=Path),
             help="Also write values for the SuperSONIC Helm chart. Default FILE: values.yaml.",
         ),
-        click.option(
-            "--manifests", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
-            help="Also write plain Kubernetes manifests into the new folder DIR.",
-        ),
+        click.option("--manifests", hidden=True, expose_value=False, callback=_no_manifests),
         click.option(
             "--image", metavar="IMAGE",
             help="For a cluster: a container image with Triton, torch and soa-pipeline.",
@@ -108,7 +113,6 @@ def _cluster_options(function: F) -> F:
 def _cluster_files(
     *,
     helm: Path | None,
-    manifests: Path | None,
     image: str | None,
     servers: str,
     replace: bool,
@@ -116,12 +120,12 @@ def _cluster_files(
 ) -> ClusterFiles | None:
     """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
     ServingError."""
-    if helm is None and manifests is None:
+    if helm is None:
         for name in ("image", "servers", *rest):
             source = click.get_current_context().get_parameter_source(name)
             if source is ParameterSource.COMMANDLINE:
                 option = name.replace("_", "-")
-                raise click.UsageError(f"--{option} is for a cluster: add --helm or --manifests")
+                raise click.UsageError(f"--{option} is for a cluster: add --helm")
         return None
     from pipeline.deployment import ClusterFiles
     from serving.cluster import ClusterOptions
@@ -132,7 +136,7 @@ def _cluster_files(
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
     wanted = ClusterOptions(image, min_servers=int(least), max_servers=int(most or least), **rest)
-    files = ClusterFiles(wanted, helm, manifests, replace)
+    files = ClusterFiles(wanted, helm, replace)
     files.check()
     return files
 

@@ -1,4 +1,4 @@
-"""Deploy to a cluster: writes values for the SuperSONIC chart, and Kubernetes manifests."""
+"""Deploy to a cluster: writes values for the SuperSONIC chart."""
 
 from __future__ import annotations
 
@@ -8,64 +8,33 @@ from pathlib import Path
 import yaml
 
 from pipeline.deployment.repository import Deployed
-from registry.bundle import write_atomically
-from serving.cluster import (
-    FILES,
-    ClusterOptions,
-    Needs,
-    helm_values,
-    manifests,
-    needs_of,
-    remarks,
-    schema_reader,
-)
+from serving.cluster import ClusterOptions, Needs, helm_values, needs_of, remarks, schema_reader
 from serving.errors import ServingError
 from soa.files import write_whole
 
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """The files to write for a cluster: `helm` is a path of a file, `manifests` of a folder."""
+    """The file to write for a cluster: values for the SuperSONIC chart, at the path `helm`."""
 
     wanted: ClusterOptions
-    helm: Path | None = None
-    manifests: Path | None = None
+    helm: Path
     replace: bool = False
 
     def check(self) -> None:
-        """Raise ServingError if these files cannot be written. To be called before any work."""
-        if self.helm is not None:
-            schema_reader()
-            if self.helm.exists() and not (self.replace and self.helm.is_file()):
-                raise _there(self.helm)
-        folder = self.manifests
-        if folder is not None and folder.exists():
-            if not (self.replace and folder.is_dir()):
-                raise _there(folder)
-            if others := sorted({each.name for each in folder.iterdir()} - set(FILES)):
-                raise ServingError(f"{folder} holds {others[0]}, which is no manifest of ours")
+        """Raise ServingError if the file cannot be written. To be called before any work."""
+        schema_reader()
+        if self.helm.exists() and not (self.replace and self.helm.is_file()):
+            raise ServingError(
+                f"{self.helm} exists already: remove it, or replace it with --replace"
+            )
 
     def write(self, deployed: Deployed) -> list[str]:
-        """Write the files for a deployed model. Returns lines for people. Raises ServingError."""
+        """Write the file for a deployed model. Returns lines for people. Raises ServingError."""
         planned = needs_of(deployed.service, deployed.bundle, self.wanted)
-        said = []
-        if self.helm is not None:
-            _write(self.helm, _head(planned) + _yaml(helm_values(planned)))
-            said += [f"values for the SuperSONIC chart are in {self.helm}", *remarks(planned)]
-        if self.manifests is not None:
-            with write_atomically(self.manifests, replace=self.replace) as partial:
-                for name, objects in manifests(planned).items():
-                    (partial / name).write_text(_yaml(*objects))
-            said.append(f"manifests are in {self.manifests}: kubectl apply -f {self.manifests}")
-        return said
-
-
-def _there(path: Path) -> ServingError:
-    return ServingError(f"{path} exists already: remove it, or replace it with --replace")
-
-
-def _yaml(*documents: object) -> str:
-    return yaml.safe_dump_all(documents, sort_keys=False, width=100)
+        values = yaml.safe_dump(helm_values(planned), sort_keys=False, width=100)
+        _write(self.helm, _head(planned) + values)
+        return [f"values for the SuperSONIC chart are in {self.helm}", *remarks(planned)]
 
 
 def _head(planned: Needs) -> str:

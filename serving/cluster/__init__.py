@@ -1,4 +1,4 @@
-"""Deploy a version on many Triton servers: values for the SuperSONIC chart, or plain manifests."""
+"""Deploy a version on many Triton servers: values for the SuperSONIC chart."""
 
 import lazy_loader
 

@@ -1,9 +1,7 @@
-from .deployment_files import FILES as FILES
 from .deployment_files import SERVER_OPTION as SERVER_OPTION
 from .deployment_files import Address as Address
 from .deployment_files import envoy_config as envoy_config
 from .deployment_files import helm_values as helm_values
-from .deployment_files import manifests as manifests
 from .deployment_files import remarks as remarks
 from .deployment_files import schema_reader as schema_reader
 from .needs import ClusterOptions as ClusterOptions

@@ -1,4 +1,4 @@
-"""The files of a deployment: values for the SuperSONIC Helm chart, or plain Kubernetes manifests.
+"""Values for the SuperSONIC Helm chart, and the configuration of a local proxy.
 
 Each file is a template in templates/, filled with values from `Needs`. The value of every
 expression in a template is written as JSON, which is valid YAML: so a user's text cannot change the
@@ -11,7 +11,6 @@ chart with which CMS runs its Triton servers. The schema in this folder is its p
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -31,9 +30,6 @@ Address = tuple[str, int]
 Object = dict[str, Any]
 
 SCHEMA = Path(__file__).with_name("supersonic-values.schema.json")
-FILES = ("triton.yaml", "envoy.yaml", "prometheus.yaml", "monitors.yaml", "scaling.yaml")
-"""All manifests that can be written."""
-
 SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
 """An option of tritonserver. Without it the server closes the connection of a proxy that checks its
 health often."""
@@ -46,7 +42,33 @@ _WINDOW_S = 6 * _SCRAPE_S  # a rate over fewer than four samples is noise
 
 def helm_values(needs: Needs) -> Object:
     """The values for the chart; raises ServingError if the chart's schema refuses one."""
-    (values,) = _render("values.yaml", **_shared(needs))
+    gpu = RESOURCES.get(needs.vendor)  # GPU nodes often accept only pods that request a GPU
+    values = _render(
+        "values.yaml",
+        needs=needs,
+        query=queue_query(needs.model, needs.name),
+        arguments=[  # load only this model, with exactly its config.pbtxt
+            f"--model-repository={needs.storage.folder}",
+            "--model-control-mode=explicit",
+            f"--load-model={needs.model}",
+            "--disable-auto-complete-config",
+            "--http-port=8000",
+            "--grpc-port=8001",
+            "--metrics-port=8002",
+            f"--exit-timeout-secs={_EXIT_S}",
+            SERVER_OPTION,
+        ],
+        provenance={
+            "soa-pipeline/version": needs.version,
+            "soa-pipeline/digest": needs.digest,
+            "soa-pipeline/target": str(needs.target),
+        },
+        tolerations=[{"key": gpu, "operator": "Exists", "effect": "NoSchedule"}] if gpu else [],
+        nfs=needs.storage.source.partition(":")[::2],
+        prometheus=urlsplit(needs.prometheus or ""),
+        envoy_image=_ENVOY_IMAGE,
+        scrape=f"{_SCRAPE_S}s",
+    )
     check_values(values)
     return values
 
@@ -72,33 +94,8 @@ def remarks(needs: Needs) -> list[str]:
         return []
     return [
         f"the largest requests need {needs.shm_mib} MiB of /dev/shm, and the chart gives a server "
-        f"{SHM_MIB}: send fewer rows at once, or use --manifests"
+        f"{SHM_MIB}: send fewer rows at once"
     ]
-
-
-def manifests(needs: Needs) -> dict[str, list[Object]]:
-    """By file: Kubernetes objects like those of the chart. They name no namespace.
-
-    The objects use the built-in groups `apps/v1`, `v1` and `policy/v1`, for scaling KEDA, and if
-    the cluster has its own Prometheus, the Prometheus operator.
-    """
-    triton, stats = f"{needs.name}-triton", f"{needs.name}-envoy-stats:9902"
-    files = {"triton.yaml": _render("triton.yaml", **_shared(needs))}
-    config = envoy_config(
-        [(triton, 8001)],
-        grpc=("0.0.0.0", 8001),
-        stats=("0.0.0.0", 9902),
-        connections_per_s=needs.options.connections_per_s,
-    )
-    files["envoy.yaml"] = _render("envoy.yaml", **_shared(needs), **_config(config))
-    if needs.prometheus is None:
-        config = prometheus_config(needs.name, f"{triton}:8002", stats)
-        files["prometheus.yaml"] = _render("prometheus.yaml", **_shared(needs), **_config(config))
-    else:
-        files["monitors.yaml"] = _render("monitors.yaml", **_shared(needs))
-    if needs.scales:
-        files["scaling.yaml"] = _render("scaling.yaml", **_shared(needs))
-    return files
 
 
 def envoy_config(
@@ -107,42 +104,25 @@ def envoy_config(
     grpc: Address,
     stats: Address,
     admin: Address = ("127.0.0.1", 9901),
-    connections_per_s: int | None = None,
 ) -> Object:
-    """Bootstrap configuration of the proxy in front of the servers, in a cluster or on one host.
+    """Bootstrap configuration of a proxy in front of the servers.
 
     The proxy listens at `grpc` for clients, at `stats` for probes and Prometheus, and at `admin`
     for its administrator. A name in `servers` may resolve to several hosts: each is a server.
-    `connections_per_s`: the limit on new clients in a second; None: no limit.
     """
-    (config,) = _render(
-        "envoy-config.yaml",
+    return _render(
+        "envoy.yaml",
         servers=servers,
         grpc=grpc,
         stats=stats,
         admin=admin,
-        connections_per_s=connections_per_s,
         socket=_socket,
         endpoints=lambda of: [{"endpoint": {"address": _socket(each)}} for each in of],
     )
-    return config
 
 
 def _socket(at: Address) -> Object:
     return {"socket_address": {"address": at[0], "port_value": at[1]}}
-
-
-def prometheus_config(release: str, triton: str | list[str], envoy: str | list[str]) -> Object:
-    """The content of prometheus.yml. `triton` and `envoy` are lists of `host:port`, or one
-    `service:port` whose name resolves to all hosts."""
-    (config,) = _render(
-        "prometheus-config.yaml",
-        release=release,
-        triton=triton,
-        envoy=envoy,
-        scrape=f"{_SCRAPE_S}s",
-    )
-    return config
 
 
 def queue_query(model: str, release: str) -> str:
@@ -158,51 +138,10 @@ def queue_query(model: str, release: str) -> str:
     return f"round({waited_us} / clamp_min({served}, 0.001) / 1000, 0.001) or vector(0)"
 
 
-def _shared(needs: Needs) -> dict[str, Any]:
-    """The names that templates of the chart and of the manifests use."""
-    gpu = RESOURCES.get(needs.vendor)  # GPU nodes often accept only pods that request a GPU
-    return {
-        "needs": needs,
-        "query": queue_query(needs.model, needs.name),
-        "arguments": [  # load only this model, with exactly its config.pbtxt
-            f"--model-repository={needs.storage.folder}",
-            "--model-control-mode=explicit",
-            f"--load-model={needs.model}",
-            "--disable-auto-complete-config",
-            "--http-port=8000",
-            "--grpc-port=8001",
-            "--metrics-port=8002",
-            f"--exit-timeout-secs={_EXIT_S}",
-            SERVER_OPTION,
-        ],
-        "exit_s": _EXIT_S,
-        "provenance": {
-            "soa-pipeline/version": needs.version,
-            "soa-pipeline/digest": needs.digest,
-            "soa-pipeline/target": str(needs.target),
-        },
-        "tolerations": [{"key": gpu, "operator": "Exists", "effect": "NoSchedule"}] if gpu else [],
-        "nfs": needs.storage.source.partition(":")[::2],
-        "prometheus": urlsplit(needs.prometheus or ""),
-        "envoy_image": _ENVOY_IMAGE,
-        "scrape": f"{_SCRAPE_S}s",
-        "labels": lambda part: {
-            "app.kubernetes.io/name": "soa-pipeline",
-            "app.kubernetes.io/instance": needs.name,
-            "app.kubernetes.io/component": part,
-        },
-    }
-
-
-def _config(content: Object) -> dict[str, str]:
-    """The data of a ConfigMap: the text and its digest. A new digest starts new pods."""
-    text = yaml.safe_dump(content, sort_keys=False, width=100)
-    return {"config": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _render(template: str, **names: Any) -> list[Object]:
-    """Fill a template; return the objects in its YAML text."""
-    return list(yaml.safe_load_all(_templates().get_template(template).render(names)))
+def _render(template: str, **names: Any) -> Object:
+    """Fill a template; return the object that its YAML text describes."""
+    made: Object = yaml.safe_load(_templates().get_template(template).render(names))
+    return made
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The needs of a deployment in a cluster, computed once for the chart and the plain manifests.
+"""The needs of a deployment in a cluster.
 
 Many of them follow from the version: the vendor and the kind of node from its target, the memory
 from the size of its files, the limit on the wait in the queue from its benchmark.

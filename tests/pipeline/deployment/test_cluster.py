@@ -43,30 +43,6 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text())["keda"]["maxReplicaCount"] == 10
 
 
-def test_manifests(promoted: Registry, tmp_path: Path) -> None:
-    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
-    folder = tmp_path / "k8s"
-    said = cli("deploy", "jets@production", *where, "--manifests", folder, *IMAGE).stdout
-    assert f"manifests are in {folder}: kubectl apply -f {folder}" in said
-    names = ["envoy.yaml", "prometheus.yaml", "scaling.yaml", "triton.yaml"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    objects = list(yaml.safe_load_all((folder / "triton.yaml").read_text()))
-    assert [each["kind"] for each in objects] == ["Deployment", "Service", "PodDisruptionBudget"]
-    assert objects[0]["spec"]["template"]["metadata"]["annotations"]["soa-pipeline/version"] == (
-        "jets/1"
-    )
-
-    again = ("deploy", "jets", *where, "--manifests", folder, *IMAGE)
-    assert "exists already" in refusal(*again)
-    outside = ("--prometheus", "http://metrics:9090", "--servers", "2")
-    cli(*again, *outside, "--replace")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "envoy.yaml", "monitors.yaml", "triton.yaml",
-    ]  # fmt: skip
-    (folder / "mine.yaml").touch()
-    assert "holds mine.yaml, which is no manifest of ours" in refusal(*again, "--replace")
-
-
 def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
     assert "use pvc:CLAIM" in refusal("deploy", "jets", *where, *IMAGE, "--models", "here")
@@ -74,4 +50,6 @@ def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:
     assert cli("deploy", "jets", *where[:4], *IMAGE, code=2).stdout == ""
     for more in ((), (*IMAGE, "--servers", "many")):
         assert cli("deploy", "jets", *where, *more, code=2).stdout == ""
+    gone = cli("deploy", "jets", *where[:4], *IMAGE, "--manifests", tmp_path / "k8s", code=2)
+    assert "--helm values.yaml" in gone.stderr and not (tmp_path / "k8s").exists()
     assert not (tmp_path / "a").exists() and not (tmp_path / "v.yaml").exists()

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 import pipeline
-from serving.cluster.deployment_files import prometheus_config, queue_query
+from serving.cluster.deployment_files import queue_query
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.local.external_program import LocalProgram, free_ports
 from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
@@ -86,9 +86,15 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
     binary = find_prometheus("prometheus")
     query = queue_query("mixed", "shop")
     servers = [f"127.0.0.1:{server.ports.metrics}" for server in fleet.servers]
-    config = prometheus_config("shop", servers, [fleet.proxy.stats_address])
-    # One second instead of five, so that the test need not wait half a minute.
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    of_all = {"relabel_configs": [{"target_label": "release", "replacement": "shop"}]}
+    proxy = {"metrics_path": "/stats/prometheus", "job_name": "envoy"}
+    config = {
+        "global": {"scrape_interval": "1s"},  # not 5 s: the test need not wait half a minute
+        "scrape_configs": [
+            {"job_name": "triton", "static_configs": [{"targets": servers}], **of_all},
+            {**proxy, "static_configs": [{"targets": [fleet.proxy.stats_address]}], **of_all},
+        ],
+    }
     session = stall.connect(fleet.url)
     with Prometheus(binary, config) as prometheus:
         assert prometheus.ask(query) == [0.0]
