@@ -42,6 +42,7 @@ from pipeline.report.versions import (
     facts,
     facts_of,
     metrics_of,
+    rows_of,
     validation_of,
 )
 from registry.bundle import Bundle
@@ -173,12 +174,11 @@ def flow(name: str, signature: Signature) -> Flow:
             for each in bound
         )
 
-    rows = ", ".join(f"{dim} {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items())
     return Flow(
         (
             Step("Columns in", columns(signature.inputs)),
             Step("Blocks", blocks(signature.inputs)),
-            Step("Model", ((name, f"rows {rows}"), *blocks(signature.outputs))),
+            Step("Model", ((name, f"rows {rows_of(signature)}"), *blocks(signature.outputs))),
             Step("Columns out", columns(signature.outputs)),
         )
     )

@@ -234,7 +234,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "origin": _origin(version.origin if version else {}),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
-        "rows": ", ".join(f"{dim}: {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items()),
+        "rows": rows_of(signature),
         "dependence": _dependence(manifest.capture),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
@@ -247,6 +247,14 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         ),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def rows_of(signature: Signature) -> str:
+    """How many rows a call may have, by row dimension."""
+    return ", ".join(
+        f"{dim}: {rows.min:,} {'or more' if rows.unbounded else f'… {rows.max:,}'}"
+        for dim, rows in signature.ranges.items()
+    )
 
 
 def _dependence(capture: Capture) -> str:

@@ -66,6 +66,7 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
     assert {c.tile for c in candidates.values()} == {64}
     sizes = [int(n) for n in candidates["exported"].benchmark]
     assert max(sizes) == 200
+    assert "n: 0 or more" in cli("show", bundle.path).stdout
 
 
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 200, 201, 5000])
