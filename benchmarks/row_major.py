@@ -46,7 +46,7 @@ def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder:
     """torch's `AOTICompiledModel` for contiguous rows, as a user would build it by hand."""
     path = folder / "row_major.pt2"
     if not path.exists():
-        exported = exported_rows(model, signature, inputs)
+        exported = _exported_rows(model, signature, inputs)
         with quiet_torch():
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=str(path), inductor_configs={"cpp.threads": 1}
@@ -54,7 +54,7 @@ def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder:
     return torch._inductor.aoti_load_package(str(path))
 
 
-def exported_rows(
+def _exported_rows(
     model: nn.Module, signature: Signature, inputs: Arrays
 ) -> torch.export.ExportedProgram:
     """The bare model, exported for contiguous rows."""

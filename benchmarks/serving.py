@@ -25,7 +25,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from benchmarks.placement import on_core, two_cores
 from benchmarks.serving_clients import Seen, connected, make_request
 from benchmarks.table import print_machine
 from pipeline.deployment.repository import Deployed, deploy
@@ -131,6 +130,27 @@ def _services(service: Service) -> dict[str, Service]:
         found["on"] = service
         found[f"on, {_WAIT_US / 1000:g} ms"] = replace(service, queue_delay_us=_WAIT_US)
     return found
+
+
+# On shared cores the scheduler decides which of them waits. Every server here runs in a session of
+# its own, to which Linux gives half of the machine, however many clients there are (autogroups).
+def two_cores() -> tuple[int, int]:
+    """A core for clients and a core for a server. Raises RuntimeError if there is only one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise RuntimeError("clients and server need a core each, and this process may use one only")
+    return cores[0], cores[1]
+
+
+@contextlib.contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Threads and processes that this thread starts in the block stay on that core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

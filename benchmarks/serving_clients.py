@@ -1,9 +1,8 @@
 """Clients of a Triton server that run in separate processes and time each request.
 
-Each client sends the same prepared request again and again, over its own connection, one at a time;
-with `burst`, over as many connections at once. Clients and server share this machine. To use little
-CPU time, clients run on an event loop and do not parse answers while they are timed; `python -m
-benchmarks.serving` prints their CPU time.
+Each client sends the same prepared request again and again, over its own connection, one at a time.
+Clients and server share this machine. To use little CPU time, clients run on an event loop and do
+not parse answers while they are timed; `python -m benchmarks.serving` prints their CPU time.
 """
 
 from __future__ import annotations
@@ -33,25 +32,18 @@ _CALL_S = 60.0
 
 @dataclass(frozen=True)
 class Seen:
-    """The results of all clients: the times of all rounds, and the first answer of each connection.
-
-    A round is one request, or `burst` requests at once. `cpu_s`: the CPU time of the clients.
-    """
+    """The results of all clients: the times of all requests, and the first answer of each
+    connection. `cpu_s`: the CPU time of the clients."""
 
     latencies_us: list[float]
     seconds: float
     cpu_s: float
     answers: list[bytes]
-    burst: int = 1
-
-    @property
-    def requests(self) -> int:
-        return len(self.latencies_us) * self.burst
 
     @property
     def rate(self) -> float:
         """Requests a second."""
-        return self.requests / self.seconds
+        return len(self.latencies_us) / self.seconds
 
 
 @contextmanager
@@ -61,16 +53,14 @@ def connected(
     clients: int,
     seconds: float,
     *,
-    burst: int = 1,
     core: int | None = None,
 ) -> Iterator[Callable[[], Seen]]:
     """Start clients of `address` (host:port), each of which has already had an answer.
 
     `request`: a serialized ModelInferRequest. Yields a function to be called once: it lets all
-    clients send the request for `seconds`, and returns the results. A client sends `burst` requests
-    at a time, over as many connections, and waits for all of them. `core`: one process on this core
-    runs all clients; None: two processes on any core. Raises RuntimeError if a client fails, so no
-    client is missing from the results.
+    clients send the request for `seconds`, and returns the results. `core`: one process on this
+    core runs all clients; None: two processes on any core. Raises RuntimeError if a client fails,
+    so no client is missing from the results.
     """
     count = _PROCESSES if core is None else 1
     shares = [share for i in range(count) if (share := len(range(i, clients, count)))]
@@ -83,7 +73,7 @@ def connected(
     ]  # fmt: skip
     try:
         for worker, share in zip(workers, shares, strict=True):
-            _send(worker.stdin, (address, request, share, burst, seconds, core))
+            _send(worker.stdin, (address, request, share, seconds, core))
         answers = [answer for worker in workers for answer in _receive(worker.stdout)]
 
         def go() -> Seen:
@@ -91,7 +81,7 @@ def connected(
                 _send(worker.stdin, "go")
             found = [_receive(worker.stdout) for worker in workers]
             latencies = [us for times, _ in found for us in times]
-            return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers, burst)
+            return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers)
 
         yield go
     except (EOFError, BrokenPipeError):
@@ -143,14 +133,12 @@ def make_request(
     return made
 
 
-async def _work(
-    address: str, request: bytes, count: int, burst: int, seconds: float, core: int | None
-) -> None:
+async def _work(address: str, request: bytes, count: int, seconds: float, core: int | None) -> None:
     """Run `count` clients in this process; they begin after a message on its standard input."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     options = [("grpc.use_local_subchannel_pool", 1)]  # each channel has its own connection
-    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count * burst)]
+    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
     calls = [channel.unary_unary(_METHOD) for channel in channels]
     answers = [await call(request, timeout=_CALL_S) for call in calls]
     _send(sys.stdout.buffer, answers)
@@ -158,13 +146,7 @@ async def _work(
     size = len(answers[0])
     cpu = time.process_time()
     until = time.perf_counter() + seconds
-    if burst == 1:
-        clients = [_client(call, request, size, until) for call in calls]
-    else:
-        clients = [
-            _bursts(calls[i : i + burst], request, size, until) for i in range(0, len(calls), burst)
-        ]
-    found = await asyncio.gather(*clients)
+    found = await asyncio.gather(*(_client(call, request, size, until) for call in calls))
     cpu = time.process_time() - cpu
     _send(sys.stdout.buffer, ([us for times in found for us in times], cpu))
     for channel in channels:
@@ -177,17 +159,6 @@ async def _client(call: Any, request: bytes, size: int, until: float) -> list[fl
         answer = await call(request, timeout=_CALL_S)
         times.append((time.perf_counter() - begun) * 1e6)
         _check(answer, size)
-    return times
-
-
-async def _bursts(calls: list[Any], request: bytes, size: int, until: float) -> list[float]:
-    times: list[float] = []
-    while (begun := time.perf_counter()) < until:
-        sent = [call(request, timeout=_CALL_S) for call in calls]
-        answers = [await each for each in sent]
-        times.append((time.perf_counter() - begun) * 1e6)
-        for answer in answers:
-            _check(answer, size)
     return times
 
 
