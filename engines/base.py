@@ -118,8 +118,8 @@ class Engine(ABC):
     """Modules that `compile` needs and that take long to import."""
     in_place_of: ClassVar[str] = ""
     """The name of a preferred engine, or empty. If no engines are named, this engine is built only
-    if the preferred engine made no valid artifact. The preferred engine was faster at every size of
-    every network in benchmarks/RESULTS.md."""
+    if the preferred engine made no valid artifact: that one is nearly always faster
+    (benchmarks/RESULTS.md)."""
     for_heavy_rows: ClassVar[bool] = False
     """True if it is also built when the preferred engine (`in_place_of`) takes more than one
     millisecond for the fewest rows, since it may be faster for such models."""

@@ -521,7 +521,9 @@ def _checked(path: Path, size: int, changed: int) -> set[str]:
 READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ".root": (_Root, ("awkward", "uproot")),
     ".parquet": (_Parquet, ("awkward", "pyarrow")),
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), (_arrow_file, ("awkward", "pyarrow"))),
+    **dict.fromkeys(
+        (".arrow", ".arrows", ".feather", ".ipc"), (_arrow_file, ("awkward", "pyarrow"))
+    ),
     ".csv": (_Csv, ("awkward", "pyarrow")),
     **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),
     ".npz": (_Npz, ()),

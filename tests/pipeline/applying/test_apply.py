@@ -855,10 +855,10 @@ def test_dictionaries_of_numbers_and_arrow_streams(tmp_path: Path, production: R
     coded = pa.table({name: pa.array(given[name]).dictionary_encode() for name in FEATURES})
     pyarrow.feather.write_feather(coded, tmp_path / "coded.feather")
     plain = pa.table({name: pa.array(given[name]) for name in FEATURES})
-    for place, table in ((tmp_path / "stream.arrow", plain), (tmp_path / "coded.arrow", coded)):
+    for place, table in ((tmp_path / "stream.arrows", plain), (tmp_path / "coded.arrow", coded)):
         with pa.ipc.new_stream(place, table.schema) as stream:
             stream.write_table(table, max_chunksize=250)
-    for source in ("coded.feather", "stream.arrow", "coded.arrow"):
+    for source in ("coded.feather", "stream.arrows", "coded.arrow"):
         out = tmp_path / f"{source}.npz"
         pipeline.apply(REF, tmp_path / source, out, registry=production)
         require_scored(out, given)
