@@ -113,7 +113,7 @@ def listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        said = error.strerror or str(error)
+        said = (error.strerror or str(error)).partition(" (")[0]  # Python repeats the address
         where = f"cannot listen on {host}:{port}: {said}: give another --port"
         raise ReportError(where, code="port") from error
 
