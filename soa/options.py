@@ -58,9 +58,15 @@ REF = of_type("a version such as 'jets@production', or the path of its folder", 
 COUNT = Accepted(
     "a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)
 )
-AT_LEAST_ONE = Accepted(
-    "a whole number of at least 1", lambda value: COUNT.holds(value) and value >= 1
-)
+
+
+def at_least(least: int) -> Accepted:
+    return Accepted(
+        f"a whole number of at least {least}", lambda value: COUNT.holds(value) and value >= least
+    )
+
+
+AT_LEAST_ONE = at_least(1)
 NUMBER = Accepted("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 BY_NAME = Accepted(
     "a dict, by name", lambda value: hasattr(value, "keys") and hasattr(value, "__getitem__")

@@ -91,3 +91,8 @@ def time_unit(value: float) -> tuple[float, str]:
     if value < 999.5:
         return 1.0, "µs"
     return (1e3, "ms") if value < 999.5e3 else (1e6, "s")
+
+
+def identifier(text: str) -> str:
+    """A text as a name in configs and code: each other character becomes an underscore."""
+    return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)

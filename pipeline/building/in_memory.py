@@ -6,6 +6,7 @@ answers = fast(jets)
 
 from __future__ import annotations
 
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from registry.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Binding, Collections, Session
 from soa.memory import Collection, as_collection, columns_of, from_jagged, to_numpy
+from soa.options import AT_LEAST_ONE, BY_NAME, FLAG, FUNCTION, PATH, TEXT, at_least, takes
 from soa.text import number
 from stages.capture import example_case
 from stages.compile import TO_READ_PROGRAMS
@@ -40,6 +42,16 @@ _IN_HAND: dict[str, torch.nn.Module] = {}
 """The modules that are compiled now. The children that run a user's model are forks of this
 process, so they find a module here."""
 _CONFIG, _ROWS, _PROGRAM = "config.yaml", "reference.npz", "model.pt2"
+
+_ARGUMENTS = (
+    (r"--(input|output) '(\w+)=([^']*)'", r'\1s={"\2": "\3"}'),
+    (r"--(input|output) (\w+)=([^\s;:]+)", r'\1s={"\2": "\3"}'),
+    (r"--(input|output)\b", r"\1s"),
+    (r"--flatten\b", "flatten=True"),
+    (r"--(rows|length) N\b", r"\1=N"),
+    (r"--(rows|length|weights|kwargs|name)\b", r"\1"),
+)
+"""The options of `init` as regular expressions, and the arguments of `compile` in their place."""
 
 Words = Mapping[str, str | Sequence[str]]
 
@@ -169,6 +181,19 @@ class Compiled:
         self.close()
 
 
+@takes(
+    InitError,
+    inputs=BY_NAME.or_none,
+    outputs=BY_NAME.or_none,
+    weights=PATH.or_none,
+    kwargs=BY_NAME.or_none,
+    flatten=FLAG,
+    length=AT_LEAST_ONE.or_none,
+    rows=at_least(2).or_none,
+    name=TEXT,
+    threads=AT_LEAST_ONE.or_none,
+    say=FUNCTION,
+)
 def compile(
     net: torch.nn.Module | str | Path,
     data: Any,
@@ -221,7 +246,7 @@ def compile(
         length=length,
         rows=rows,
     )
-    key, progress = place.name, list[str]()
+    key, progress, compiled = place.name, list[str](), None
     for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
         import_module(imported)
     try:
@@ -231,13 +256,14 @@ def compile(
         bundle = unregistered(request.out, folder / "work", progress.append)
         made = _Made(folder, config, bundle)
         compiled = Compiled(made, _session(bundle, threads), module, place.cleanup)
-    except BaseException:
-        place.cleanup()
-        raise
+    except InitError as error:
+        raise InitError(_as_argument(str(error))) from None
     finally:
+        if not compiled:
+            place.cleanup()
         _IN_HAND.pop(key, None)
     for line in [*config.said, *_judged(bundle, progress)]:
-        say(line.replace("--rows N", "rows=N"))  # an option of `init` is an argument here
+        say(_as_argument(line))
     return compiled
 
 
@@ -258,11 +284,16 @@ def _words(given: Words | None) -> tuple[str, ...]:
     )
 
 
+def _as_argument(text: str) -> str:
+    """What `init` says, with the arguments of `compile` in place of its options."""
+    for option, argument in _ARGUMENTS:
+        text = re.sub(option, argument, text)
+    return text
+
+
 def _default(option: str, question: str, default: str | None) -> str:
     if default is None:
-        name = option.split()[0].removeprefix("--")
-        argument = {"input": "inputs", "output": "outputs"}.get(name, name)
-        raise InitError(f"{question}: give {argument}=")
+        raise InitError(f"nothing says {question}: give {option}")
     return default
 
 

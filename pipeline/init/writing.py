@@ -23,7 +23,7 @@ from pipeline.init.orders import Fitted, fitted
 from pipeline.init.trial import Outcome, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
-from soa.text import number
+from soa.text import identifier, number
 from stages.capture import why_rows_may_mix
 from stages.model import with_fronts
 from stages.reference import eager_outputs, row_major_inputs
@@ -118,7 +118,7 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
     }
     files = draft.write(found)  # it may change the rows of the config
     notes = getattr(model.module, "notes", ())
-    return Written(files, [*found.fitted.said, *notes, *_about_rows(config)], config, columns)
+    return Written(files, [*found.fitted.said, *notes, _about_rows(draft)], config, columns)
 
 
 def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
@@ -144,11 +144,11 @@ def described(found: Found, name: str) -> dict[str, Any]:
     }
 
 
-def _about_rows(config: Mapping[str, Any]) -> list[str]:
-    rows = config["rows"]["n"]
+def _about_rows(draft: _Draft) -> str:
+    rows = draft.config["rows"]["n"]
     if rows.get("unbounded"):
-        return ["rows: any number, since each row's answer comes from this row alone"]
-    return [f"rows: at most {rows['max']}; --rows N for others"]
+        return "rows: any number, since each row's answer comes from this row alone"
+    return f"rows: at most {rows['max']}: {draft.notes['rows', 'n', 'max']}"
 
 
 @dataclass(frozen=True)
@@ -322,10 +322,6 @@ def _name(request: Request) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip(".-") or "model"
 
 
-def _identifier(text: str) -> str:
-    return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)
-
-
 def _span(values: Array) -> str:
     """The smallest and the largest value of a column, and how many are NaN, as text."""
     there = values[~np.isnan(values)]
@@ -347,11 +343,11 @@ def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
     for cut, group in groups.items():
         heads = {re.split(r"[._/]", each)[0] for each in group}
         name = "events" if cut is None and not flatten else "items"
-        name = _identifier(heads.pop() if name == "items" and len(heads) == 1 else name)
+        name = identifier(heads.pop() if name == "items" and len(heads) == 1 else name)
         while name in found or name == "outputs":
             name += "_"
         last = [each.rpartition(".")[2] for each in group]
-        names = map(_identifier, last if len({*last}) == len(last) else group)
+        names = map(identifier, last if len({*last}) == len(last) else group)
         found[name] = dict(zip(names, group.values(), strict=True))
     return found
 
@@ -365,7 +361,7 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     homes = ((home, {c.name: own for own, c in part.items()}) for home, part in parts.items())
     home, own = next(pair for pair in homes if feed.columns[0].name in pair[1])
     option = feed.option
-    block: dict[str, Any] = {"name": _identifier(feed.port.name), "collection": home}
+    block: dict[str, Any] = {"name": identifier(feed.port.name), "collection": home}
     names = [own[column.name] for column in feed.columns]
     block |= {"mask": True} if feed.mask else {"columns": names}
     if feed.mask or {str(column.values.dtype) for column in feed.columns} != {option.dtype}:
@@ -397,12 +393,12 @@ def _outputs(
         default = ",".join(labels) if len(labels) == count else default
         question = f"names for the {count} columns of {name}"
         words = given.get(name) or ask(f"--output {name}=COLUMN,…", question, default).split(",")
-        its = [_identifier(each) for each in expanded(f"--output {name}", words, ())]
+        its = [identifier(each) for each in expanded(f"--output {name}", words, ())]
         if len(its) != count:
             raise InitError(f"--output {name}: found {len(its)} names for {count} columns")
         dtype = str(value.dtype).removeprefix("torch.")
         columns += [_column(each, dtype, [math.prod(inner)] * bool(inner)) for each in its]
-        block: dict[str, Any] = {"name": _identifier(name), "collection": "outputs"}
+        block: dict[str, Any] = {"name": identifier(name), "collection": "outputs"}
         block["columns"] = its
         if order.permute:
             block["permute"] = [*order.permute]

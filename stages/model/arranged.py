@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from soa.text import identifier
 from stages.model.preprocess import InFront
 
 Takes = Literal["tensors", "dict", "list"]
@@ -51,7 +52,9 @@ class Arrangement:
         given = [order.of(x) for order, x in zip(self.inputs, inputs, strict=True)]
         if self.takes == "tensors":
             return model(*given)
-        return model(dict(zip(self.names, given, strict=True)) if self.takes == "dict" else given)
+        if self.takes == "list":
+            return model(given)
+        return model(_ByName(zip(self.names, given, strict=True)))
 
     def ordered(self, found: Any) -> Any:
         """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
@@ -65,6 +68,15 @@ class Arrangement:
         if isinstance(found, Mapping):
             return dict(zip(found, made, strict=True))
         return made if isinstance(found, tuple | list) else made[0]
+
+
+class _ByName(dict[str, torch.Tensor]):
+    """Inputs by their names in the config. A key that is no such name stands for its name there."""
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        if key == identifier(key):
+            raise KeyError(key)
+        return self[identifier(key)]
 
 
 def _values(found: Any) -> list[Any]:

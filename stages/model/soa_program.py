@@ -14,6 +14,7 @@ import torch
 from soa.block import Plan
 from soa.dtypes import torch_dtype
 from soa.signature import BoundBlock, Signature, offsets_of
+from soa.text import identifier
 from stages.errors import CaptureError
 from stages.model.padding import begin_and_end, wrong_offsets
 
@@ -156,17 +157,19 @@ def without_answer(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> to
 def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
     """The model's outputs in the order of the output blocks; raises CaptureError if they differ.
 
-    A model returns a tensor, a tuple or list of tensors, or a dict keyed by block name.
+    A model returns a tensor, a tuple or list of tensors, or a dict keyed by block name; of a key
+    that is no name in a config, other characters are underscores there.
     """
     names = [bound.name for bound in signature.outputs]
     if isinstance(result, torch.Tensor):
         values: list[Any] = [result]
     elif isinstance(result, dict):
-        if set(result) != set(names):
+        own = {identifier(str(key)): value for key, value in result.items()}
+        if set(own) != set(names) or len(own) < len(result):
             raise CaptureError(
                 f"the model returns outputs {sorted(result)}, the config declares {sorted(names)}"
             )
-        values = [result[name] for name in names]
+        values = [own[name] for name in names]
     elif isinstance(result, tuple | list):
         values = list(result)
     else:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pipeline
 from engines.errors import RunError
-from pipeline.errors import DataError
+from pipeline.errors import DataError, InitError
 from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
 from tests.models.project import cli
@@ -141,3 +141,20 @@ def test_a_model_that_is_not_reproducible_is_refused(
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(DataError, match="Absent"):
         pipeline.compile(Net(), JETS, inputs={"x": ["pt", "Absent", "phi"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rows", 1), ("threads", "2"), ("inputs", "pt"), ("length", 0), ("say", None), ("name", 3)],
+)
+def test_arguments_are_checked_before_any_work(name: str, value: object) -> None:
+    with pytest.raises(InitError, match=f"compile: {name} is"):
+        pipeline.compile(Net(), JETS, **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_refusal_names_arguments_and_no_option() -> None:
+    """It is worded for `pipeline init`."""
+    for net, given in ((nn.Bilinear(1, 1, 1), JETS), (Net(), {"pt": JETS["pt"]})):
+        with pytest.raises(InitError) as caught:
+            pipeline.compile(net, given)
+        assert "--" not in str(caught.value) and "inputs" in str(caught.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import load
+from pipeline.config import load_config
 from registry.store.registry import Registry
 from tests.campaigns.networks.cases import CASES
 from tests.campaigns.networks.walk import answers_of, outside, owned
@@ -25,6 +26,7 @@ def test_a_network_goes_in_at_the_first_try(
     has = owned(case, tmp_path / "owner")
     monkeypatch.chdir(tmp_path / "owner")
     cli("init", has.model, "data.npz", "--weights", "weights.pt", *case.words, "--engine", "lanes")
+    assert load_config(Path("config.yaml")).rows["n"].unbounded
     ran = cli("run", "config.yaml", "--quick", "--registry", empty.uri, "--json")
     with closing(load(json.loads(ran.stdout)["bundle"], mode="test")) as session:
         assert outside(answers_of(session, has), has.expected) == 0

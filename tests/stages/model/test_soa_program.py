@@ -15,6 +15,7 @@ from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import read_block
 from stages.errors import CaptureError
+from stages.model.arranged import Arrangement, Order
 from stages.model.soa_program import SoaProgram, TracedProgram, outputs_in_order
 from tests.models.signatures import Problem, problems
 
@@ -92,6 +93,23 @@ def test_a_model_returns_a_tuple_a_list_or_a_dict(result: Any) -> None:
     assert outputs_in_order(result, TWO) == [X, Y]
 
 
+def test_a_key_that_is_no_name_is_known_by_its_name_in_the_config() -> None:
+    odd = Signature.build(
+        dict(TWO.layouts),
+        [Block("features", "i", ("a",))],
+        [Block("_0", "o", ("x",)), Block("b_b", "o", ("y",))],
+        {"n": RowRange(0, 10)},
+    )
+    assert outputs_in_order({"b b": Y, "0": X}, odd) == [X, Y]
+    order = Arrangement((Order(),), (Order(),), "dict", ("p_t",))
+
+    class Reads(torch.nn.Module):
+        def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+            return given["p t"]
+
+    assert order.call(Reads(), [X]) is X
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [
@@ -100,6 +118,7 @@ def test_a_model_returns_a_tuple_a_list_or_a_dict(result: Any) -> None:
         ((X, 1.0), "output 'second' is a float, not a tensor"),
         ((X, None), "output 'second' is a NoneType, not a tensor"),
         ({"first": X}, r"returns outputs \['first'\], the config declares \['first', 'second'\]"),
+        ({"first": X, "second": Y, "sec ond": X}, "the config declares"),
         (None, "the model returns 1 outputs"),
     ],
 )
