@@ -1,8 +1,9 @@
-"""The two import rules, checked on the source.
+"""The import rules, checked on the source.
 
 Imports go down: from a layer to the layers below it, and between the subpackages of a layer in one
 direction. Other code uses the public API of a subpackage: it imports names of the package, or a
-module that the package names, and no other file in it.
+module that the package names, and no other file in it. No files import each other in a circle; an
+import that only type checkers read does not count there.
 
     python .ci/layers.py          # prints what breaks a rule, and exits with 1
 """
@@ -26,9 +27,17 @@ def modules() -> dict[str, Path]:
     return {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in files}
 
 
-def imported(path: Path, names: set[str]) -> Iterator[tuple[int, str]]:
-    """The line and name of every module, or package, of ours that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: Path, names: set[str], run: bool = False) -> Iterator[tuple[int, str]]:
+    """The line and name of every module, or package, of ours that a file imports. `run`: only what
+    is imported when the program runs."""
+    tree = ast.parse(path.read_text())
+    checked = (
+        n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)
+    )
+    left_out = {id(inner) for each in checked for inner in ast.walk(each)} if run else set()
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for each in node.names:
                 full = f"{node.module}.{each.name}"
@@ -74,10 +83,15 @@ def main() -> int:
             mine, its = (".".join(each.split(".")[:2]) for each in (here, there))
             if mine != its and "." in mine and "." in its and mine.split(".")[0] == layer:
                 subpackages.setdefault(mine, set()).add(its)
-    try:
-        tuple(TopologicalSorter(subpackages).static_order())
-    except CycleError as error:
-        broken.append(f"subpackages import each other: {' <- '.join(error.args[1])}")
+    of_files = {
+        name.removesuffix(".__init__"): {other for _, other in imported(path, names, run=True)}
+        for name, path in files.items()
+    }
+    for what, graph in (("subpackages", subpackages), ("files", of_files)):
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            broken.append(f"{what} import each other: {' <- '.join(error.args[1])}")
     print(*broken, sep="\n")
     return bool(broken)
 

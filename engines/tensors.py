@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from engines.base import Executable, Prepared
 from soa.memory import Device, Span
 
+if TYPE_CHECKING:
+    from engines.base import Executable
 
-class TensorCall(Prepared):
-    """Arguments tied to an executable that takes torch tensors."""
+
+class TensorCall:
+    """Arguments tied to an executable that takes torch tensors: a `Prepared`."""
 
     def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
         self._executable = executable
@@ -28,6 +31,10 @@ class TensorCall(Prepared):
     def replace(self, changes: Mapping[int, Span]) -> None:
         for i, span in changes.items():
             self._tensors[i] = span.tensor()
+
+    @property
+    def current(self) -> TensorCall:
+        return self
 
 
 def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Stream:

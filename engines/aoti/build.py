@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from engines.aoti.engine import needs_proxy_executor
 from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
+from engines.aoti.proxy_executor import needs_proxy_executor
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.exported import bytes_for_bools, load_program, quiet_torch

@@ -11,10 +11,10 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.aoti.proxy_executor import needs_proxy_executor
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.lanes import named_compiler
@@ -114,12 +114,3 @@ def _load_libtorch(device: torch.device) -> None:
         except OSError:  # `import torch` finds the dependencies that CDLL did not
             pass
     import torch as torch
-
-
-def needs_proxy_executor(library: Path) -> bool:
-    """True if the library calls torch's proxy executor, as operations without a C shim do."""
-    try:
-        with library.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
-            return content.find(b"aoti_torch_proxy_executor_call_function") >= 0
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{library.name} cannot be read: {error}") from error

@@ -7,15 +7,17 @@ holds addresses and sizes, so it belongs to one binding at one n; other calls ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engines.tensors import torch_stream
 from runtime.session.binding import Binding
 from runtime.session.binding_checks import Collections
-from runtime.session.session import Session
 from soa.memory import Collection
+
+if TYPE_CHECKING:
+    from runtime.session.session import Session
 
 _WARM_UP_RUNS = 3  # libraries allocate on first use, which must not be recorded
 
