@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path
     return folder
 
 
-def started(folder: Path, run: str, *arguments: str) -> set[str]:
+def started(folder: Path, run: str, *arguments: str, code: int = 0) -> set[str]:
     """The modules that were imported once the process ends."""
     env = {
         **os.environ,
@@ -82,7 +82,7 @@ def started(folder: Path, run: str, *arguments: str) -> set[str]:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return set(said.read_text().split())
 
 
@@ -104,6 +104,11 @@ def started(folder: Path, run: str, *arguments: str) -> set[str]:
 )
 def test_commands(place: Path, command: str, more: tuple[str, ...]) -> None:
     assert not started(place, AS_MODULE, *command.split()) & {*HEAVY, *more}
+
+
+@pytest.mark.parametrize("command", ["promote jet/1 --to staging", "bench jet/1", "validate jet/1"])
+def test_a_wrong_name_is_answered_without_imports(place: Path, command: str) -> None:
+    assert not started(place, AS_MODULE, *command.split(), code=1) & {*HEAVY}
 
 
 @pytest.mark.parametrize("lookup", ["fresh", "prefer-cache", "offline"])

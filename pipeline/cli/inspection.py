@@ -130,10 +130,10 @@ def validate(ref: str, target: str | None, registry: Registry) -> Answer:
 
     Exits with 1 if an artifact chosen for a target is no longer valid.
     """
+    opened = opened_at(ref, registry)  # before the imports: a wrong name is said at once
     from pipeline.promotion import revalidate
     from pipeline.report import describe_reference, describe_validation
 
-    opened = opened_at(ref, registry)
     targets = opened.bundle.manifest.targets
     here = _targets_here(opened.bundle, target)
     work = [(name, engine) for name in here for engine in targets[name].candidates]
@@ -194,13 +194,13 @@ def bench(
     ref: str, target: str | None, seconds: float, html: Path | None, registry: Registry
 ) -> Answer:
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
+    opened = opened_at(ref, registry)  # before the imports: a wrong name is said at once
     from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import measured_session
     from stages.benchmark import benchmark, ladder
     from stages.reference import Reference
     from stages.reports import BenchmarkReport
 
-    opened = opened_at(ref, registry)
     bundle = opened.bundle
     inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
     found: dict[str, BenchmarkReport] = {}

@@ -62,6 +62,7 @@ def promote(
     gates of the config (latency, memory, size, metrics, a shadow) and of policies. A refusal names
     the gate and the number, exits with 1, and moves nothing.
     """
+    registry.find(ref)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import describe_decisions
     from registry.errors import PromotionRefused
