@@ -72,7 +72,7 @@ sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and Thre
 
 gpu: $(STAMP) ## on a machine with a GPU: its tests, then every network validated and timed there
 	$(BIN)/python -m pytest -m cuda
-	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.speed.gpu
 
 lint: $(STAMP) ## check style (ruff), types (mypy) and the import rules (.ci/layers.py)
 	$(BIN)/ruff check

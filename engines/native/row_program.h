@@ -174,7 +174,7 @@ class RowArguments : public ColumnArguments {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // The least work of a thread. A helper begins 5 to 50 us after it is woken (benchmarks/threads.py).
+  // The least work of a thread. A helper begins 5 to 50 us after it is woken (benchmarks/speed/threads.py).
   static constexpr double kShareUs = 50;
   static constexpr int64_t kPieces = 16;  // for each thread
 

@@ -11,7 +11,7 @@ from registry.bundle import Manifest
 from soa.text import microseconds
 
 # The time of a call of the Python backend without the artifact, and of each further request in it,
-# in microseconds; measured with benchmarks/serving.py.
+# in microseconds; measured with benchmarks/serving/triton.py.
 _CALL_US = 300.0
 _REQUEST_US = 100.0
 _GOOD = 0.9  # sizes with at least this part of the best rate are good: benchmarks have noise

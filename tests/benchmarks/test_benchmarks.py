@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import copies, gnn, gpu, memory, shadow, threads, zoo
+from benchmarks.memory import weights
 from benchmarks.row_major import copying_way, eager
+from benchmarks.serving import shadow
+from benchmarks.speed import copies, gnn, gpu, threads, zoo
 from benchmarks.subject import Subject, graph_subject, subject
 
 
@@ -46,7 +48,7 @@ def test_shadow(made: Subject) -> None:
 
 
 def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -> None:
-    found = memory.million(made.session("exported").bind(*made.collections(100)), 1000)
+    found = weights.million(made.session("exported").bind(*made.collections(100)), 1000)
     assert len(found) == 11
     assert "RSS over 1,000 bound events of 0 to 99 rows, MB: " in capsys.readouterr().out
 

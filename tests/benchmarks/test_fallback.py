@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from benchmarks import fallback
+from benchmarks.serving import fallback
 from benchmarks.subject import subject
 from runtime.session.session import Origin
 from serving.site.options import SitePolicy

@@ -20,8 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.devices import captured_from
-from benchmarks.zoo import CONFIGS
+from benchmarks.speed.devices import captured_from
+from benchmarks.speed.zoo import CONFIGS
 from engines import Portable, Target, engine
 from engines.errors import NotApplicableError
 from stages.emulate import Emulator, emulate_candidate

@@ -1,7 +1,7 @@
 """The graph shows if rows depend on each other: no such model passes, and no other is refused.
 
 An export takes a second: `make campaigns` tries all models of tests/models/apart.py, programs drawn
-at random, and the networks of configs/ and benchmarks/unseen.py; the suite tries some.
+at random, and the networks of configs/ and benchmarks/speed/unseen.py; the suite tries some.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from benchmarks.unseen import SHAPES, write_configs
+from benchmarks.speed.unseen import SHAPES, write_configs
 from engines.lanes import why_dependent
 from pipeline.config import load_config, source_of
 from soa import Block, Layout, RowRange, Signature, column

@@ -1,4 +1,4 @@
-"""How far a network is from the machine's limits: `python -m benchmarks.limit [CONFIG ...]`.
+"""How far a network is from the machine's limits: `python -m benchmarks.speed.limit [CONFIG ...]`.
 
 A run must compute at least the multiplications and additions of its compiled program, and move at
 least its inputs, outputs and weights. The speed of one core of this host is measured for both: with
@@ -18,8 +18,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plot import save_plot
+from benchmarks.speed.zoo import asked, built, chosen_target, new_registry, sizes
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from benchmarks.zoo import asked, built, chosen_target, new_registry, sizes
 from engines.aoti.engine import AotiEngine
 from engines.base import engine
 from engines.errors import EngineError

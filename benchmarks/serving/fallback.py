@@ -1,4 +1,4 @@
-"""The cost of a site's fall-back to the local CPU: `python -m benchmarks.fallback`.
+"""The cost of a site's fall-back to the local CPU: `python -m benchmarks.serving.fallback`.
 
 The same version runs on this CPU, opened directly and through a site whose only server does not
 answer. A bound call and a call that binds first are timed. Needs the demo in the registry
@@ -45,7 +45,7 @@ def main(ref: str) -> int:
             falling.close()
         direct.close()
     except SoaPipelineError as error:
-        print(f"benchmarks.fallback: {error}", file=sys.stderr)
+        print(f"benchmarks.serving.fallback: {error}", file=sys.stderr)
         return 1
     print_panels(CAPTION, [panel])
     return 0

@@ -1,4 +1,4 @@
-"""Targets that this host lacks: `python -m benchmarks.devices [CONFIG ...] [--target TARGET ...]`.
+"""Targets that this host lacks: `python -m benchmarks.speed.devices [CONFIG ...] [--target T ...]`.
 
 The engine `lanes` compiles each network for each target; then an emulator runs the artifact on the
 reference. A row has the compile time, the size of the code, the compiler's numbers of a kernel
@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.zoo import CONFIGS
+from benchmarks.speed.zoo import CONFIGS
 from engines import EngineError, Portable, Target, engine
 from engines.base import FACTS
 from engines.target import host_runs

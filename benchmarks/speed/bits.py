@@ -1,4 +1,4 @@
-"""Which artifacts give the same bits: `python -m benchmarks.bits BUNDLE ...`.
+"""Which artifacts give the same bits: `python -m benchmarks.speed.bits BUNDLE ...`.
 
 A BUNDLE is a folder of `pipeline run`. Each candidate of each level runs its reference in all ways
 of `gates: {reproducible: true}`, and once with libraries that are told that the processor has no

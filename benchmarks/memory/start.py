@@ -1,4 +1,4 @@
-"""The cost of starting a process: `python -m benchmarks.start`.
+"""The cost of starting a process: `python -m benchmarks.memory.start`.
 
 A model with the single engine `lanes` is built, promoted and pulled into a temporary folder. Each
 row of the table is a process, timed from its beginning to its end: Python, all imports, and the
@@ -22,12 +22,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = 1000
 
 CONFIG = f"""
 name: start
-model: {{factory: {Path(__file__).with_name("subject.py")}:Mlp, kwargs: {{features: 8}}}}
+model: {{factory: {ROOT}/benchmarks/subject.py:Mlp, kwargs: {{features: 8}}}}
 collections:
   rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
   answers: {{columns: [{{name: p, dtype: float32}}, {{name: q, dtype: float32}},
@@ -66,7 +66,7 @@ class Start:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.start")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory.start")
     parser.add_argument("--of", type=Path, default=ROOT, metavar="CHECKOUT")
     parser.add_argument("--runtime", metavar="PYTHON")
     parser.add_argument("--processes", type=int, default=7, metavar="N")
@@ -75,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soa-start-") as name:
         folder = Path(name)
         # In another process: memory of this process would be counted for those that it starts.
-        made = "import sys, benchmarks.start as s; s.prepare(s.Path(sys.argv[1]))"
+        made = "import sys, benchmarks.memory.start as s; s.prepare(s.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", made, name], cwd=ROOT, check=True)
         starts = rows(folder, asked.of.absolute(), asked.runtime)
         found: dict[str, list[Took]] = {row: [] for row in starts}

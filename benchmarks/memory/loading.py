@@ -1,4 +1,4 @@
-"""The cost of checking digests and signature of a bundle: `python -m benchmarks.loading`.
+"""The cost of checking digests and signature of a bundle: `python -m benchmarks.memory.loading`.
 
 Three ways take turns: a bundle is opened without checking the digests of its files, with checking
 them, and with checking its signature too. Each way then opens the artifact of `aoti`, or the
@@ -136,7 +136,7 @@ def _load(folder: Path, way: str, name: str) -> None:
 
 
 def _process(*arguments: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.loading", *arguments]
+    command = [sys.executable, "-m", "benchmarks.memory.loading", *arguments]
     subprocess.run(command, check=True)
 
 

@@ -1,4 +1,4 @@
-"""Compare `pipeline apply` with a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
+"""Compare `pipeline apply` with a loop by hand: `python -m benchmarks.serving.apply [ROWS ...]`.
 
 Eight float32 columns of Parquet or of a ROOT TTree go through 8 → 48 → 3, and an event number is
 copied to the output. The loop reads batches with pyarrow or uproot, stacks the columns, runs ONNX
@@ -27,7 +27,7 @@ OUT = ("p", "q", "r")
 _BATCH = 100_000
 CONFIG = f"""
 name: mlp
-model: {{factory: {Path(__file__).with_name("subject.py")}:Mlp, kwargs: {{features: 8}}}}
+model: {{factory: {Path(__file__).parents[1]}/subject.py:Mlp, kwargs: {{features: 8}}}}
 collections:
   rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
   answers: {{columns: [{", ".join(f"{{name: {n}, dtype: float32}}" for n in OUT)}]}}
@@ -118,7 +118,7 @@ def generate(path: Path, rows: int) -> None:
 def alone(folder: Path, suffix: str, who: str) -> dict[str, Any]:
     """Run one contestant in a new process; return its time, the parts of it and its peak memory."""
     (folder / f"out.{suffix}").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.apply", "--one", str(folder), suffix, who]
+    command = [sys.executable, "-m", "benchmarks.serving.apply", "--one", str(folder), suffix, who]
     begun = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds = time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""How much a shadow slows production down: `python -m benchmarks.shadow`.
+"""How much a shadow slows production down: `python -m benchmarks.serving.shadow`.
 
 One thread calls production as fast as possible, without a shadow, and with shadows that get the
 fractions 0, 0.01, 0.1 and 1 of the events. The shadows run the same model.

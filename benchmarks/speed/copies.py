@@ -1,4 +1,4 @@
-"""A call without copies against the usual way with copies: `python -m benchmarks.copies`.
+"""A call without copies against the usual way with copies: `python -m benchmarks.speed.copies`.
 
 Both go from SoA columns to SoA columns. Ours is bound to the columns. The other packs them into a
 row-major tensor, runs the same model compiled by plain AOTInductor, and unpacks the answer. It also

@@ -1,9 +1,9 @@
-"""One call on many rows, in tiles: `python -m benchmarks.tiles`.
+"""One call on many rows, in tiles: `python -m benchmarks.speed.tiles`.
 
-The first network of benchmarks/unseen.py is built for 16,384 rows with `unbounded: true`, and runs
-on up to 10,000,000 of them in one call. It prints the time for a row, compares two threads with
-one, checks that 1, 2 and 3 threads give the same bits, and prints the memory that the process takes
-beside the columns.
+The first network of benchmarks/speed/unseen.py is built for 16,384 rows with `unbounded: true`, and
+runs on up to 10,000,000 of them in one call. It prints the time for a row, compares two threads
+with one, checks that 1, 2 and 3 threads give the same bits, and prints the memory that the process
+takes beside the columns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.plot import save_plot
+from benchmarks.speed.unseen import write_configs
+from benchmarks.speed.zoo import built, chosen_target, new_registry
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from benchmarks.unseen import write_configs
-from benchmarks.zoo import built, chosen_target, new_registry
 from registry.bundle.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Session

@@ -1,4 +1,4 @@
-"""The memory of a model with about 100 MB of weights: `python -m benchmarks.memory`.
+"""The memory of a model with about 100 MB of weights: `python -m benchmarks.memory.weights`.
 
 Each row is a new process (or several at once) that loads the model and runs it. The numbers are
 from /proc/PID/smaps_rollup, minus those of the same process before it loaded anything. PSS counts a
@@ -94,7 +94,8 @@ def _cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
 def _run(
     way: str, file: Path, processes: int, threads: int, env: Mapping[str, str] | None = None
 ) -> list[dict[str, float]]:
-    command = [sys.executable, "-m", "benchmarks.memory", "child", way, str(file), str(threads)]
+    child = ("benchmarks.memory.weights", "child", way, str(file), str(threads))
+    command = [sys.executable, "-m", *child]
     children = [
         subprocess.Popen(
             command,

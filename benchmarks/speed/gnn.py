@@ -1,4 +1,4 @@
-"""A GNN on nodes and edges at growing event sizes: `python -m benchmarks.gnn [NODES ...]`.
+"""A GNN on nodes and edges at growing event sizes: `python -m benchmarks.speed.gnn [NODES ...]`.
 
 The inputs are two collections of different length; the ends of the edges are int columns. All ways
 go from SoA columns to SoA columns. If torch finds a GPU, a second part has the columns in the GPU's

@@ -1,4 +1,4 @@
-"""Jagged columns, padded inside the artifact or before it: `python -m benchmarks.jagged [N ...]`.
+"""Jagged columns, padded in the artifact or before: `python -m benchmarks.speed.jagged [N ...]`.
 
 The inputs are jets as uproot returns them, with eight float32 columns and on average six jets in an
 event; the network reads the first sixteen. Ours reads items and offsets without a copy. The other

@@ -1,4 +1,4 @@
-"""Validate and time artifacts on a GPU: `python -m benchmarks.gpu [CONFIG ...]`.
+"""Validate and time artifacts on a GPU: `python -m benchmarks.speed.gpu [CONFIG ...]`.
 
 `make gpu` runs the tests marked `cuda` first; it needs no internet access. Each network is
 captured, built by every engine for this host's GPU, validated on it against its reference, and
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.devices import captured_from
+from benchmarks.speed.devices import captured_from
+from benchmarks.speed.zoo import CONFIGS
 from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
-from benchmarks.zoo import CONFIGS
 from engines import EngineError, Portable, Target, engine
 from engines.target import gpu_target
 from pipeline.config import load_config, reference_inputs, source_of

@@ -1,7 +1,7 @@
 """Time a model with glibc's default allocator and with `keep_freed_memory`, in turns.
 
-`python -m benchmarks.allocator [REF]`; REF is particlenet@production by default. The setting is for
-a whole process, so each measurement is a separate process.
+`python -m benchmarks.memory.allocator [REF]`; REF is particlenet@production by default. The setting
+is for a whole process, so each measurement is a separate process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def main(ref: str = _REF) -> int:
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
     for _ in range(_ROUNDS):
         for way, keep in _WAYS.items():
-            child = [sys.executable, "-m", "benchmarks.allocator", "--child", ref, str(int(keep))]
-            done = subprocess.run(child, stdout=subprocess.PIPE)
+            child = ("benchmarks.memory.allocator", "--child", ref, str(int(keep)))
+            done = subprocess.run([sys.executable, "-m", *child], stdout=subprocess.PIPE)
             if done.returncode:
                 return done.returncode
             found[way].append(json.loads(done.stdout))
@@ -53,7 +53,7 @@ def _spread(times: Sequence[float]) -> str:
 
 
 def _child(ref: str, keep: bool) -> int:
-    from benchmarks.serving import timed
+    from benchmarks.serving.triton import timed
     from pipeline.loading import load
     from runtime.opening import Opening, open_version
     from runtime.process import keep_freed_memory
@@ -67,7 +67,7 @@ def _child(ref: str, keep: bool) -> int:
         bundle = open_version(Opening(ref)).bundle
         session = load(ref)
     except SoaPipelineError as error:
-        print(f"benchmarks.allocator: {error}", file=sys.stderr)
+        print(f"benchmarks.memory.allocator: {error}", file=sys.stderr)
         return 1
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     ((dim, rows),) = session.signature.ranges.items()

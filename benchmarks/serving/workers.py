@@ -1,6 +1,6 @@
-"""Score files with one and with two local Dask workers: `python -m benchmarks.workers [ROWS]`.
+"""Score files with one and two local Dask workers: `python -m benchmarks.serving.workers [ROWS]`.
 
-The rows and the model are those of benchmarks/apply.py. The workers have already opened the
+The rows and the model are those of benchmarks/serving/apply.py. The workers have already opened the
 version; the fastest of three runs counts. `job` is the time of a whole job, in which this process
 joins the parts; `parts` is the time until all parts are written, without joining them.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pipeline
-from benchmarks.apply import generate, prepare
+from benchmarks.serving.apply import generate, prepare
 from benchmarks.table import print_machine
 from pipeline.applying import Execute, on_dask
 from pipeline.applying import prepare as planned

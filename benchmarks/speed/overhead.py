@@ -1,8 +1,8 @@
-"""The overhead of a call: `python -m benchmarks.overhead`.
+"""The overhead of a call: `python -m benchmarks.speed.overhead`.
 
 A small MLP (6 → 48 → 3) runs on few rows, so its kernels take little of the time. Each contestant
 gets its inputs in the form that it needs, as bound columns or as row-major tensors: the times
-contain no conversion (benchmarks.copies times those).
+contain no conversion (benchmarks.speed.copies times those).
 """
 
 from __future__ import annotations

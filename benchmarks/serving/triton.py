@@ -1,9 +1,9 @@
-"""Time requests to Triton servers on this machine: `python -m benchmarks.serving [REF ...]`.
+"""Time requests to Triton servers on this machine: `python -m benchmarks.serving.triton [REF ...]`.
 
 For each version, the calls of one client are timed at several sizes, and the same calls in this
 process. Then 1, 8 and 32 clients send requests of one row; the server runs each request alone,
 merges requests, or waits for more requests before it merges them. Clients are separate processes
-(benchmarks/serving_clients.py). First they share the server's cores; then they get one core and the
+(benchmarks/serving/clients.py). First they share the server's cores; then they get one core and the
 server another, so nothing else runs on the server's core. The default versions are those of the
 demo's model, ParticleNet and the Particle Transformer that are in production.
 """
@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from benchmarks.serving_clients import Seen, connected, make_request
+from benchmarks.serving.clients import Seen, connected, make_request
 from benchmarks.table import print_machine
 from pipeline.deployment.repository import Deployed, deploy
 from pipeline.loading import load
@@ -80,7 +80,7 @@ def main(*refs: str) -> int:
             with tempfile.TemporaryDirectory(prefix="soa-bench-") as folder:
                 _measure(registry, ref, Path(folder))
     except (SoaPipelineError, RuntimeError) as error:
-        print(f"benchmarks.serving: {error}", file=sys.stderr)
+        print(f"benchmarks.serving.triton: {error}", file=sys.stderr)
         return 1
     return 0
 

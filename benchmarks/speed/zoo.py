@@ -1,6 +1,6 @@
-"""Time every model of the zoo with every engine: `python -m benchmarks.zoo [CONFIG ...]`.
+"""Time every model of the zoo with every engine: `python -m benchmarks.speed.zoo [CONFIG ...]`.
 
-With `--unseen`: the networks of benchmarks/unseen.py instead; nothing was tuned on them.
+With `--unseen`: the networks of benchmarks/speed/unseen.py instead; nothing was tuned on them.
 
 Each config goes through `pipeline run`. Then the pipeline's choice races against each of its
 candidates, and against artifacts that a user would build by hand. Every way starts from SoA columns
@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
+from benchmarks.speed.unseen import write_configs
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
-from benchmarks.unseen import write_configs
 from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
 from engines.exported import quiet_torch
@@ -49,7 +49,7 @@ from stages.reference.answers import Arrays, Reference, row_major_inputs
 from stages.reference.nonfinite import Case, label
 from stages.reports import EAGER
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 CAPTION = (
     f"Each model from SoA columns to SoA columns, one thread.\nx: to the eager model; {SPREAD}."
 )

@@ -1,4 +1,4 @@
-"""Networks that are not in the zoo, for `python -m benchmarks.zoo --unseen`.
+"""Networks that are not in the zoo, for `python -m benchmarks.speed.zoo --unseen`.
 
 Nothing was tuned on them. Each takes rows of plain columns; `write_configs` writes a config for
 each.

@@ -1,8 +1,8 @@
-"""Events per second from several threads: `python -m benchmarks.threads [1 2 16]`.
+"""Events per second from several threads: `python -m benchmarks.speed.threads [1 2 16]`.
 
 It times Python threads, each with its own binding of one session, and `run_many`, which uses native
-threads. `python -m benchmarks.threads rows` shows only what `load(threads=2)` does: two threads
-share the rows of one call of `lanes`.
+threads. `python -m benchmarks.speed.threads rows` shows only what `load(threads=2)` does: two
+threads share the rows of one call of `lanes`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each client sends the same prepared request again and again, over its own connection, one at a time.
 Clients and server share this machine. To use little CPU time, clients run on an event loop and do
-not parse answers while they are timed; `python -m benchmarks.serving` prints their CPU time.
+not parse answers while they are timed; `python -m benchmarks.serving.triton` prints their CPU time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def connected(
     shares = [share for i in range(count) if (share := len(range(i, clients, count)))]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.serving_clients"],
+            [sys.executable, "-m", "benchmarks.serving.clients"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )
         for _ in shares

@@ -1,0 +1,1 @@
+"""Files, servers and what stands around a session."""
