@@ -20,7 +20,7 @@ HEADERS = (
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
 SHIM_HEADERS = ("order.h", "tensors.h", "product.h", "product.inc")
-FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
 
 
 class Build(build_ext):
@@ -53,7 +53,10 @@ if get_platform().endswith("x86_64"):  # what is built for: not always this host
     shim = Extension(
         "engines.native.libsoa_shim",
         sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
-        depends=[f"engines/native/shim/{n}" for n in SHIM_HEADERS],
+        depends=[
+            *(f"engines/native/shim/{n}" for n in SHIM_HEADERS),
+            *(f"engines/lanes/headers/{n}.h" for n in ("prelude", "lanes", "functions")),
+        ],
         extra_compile_args=[*FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off"],
         extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
         language="c++",
