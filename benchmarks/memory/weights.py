@@ -94,8 +94,8 @@ def _cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
 def _run(
     way: str, file: Path, processes: int, threads: int, env: Mapping[str, str] | None = None
 ) -> list[dict[str, float]]:
-    child = ("benchmarks.memory.weights", "child", way, str(file), str(threads))
-    command = [sys.executable, "-m", *child]
+    words = ("benchmarks.memory.weights", "child", way, str(file), str(threads))
+    command = [sys.executable, "-m", *words]
     children = [
         subprocess.Popen(
             command,
