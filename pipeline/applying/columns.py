@@ -23,11 +23,21 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True)
 class FileColumn:
     """Some rows of a column. Flat: `values` `(n, *shape)`, `offsets` None. Jagged: `values` holds
-    all items, and row i has the items `offsets[i]` to `offsets[i + 1]`."""
+    all items, and row i has the items `offsets[i]` to `offsets[i + 1]`.
+
+    A row of more than two axes, as an image with channels, is a vector of its numbers, since
+    collections have vectors and matrices only; `axes` is then the shape that it had.
+    """
 
     name: str
     values: Array
     offsets: Array | None = None
+    axes: tuple[int, ...] = ()
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The shape of a row as the file has it."""
+        return self.axes or self.values.shape[1:]
 
     @property
     def rows(self) -> int:
@@ -106,11 +116,12 @@ def column_of(
     if given.dtype.name not in DTYPES:
         kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
-    if given.ndim not in (1, 2, 3):
-        raise ValueError(
-            f"has the shape {list(given.shape)}: a row is a number, a vector, a matrix"
-        )
-    return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
+    if given.ndim < 1:
+        raise ValueError("is one number: a column has a number, a vector or a matrix for each row")
+    axes = given.shape[1:] if given.ndim > 3 else ()
+    if axes:
+        given = given.reshape(len(given), math.prod(axes))
+    return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets, axes)
 
 
 def _without_awkward(given: Any) -> Any:

@@ -107,7 +107,7 @@ class Feed:
         """The components in their order, in the axes that the user gives as numbers."""
         axes = self.asked.axes
         sizes = tuple(int(axis) for axis in axes if axis.isdecimal())
-        count = sum(math.prod(column.values.shape[1:]) for column in self.columns)
+        count = sum(math.prod(column.extents) for column in self.columns)
         if self.jagged or self.mask or len(sizes) + 1 != len(axes) or math.prod(sizes) != count:
             return []
         at = axes.index("n")
@@ -121,7 +121,7 @@ class Feed:
             return _vector(length, 1)
         if self.jagged:
             return [*(_vector(length, 0)[:1] if count == 1 else []), *_items(count, length)]
-        extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
+        extents = max((c.extents for c in self.columns), key=len, default=())
         if self.trained or not extents:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
             found = [Option((count, *extents), names)]
@@ -130,10 +130,8 @@ class Feed:
             return found if extents else [*found, replace(found[0], order=Order((1, 0)))]
         if count == 1:
             return _stored(extents)
-        flat = Option(
-            (sum(math.prod(c.values.shape[1:]) for c in self.columns),), ("n", "features*items")
-        )
-        if len({c.values.shape[1:] for c in self.columns}) > 1:
+        flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
+        if len({c.extents for c in self.columns}) > 1:
             return [replace(flat, axes=("n", "features"))]
         if len(extents) > 1:
             return [Option((count, *extents), ("n", "features", *map(str, extents))), flat]
@@ -202,7 +200,9 @@ def _stored(extents: tuple[int, ...]) -> list[Option]:
         return _vector(extents[0], 0)
     axes = ("n", *map(str, extents))
     plain = Option(extents, axes)
-    orders = [(0, 2, 1), (1, 0, 2), (2, 0, 1)]
+    last = len(extents)
+    to_front, to_back = (0, last, *range(1, last)), (0, *range(2, last + 1), 1)  # channels
+    orders = [to_front, to_back] if last > 2 else [(0, 2, 1), (1, 0, 2), (2, 0, 1)]
     return [
         plain,
         Option((1, *extents), ("n", "1", *axes[1:])),

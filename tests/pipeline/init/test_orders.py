@@ -86,6 +86,17 @@ class Flat(nn.Module):
         return self.out(x.flatten(1))
 
 
+class Image(nn.Module):
+    """(n, 3, rows, columns)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters, self.out = nn.Conv2d(3, 2, 3), nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.filters(x).mean((2, 3)))
+
+
 class Wrong(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +164,18 @@ def test_a_bool_mask_that_comes_first(place: Path) -> None:
     mask, x = config.inputs
     assert (mask.name, mask.columns, x.permute) == ("mask", ("mask",), (0, 2, 1))
     assert config.collections["events"].columns[0].dtype == "bool"
+
+
+@pytest.mark.parametrize(
+    ("shape", "permute"), [((3, 6, 5), ()), ((6, 5, 3), (0, 3, 1, 2))], ids=["first", "last"]
+)
+def test_images_with_channels(
+    place: Path, shape: tuple[int, ...], permute: tuple[int, ...]
+) -> None:
+    """A row of three axes is a vector in memory, and has its axes again as an input."""
+    config = written(place, "model.py:Image", columns(place, 1, *shape))
+    (block,), (column,) = config.inputs, config.collections["events"].columns
+    assert (block.shape, block.permute, column.eigen) == (shape, permute, (90,))
 
 
 def test_a_dict_of_tensors(place: Path) -> None:

@@ -370,6 +370,15 @@ def lists_of(values: np.ndarray) -> dict[str, Any]:
     }
 
 
+def test_rows_of_three_axes_are_vectors() -> None:
+    images = np.arange(120, dtype=np.float32).reshape(5, 3, 2, 4)
+    layout = Layout([eigen("x", "float32", 24)], storage="columns")
+    made = as_collection({"x": images}, layout)
+    assert np.array_equal(to_numpy(made)["x"], images.reshape(5, 24))
+    with pytest.raises(CollectionError, match="found shape"):
+        as_collection({"x": images[..., :3]}, layout)
+
+
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1,)])
 def test_lists_of_one_length_are_vectors(shape: tuple[int, ...]) -> None:
     values = np.arange(4 * np.prod(shape), dtype="f4").reshape(4, *shape)
