@@ -57,7 +57,7 @@ def callers(*names: str) -> set[str]:
 
 OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process
     "engines/processes/isolation.py", "engines/processes/job.py", "engines/processes/warm.py",
-    "pipeline/building/steps.py", "stages/capture.py", "stages/compile.py",
+    "stages/capture.py", "stages/compile.py",
     "stages/validate.py", "stages/emulate.py", "engines/lanes/devices.py",
 }  # fmt: skip
 OWN_SOURCE = {

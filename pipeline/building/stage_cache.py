@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from soa.files import digest_of, read_plain, write_whole
-from soa.records import as_record, parse_json, plain, read_record
+from soa.records import as_record, parse_json, plain
 
 _DONE, _RECORD = "done.json", "record.json"
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class StageCache:
             return made
 
         def load(folder: Path) -> T:
-            return read_record(kind, (folder / _RECORD).read_bytes())
+            return as_record(kind, parse_json(read_plain(folder / _RECORD)))
 
         return self.result(stage, key, build, load, keep)
 
