@@ -17,7 +17,7 @@ import pipeline
 from registry.bundle.bundle import Bundle
 from runtime.session import Session
 from soa.errors import SoaPipelineError
-from soa.memory import as_collection
+from soa.memory import as_collection, to_numpy
 from tests.campaigns.first_model import ran, typed
 from tests.campaigns.networks.cases import Array, Case, Columns
 
@@ -182,7 +182,7 @@ def _answers(session: Session, columns: Columns, cut: slice) -> Array:
     made = {name: session.collection(name, count) for name in signature.output_collections}
     session.run(given, made)
     parts = [
-        np.asarray(made[bound.block.collection][column]).reshape(count, -1)
+        to_numpy(made[bound.block.collection])[column].reshape(count, -1)
         for bound in signature.outputs
         for column in bound.block.columns
     ]
