@@ -292,7 +292,7 @@ class Writer:
         index = step.source.variables()
         names = Names(self)
         value = names.text(self.at(step.source, index))
-        place = "all(0)"
+        place = "splat(0)"
         inside: list[str] = []
         for pick, size, by in zip(step.picks, step.shape, step.strides, strict=True):
             if not isinstance(pick, Tensor):
@@ -301,8 +301,8 @@ class Writer:
             at = names.name(self.at(pick, index))
             narrow = f"to_int32({at})"
             place += f" + {narrow} * {by}"
-            inside.append(f"ge({at}, all((int64_t)0)) & lt({at}, all((int64_t){size}))")
-        mask = " & ".join(inside) or "all(-1)"
+            inside.append(f"ge({at}, splat((int64_t)0)) & lt({at}, splat((int64_t){size}))")
+        mask = " & ".join(inside) or "splat(-1)"
         adds = "true" if step.how == "sum" else "false"
         put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
         in_order = self.nest(loops_of(index), self.over_vectors([*names.lines, put]))
@@ -352,7 +352,7 @@ class Names:
 
     def _call(self, value: Call) -> str:
         if value.function == "items":
-            return f"all(items[{self._number(value)}])"
+            return f"splat(items[{self._number(value)}])"
         function, given = value.function, [self._texts[each] for each in value.arguments]
         of_bools = value.arguments[0].dtype == "bool"
         if of_bools and function.startswith("to_"):
@@ -381,7 +381,7 @@ class Names:
             kind = _SCALARS[carrier(tensor.dtype)]
             place = tensor.address(index) + self.writer.constants.add(held(tensor.data))
             at = formula(place, self.writer.constants)
-            return f"all((({kind} const *)weights)[{at}])"
+            return f"splat((({kind} const *)weights)[{at}])"
         return self.writer.element(tensor, index)
 
     def _picked(self, tensor: Tensor, index: Indices) -> str:
@@ -407,9 +407,9 @@ class Names:
         for atom, factor in own:
             value = self._texts[atom.value]
             value = value if kind == "Q" else f"to_int32({value})"
-            words.append(value if factor == 1 else f"{enclosed(value)} * all(({scalar}){factor})")
+            words.append(value if factor == 1 else f"{enclosed(value)} * splat(({scalar}){factor})")
         if rest.terms or rest.constant or not words:
-            words.append(f"all(({scalar})({formula(rest, constants)}))")
+            words.append(f"splat(({scalar})({formula(rest, constants)}))")
         return " + ".join(words)
 
 
@@ -419,12 +419,12 @@ _SCALARS = {"F": "float", "D": "double", "I": "int32_t", "Q": "int64_t"}
 def literal(value: Literal) -> str:
     kind, number = carrier(value.dtype), value.number
     if value.dtype == "bool":
-        return f"all({-int(number)})"
+        return f"splat({-int(number)})"
     if kind in "IQ":
         low = number == RANGES[value.dtype][0] and number < -1
         text = f"{int(number) + 1} - 1" if low else str(int(number))
-        return f"all((int64_t)({text}))" if kind == "Q" else f"all({text})"
-    return f"all({floating(float(number), kind)})"
+        return f"splat((int64_t)({text}))" if kind == "Q" else f"splat({text})"
+    return f"splat({floating(float(number), kind)})"
 
 
 def floating(number: float, kind: str) -> str:

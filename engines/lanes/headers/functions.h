@@ -17,15 +17,15 @@ template <class V> INLINE I isnan(V x) { return ne(x, x); }
 
 INLINE I to_bool(I x) { return x != 0; }
 INLINE I to_bool(F x) { return x != 0; }
-INLINE I to_bool(D x) { return ne(x, all(0.0)); }
-INLINE I to_bool(Q x) { return ne(x, all((int64_t)0)); }
+INLINE I to_bool(D x) { return ne(x, splat(0.0)); }
+INLINE I to_bool(Q x) { return ne(x, splat((int64_t)0)); }
 
 INLINE F abs(F x) { return number(bits(x) & INT32_MAX); }
-INLINE D abs(D x) { return number(bits(x) & all(INT64_MAX)); }
+INLINE D abs(D x) { return number(bits(x) & splat(INT64_MAX)); }
 INLINE I abs(I x) { return select(x < 0, -x, x); }
-INLINE Q abs(Q x) { return select(less(x, all((int64_t)0)), -x, x); }
+INLINE Q abs(Q x) { return select(less(x, splat((int64_t)0)), -x, x); }
 INLINE F copysign(F x, F of) { return number((bits(x) & INT32_MAX) | (bits(of) & INT32_MIN)); }
-INLINE D copysign(D x, D of) { return number((bits(x) & all(INT64_MAX)) | (bits(of) & all(INT64_MIN))); }
+INLINE D copysign(D x, D of) { return number((bits(x) & splat(INT64_MAX)) | (bits(of) & splat(INT64_MIN))); }
 template <class V> INLINE V square(V x) { return x * x; }
 template <class V> INLINE V cube(V x) { return x * x * x; }
 
@@ -46,29 +46,29 @@ INLINE D minimum(D a, D b) { return select(~equal(a, a), a, lesser(a, b)); }
   INLINE V clamp(V x, V low, V high) { return minimum(maximum(x, low), high); }
 WHOLE(I) WHOLE(Q)
 #undef WHOLE
-INLINE F relu(F x) { return at_least(x, all(0.0f)); }
-INLINE D relu(D x) { return at_least(x, all(0.0)); }
-INLINE I relu(I x) { return maximum(x, all(0)); }
-INLINE Q relu(Q x) { return maximum(x, all((int64_t)0)); }
+INLINE F relu(F x) { return at_least(x, splat(0.0f)); }
+INLINE D relu(D x) { return at_least(x, splat(0.0)); }
+INLINE I relu(I x) { return maximum(x, splat(0)); }
+INLINE Q relu(Q x) { return maximum(x, splat((int64_t)0)); }
 template <class V> INLINE V fmax(V a, V b) { return select(isnan(a), b, select(isnan(b), a, maximum(a, b))); }
 template <class V> INLINE V fmin(V a, V b) { return select(isnan(a), b, select(isnan(b), a, minimum(a, b))); }
 template <class V> INLINE V one_signed(V x, V one, V zero) {
   return select(less(zero, x), one, select(less(x, zero), zero - one, zero));
 }
-INLINE F sign(F x) { return one_signed(x, all(1.0f), all(0.0f)); }
-INLINE D sign(D x) { return one_signed(x, all(1.0), all(0.0)); }
-INLINE I sign(I x) { return one_signed(x, all(1), all(0)); }
-INLINE Q sign(Q x) { return one_signed(x, all((int64_t)1), all((int64_t)0)); }
-INLINE I isinf(F x) { return abs(x) == all(kInfinity); }
-INLINE I isinf(D x) { return eq(abs(x), all((double)kInfinity)); }
-INLINE I isinf(I) { return all(0); }
-INLINE I isinf(Q) { return all(0); }
+INLINE F sign(F x) { return one_signed(x, splat(1.0f), splat(0.0f)); }
+INLINE D sign(D x) { return one_signed(x, splat(1.0), splat(0.0)); }
+INLINE I sign(I x) { return one_signed(x, splat(1), splat(0)); }
+INLINE Q sign(Q x) { return one_signed(x, splat((int64_t)1), splat((int64_t)0)); }
+INLINE I isinf(F x) { return abs(x) == splat(kInfinity); }
+INLINE I isinf(D x) { return eq(abs(x), splat((double)kInfinity)); }
+INLINE I isinf(I) { return splat(0); }
+INLINE I isinf(Q) { return splat(0); }
 
 // c + x * (next + x * (...)).
 template <class V, class N>
-INLINE V polynomial(V, N c) { return all(c); }
+INLINE V polynomial(V, N c) { return splat(c); }
 template <class V, class N, class... Rest>
-INLINE V polynomial(V x, N c, Rest... rest) { return fma(polynomial(x, rest...), x, all(c)); }
+INLINE V polynomial(V x, N c, Rest... rest) { return fma(polynomial(x, rest...), x, splat(c)); }
 
 // --- single precision ---
 
@@ -77,11 +77,11 @@ struct PowerF {
   I n;
 };
 INLINE PowerF power(F x) {  // for x from -104 to 89; the polynomial is from Cephes
-  const F shifted = fma(x, all(1.44269504f), all(0x1.8p23f)), n = shifted - all(0x1.8p23f);
-  const F r = fma(n, all(1.90465429995776806e-09f), fma(n, all(-0.693147182464599609375f), x));
+  const F shifted = fma(x, splat(1.44269504f), splat(0x1.8p23f)), n = shifted - splat(0x1.8p23f);
+  const F r = fma(n, splat(1.90465429995776806e-09f), fma(n, splat(-0.693147182464599609375f), x));
   const F tail = polynomial(r, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f,
                             1.3981999507e-3f, 1.9875691500e-4f);
-  return {fma(tail, r * r, r), bits(shifted) - bits(all(0x1.8p23f))};
+  return {fma(tail, r * r, r), bits(shifted) - bits(splat(0x1.8p23f))};
 }
 INLINE F two_to(I n) { return number((n + 127) << 23); }
 INLINE F scaled(F x, I n) {  // x * 2^n, rounded once
@@ -89,29 +89,29 @@ INLINE F scaled(F x, I n) {  // x * 2^n, rounded once
   return x * two_to(half) * two_to(n - half);
 }
 INLINE F exp(F x) {
-  const I gone = x < all(-104.0f);  // the result is 0; avoids slow denormal numbers
-  const PowerF p = power(at_most(select(gone, all(0.0f), x), all(89.0f)));
-  return number(bits(scaled(all(1.0f) + p.less_one, p.n)) & ~gone);
+  const I gone = x < splat(-104.0f);  // the result is 0; avoids slow denormal numbers
+  const PowerF p = power(at_most(select(gone, splat(0.0f), x), splat(89.0f)));
+  return number(bits(scaled(splat(1.0f) + p.less_one, p.n)) & ~gone);
 }
 INLINE F expm1(F x) {
-  const PowerF p = power(at_least(at_most(x, all(89.0f)), all(-30.0f)));
-  const F s = two_to(p.n - 1), half = fma(s, p.less_one, s - all(0.5f));  // half of the result: 2^128 is no float
-  return select(abs(x) < all(0x1p-25f), x, half + half);  // subnormal numbers have no half
+  const PowerF p = power(at_least(at_most(x, splat(89.0f)), splat(-30.0f)));
+  const F s = two_to(p.n - 1), half = fma(s, p.less_one, s - splat(0.5f));  // half of the result: 2^128 is no float
+  return select(abs(x) < splat(0x1p-25f), x, half + half);  // subnormal numbers have no half
 }
 INLINE F sigmoid(F x) {  // by exp(-|x|), which keeps small results accurate
-  const PowerF p = power(at_least(number(bits(x) | INT32_MIN), all(-104.0f)));
-  const F e = scaled(all(1.0f) + p.less_one, p.n);
-  return select(x < all(0.0f), e, all(1.0f)) / (all(1.0f) + e);
+  const PowerF p = power(at_least(number(bits(x) | INT32_MIN), splat(-104.0f)));
+  const F e = scaled(splat(1.0f) + p.less_one, p.n);
+  return select(x < splat(0.0f), e, splat(1.0f)) / (splat(1.0f) + e);
 }
 
 struct LogF {
   F mantissa, exponent;  // x = (1 + mantissa) * 2^exponent, mantissa from -0.3 to 0.42
 };
 INLINE LogF parts(F x) {
-  const I tiny = x < all(0x1p-126f);
-  const I b = bits(select(tiny, x * all(0x1p23f), x)) - bits(all(0.70710678f));
+  const I tiny = x < splat(0x1p-126f);
+  const I b = bits(select(tiny, x * splat(0x1p23f), x)) - bits(splat(0.70710678f));
   const I e = b >> 23;
-  return {number(bits(select(tiny, x * all(0x1p23f), x)) - (e << 23)) - all(1.0f),
+  return {number(bits(select(tiny, x * splat(0x1p23f), x)) - (e << 23)) - splat(1.0f),
           to_float32(e - (tiny & 23))};
 }
 INLINE F log_of(LogF p, F lost) {  // logf of Cephes; `lost` is added to the mantissa
@@ -120,41 +120,41 @@ INLINE F log_of(LogF p, F lost) {  // logf of Cephes; `lost` is added to the man
                             1.4249322787e-1f, -1.2420140846e-1f, 1.1676998740e-1f, -1.1514610310e-1f,
                             7.0376836292e-2f);
   F found = fma(tail, m * z, lost);
-  found = fma(p.exponent, all(-2.12194440e-4f), found);
-  found = m + fma(all(-0.5f), z, found);
-  return fma(p.exponent, all(0.693359375f), found);
+  found = fma(p.exponent, splat(-2.12194440e-4f), found);
+  found = m + fma(splat(-0.5f), z, found);
+  return fma(p.exponent, splat(0.693359375f), found);
 }
 INLINE F log(F x) {
-  F found = log_of(parts(x), all(0.0f));
-  found = select(x == all(kInfinity), x, found);
-  found = select(x == all(0.0f), all(-kInfinity), found);
-  return select(x >= all(0.0f), found, all(kNaN));
+  F found = log_of(parts(x), splat(0.0f));
+  found = select(x == splat(kInfinity), x, found);
+  found = select(x == splat(0.0f), splat(-kInfinity), found);
+  return select(x >= splat(0.0f), found, splat(kNaN));
 }
 INLINE F log1p(F x) {
-  const F u = all(1.0f) + x, lost = select(u < all(0x1p24f), x - (u - all(1.0f)), all(0.0f)) / u;
+  const F u = splat(1.0f) + x, lost = select(u < splat(0x1p24f), x - (u - splat(1.0f)), splat(0.0f)) / u;
   F found = log_of(parts(u), lost);
-  found = select(u == all(kInfinity), u, found);
-  found = select(x == all(-1.0f), all(-kInfinity), found);
-  found = select(x >= all(-1.0f), found, all(kNaN));
-  return select(abs(x) < all(0x1p-24f), x, found);
+  found = select(u == splat(kInfinity), u, found);
+  found = select(x == splat(-1.0f), splat(-kInfinity), found);
+  found = select(x >= splat(-1.0f), found, splat(kNaN));
+  return select(abs(x) < splat(0x1p-24f), x, found);
 }
 
 // Rational functions from Eigen.
 INLINE F tanh(F x) {
-  const F c = at_least(at_most(x, all(7.90531110763549805f)), all(-7.90531110763549805f)), z = c * c;
+  const F c = at_least(at_most(x, splat(7.90531110763549805f)), splat(-7.90531110763549805f)), z = c * c;
   const F p = polynomial(z, 4.89352455891786e-03f, 6.37261928875436e-04f, 1.48572235717979e-05f, 5.12229709037114e-08f,
                          -8.60467152213735e-11f, 2.00018790482477e-13f, -2.76076847742355e-16f);
   const F q = polynomial(z, 4.89352518554385e-03f, 2.26843463243900e-03f, 1.18534705686654e-04f, 1.19825839466702e-06f);
-  const F found = select(abs(x) < all(4e-4f), x, c * p / q);
-  return select(abs(x) > all(9.01f), copysign(all(1.0f), x), found);
+  const F found = select(abs(x) < splat(4e-4f), x, c * p / q);
+  return select(abs(x) > splat(9.01f), copysign(splat(1.0f), x), found);
 }
 INLINE F erf(F x) {
-  const F c = at_least(at_most(x, all(4.0f)), all(-4.0f)), z = c * c;
+  const F c = at_least(at_most(x, splat(4.0f)), splat(-4.0f)), z = c * c;
   const F p = polynomial(z, -1.60960333262415e-02f, -2.95459980854025e-03f, -7.34990630326855e-04f, -5.69250639462346e-05f,
                          -2.10102402082508e-06f, 2.77068142495902e-08f, -2.72614225801306e-10f);
   const F q = polynomial(z, -1.42647390514189e-02f, -7.37332916720468e-03f, -1.68282697438203e-03f, -2.13374055278905e-04f,
                          -1.45660718464996e-05f);
-  return select(abs(x) > all(3.9192059f), copysign(all(1.0f), x), c * (p / q));
+  return select(abs(x) > splat(3.9192059f), copysign(splat(1.0f), x), c * (p / q));
 }
 
 // --- double precision ---
@@ -168,83 +168,83 @@ struct PowerD {
   D less_one, n;  // exp(x) = (1 + less_one) * 2^n
 };
 INLINE PowerD power(D x, double least, double most) {
-  x = at_most(at_least(x, all(least)), all(most));
-  const D n = round(x * all(1 / kLn2)), r = fma(n, all(-2.3190468138462996e-17), fma(n, all(-kLn2), x));
+  x = at_most(at_least(x, splat(least)), splat(most));
+  const D n = round(x * splat(1 / kLn2)), r = fma(n, splat(-2.3190468138462996e-17), fma(n, splat(-kLn2), x));
   return {expm1_near(r), n};
 }
-INLINE D two_to(D n) { return number(bits(n + all(0x1p52 + 1023)) << 52); }
+INLINE D two_to(D n) { return number(bits(n + splat(0x1p52 + 1023)) << 52); }
 INLINE D scaled(D x, D n) {  // x * 2^n, rounded once
-  const D half = floor(n * all(0.5));
+  const D half = floor(n * splat(0.5));
   return x * two_to(half) * two_to(n - half);
 }
 INLINE D exp(D x) {
   const PowerD p = power(x, -746, 711);
-  return scaled(all(1.0) + p.less_one, p.n);
+  return scaled(splat(1.0) + p.less_one, p.n);
 }
 INLINE D expm1(D x) {
   const PowerD p = power(x, -50, 700);
-  const D s = two_to(p.n), found = select(less(all(700.0), x), exp(x), fma(p.less_one, s, s - all(1.0)));
-  return select(equal(x, all(0.0)), x, found);
+  const D s = two_to(p.n), found = select(less(splat(700.0), x), exp(x), fma(p.less_one, s, s - splat(1.0)));
+  return select(equal(x, splat(0.0)), x, found);
 }
 INLINE D exp2(D x) {
-  x = at_most(at_least(x, all(-1080.0)), all(1030.0));
+  x = at_most(at_least(x, splat(-1080.0)), splat(1030.0));
   const D n = round(x);
-  return scaled(all(1.0) + expm1_near((x - n) * all(kLn2)), n);
+  return scaled(splat(1.0) + expm1_near((x - n) * splat(kLn2)), n);
 }
-INLINE D sigmoid(D x) { return all(1.0) / (all(1.0) + exp(-x)); }
+INLINE D sigmoid(D x) { return splat(1.0) / (splat(1.0) + exp(-x)); }
 
 // The method and coefficients are from fdlibm's e_log.c.
 INLINE D log(D x) {
-  const Q tiny = less(x, all(0x1p-1022));
-  const Q b = bits(select(tiny, x * all(0x1p54), x));
-  D m = number((b & all(0x000fffffffffffff)) | all(0x3ff0000000000000));
-  const Q high = less(all(1.4142135623730951), m);
-  m = select(high, m * all(0.5), m);
-  const D exponent = number(((b >> 52) & all((int64_t)0xfff)) | all(0x4330000000000000)) - all(0x1p52 + 1023);
-  const D e = exponent + select(high, all(1.0), all(0.0)) - select(tiny, all(54.0), all(0.0));
-  const D f = m - all(1.0), s = f / (all(2.0) + f), z = s * s, half = all(0.5) * f * f;
+  const Q tiny = less(x, splat(0x1p-1022));
+  const Q b = bits(select(tiny, x * splat(0x1p54), x));
+  D m = number((b & splat(0x000fffffffffffff)) | splat(0x3ff0000000000000));
+  const Q high = less(splat(1.4142135623730951), m);
+  m = select(high, m * splat(0.5), m);
+  const D exponent = number(((b >> 52) & splat((int64_t)0xfff)) | splat(0x4330000000000000)) - splat(0x1p52 + 1023);
+  const D e = exponent + select(high, splat(1.0), splat(0.0)) - select(tiny, splat(54.0), splat(0.0));
+  const D f = m - splat(1.0), s = f / (splat(2.0) + f), z = s * s, half = splat(0.5) * f * f;
   const D series = polynomial(z, 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
                               2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
                               1.479819860511658591e-01);
-  const D low = fma(e, all(1.90821492927058770002e-10), s * fma(z, series, half));
-  D found = fma(e, all(6.93147180369123816490e-01), f - (half - low));
-  found = select(equal(x, all(0.0)), all(-(double)kInfinity), found);
-  found = select(equal(x, all((double)kInfinity)), x, found);
-  return select(less_equal(all(0.0), x), found, all((double)kNaN));
+  const D low = fma(e, splat(1.90821492927058770002e-10), s * fma(z, series, half));
+  D found = fma(e, splat(6.93147180369123816490e-01), f - (half - low));
+  found = select(equal(x, splat(0.0)), splat(-(double)kInfinity), found);
+  found = select(equal(x, splat((double)kInfinity)), x, found);
+  return select(less_equal(splat(0.0), x), found, splat((double)kNaN));
 }
-INLINE D log2(D x) { return log(x) * all(1 / kLn2); }
-INLINE D log10(D x) { return log(x) * all(0.43429448190325182765); }
+INLINE D log2(D x) { return log(x) * splat(1 / kLn2); }
+INLINE D log10(D x) { return log(x) * splat(0.43429448190325182765); }
 INLINE D log1p(D x) {
-  const D u = all(1.0) + x, lost = (x - (u - all(1.0))) / u;  // the rounding error of the sum
-  const Q finite = less(all(0.0), u) & less(u, all((double)kInfinity));
-  return select(equal(x, all(0.0)), x, log(u) + select(finite, lost, all(0.0)));
+  const D u = splat(1.0) + x, lost = (x - (u - splat(1.0))) / u;  // the rounding error of the sum
+  const Q finite = less(splat(0.0), u) & less(u, splat((double)kInfinity));
+  return select(equal(x, splat(0.0)), x, log(u) + select(finite, lost, splat(0.0)));
 }
 
 INLINE D tanh(D x) {
-  const D t = expm1(at_most(at_least(x + x, all(-40.0)), all(40.0)));
-  return t / (t + all(2.0));
+  const D t = expm1(at_most(at_least(x + x, splat(-40.0)), splat(40.0)));
+  return t / (t + splat(2.0));
 }
 INLINE D sinh(D x) {
-  const D t = expm1(at_most(abs(x), all(709.0))), far = exp(abs(x) - all(kLn2));
-  return copysign(select(less(all(30.0), abs(x)), far, (t + t / (t + all(1.0))) * all(0.5)), x);
+  const D t = expm1(at_most(abs(x), splat(709.0))), far = exp(abs(x) - splat(kLn2));
+  return copysign(select(less(splat(30.0), abs(x)), far, (t + t / (t + splat(1.0))) * splat(0.5)), x);
 }
 INLINE D cosh(D x) {
-  const D t = exp(abs(x)), far = exp(abs(x) - all(kLn2));
-  return select(less(all(30.0), abs(x)), far, (t + all(1.0) / t) * all(0.5));
+  const D t = exp(abs(x)), far = exp(abs(x) - splat(kLn2));
+  return select(less(splat(30.0), abs(x)), far, (t + splat(1.0) / t) * splat(0.5));
 }
 INLINE D asinh(D x) {
-  const D a = abs(x), more = a * a / (all(1.0) + sqrt(fma(a, a, all(1.0))));
-  const D found = select(less(all(0x1p500), a), log(a) + all(kLn2), log1p(a + more));
-  return copysign(select(equal(a, all((double)kInfinity)), a, found), x);
+  const D a = abs(x), more = a * a / (splat(1.0) + sqrt(fma(a, a, splat(1.0))));
+  const D found = select(less(splat(0x1p500), a), log(a) + splat(kLn2), log1p(a + more));
+  return copysign(select(equal(a, splat((double)kInfinity)), a, found), x);
 }
 INLINE D acosh(D x) {
-  const D t = x - all(1.0), found = log1p(t + sqrt(fma(t, t, t + t)));
-  const D far = select(less(all(0x1p500), x), log(x) + all(kLn2), found);
-  return select(less(x, all(1.0)), all((double)kNaN), far);
+  const D t = x - splat(1.0), found = log1p(t + sqrt(fma(t, t, t + t)));
+  const D far = select(less(splat(0x1p500), x), log(x) + splat(kLn2), found);
+  return select(less(x, splat(1.0)), splat((double)kNaN), far);
 }
 INLINE D atanh(D x) {
   const D a = abs(x);
-  return copysign(all(0.5) * log1p((a + a) / (all(1.0) - a)), x);
+  return copysign(splat(0.5) * log1p((a + a) / (splat(1.0) - a)), x);
 }
 
 // `rest`: x minus the nearest multiple of pi/2. `quarter`: the number of that multiple; only its value modulo 4 counts.
@@ -272,9 +272,9 @@ FAR double far_angle(double x, int64_t *quarter) {
   return x < 0 ? -rest : rest;
 }
 INLINE Angle angle(D x) {
-  const D n = round(x * all(2 / kPi));
-  Angle found{fma(n, all(-6.123233995736766e-17), fma(n, all(-kPi / 2), x)), bits(n + all(0x1.8p52))};
-  const I near = lt(abs(x), all(0x1p30));
+  const D n = round(x * splat(2 / kPi));
+  Angle found{fma(n, splat(-6.123233995736766e-17), fma(n, splat(-kPi / 2), x)), bits(n + splat(0x1.8p52))};
+  const I near = lt(abs(x), splat(0x1p30));
   UNROLL for (int l = 0; l < LANES; ++l) {
     if (near[l]) continue;
     double *const rest = (double *)&found.rest + l;
@@ -294,63 +294,63 @@ INLINE D cosine(D r) {
   return polynomial(r * r, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
                     -1.0 / 87178291200, 1.0 / 20922789888000);
 }
-INLINE Q odd(Q quarter) { return less(quarter << 63, all((int64_t)0)); }
+INLINE Q odd(Q quarter) { return less(quarter << 63, splat((int64_t)0)); }
 INLINE D turned(Angle a, Q quarter) {
   const D found = select(odd(quarter), cosine(a.rest), sine(a.rest));
-  return number(bits(found) ^ ((quarter << 62) & all(INT64_MIN)));
+  return number(bits(found) ^ ((quarter << 62) & splat(INT64_MIN)));
 }
 INLINE D sin(D x) {
   const Angle a = angle(x);
-  return select(equal(x, all(0.0)), x, turned(a, a.quarter));
+  return select(equal(x, splat(0.0)), x, turned(a, a.quarter));
 }
 INLINE D cos(D x) {
   const Angle a = angle(x);
-  return turned(a, a.quarter + all((int64_t)1));
+  return turned(a, a.quarter + splat((int64_t)1));
 }
 INLINE D tan(D x) {
   const Angle a = angle(x);
   const D s = sine(a.rest), c = cosine(a.rest);
   const Q swap = odd(a.quarter);
-  const D found = select(swap, all(0.0) - c, s) / select(swap, s, c);
-  return select(equal(x, all(0.0)), x, found);
+  const D found = select(swap, splat(0.0) - c, s) / select(swap, s, c);
+  return select(equal(x, splat(0.0)), x, found);
 }
 
 INLINE D atan2(D y, D x) {
   const D ax = abs(x), ay = abs(y), small = lesser(ax, ay), large = greater(ax, ay);
-  D t = select(equal(small, large), all(1.0), small / large);
-  t = select(equal(large, all(0.0)), all(0.0), t);
-  const Q high = less(all(0.41421356237309503), t);
-  const D u = select(high, (t - all(1.0)) / (t + all(1.0)), t), z = u * u;
+  D t = select(equal(small, large), splat(1.0), small / large);
+  t = select(equal(large, splat(0.0)), splat(0.0), t);
+  const Q high = less(splat(0.41421356237309503), t);
+  const D u = select(high, (t - splat(1.0)) / (t + splat(1.0)), t), z = u * u;
   const D tail = polynomial(z, -3.33333333333329318027e-01, 1.99999999998764832476e-01, -1.42857142725034663711e-01,
                             1.11111104054623557880e-01, -9.09088713343650656196e-02, 7.69187620504482999495e-02,
                             -6.66107313738753120669e-02, 5.83357013379057348645e-02, -4.97687799461593236017e-02,
                             3.65315727442169155270e-02, -1.62858201153657823623e-02);  // from fdlibm's s_atan.c
-  D found = fma(u * z, tail, u) + select(high, all(kPi / 4), all(0.0));
-  found = select(less(ax, ay), all(kPi / 2) - found, found);
-  found = select(less(bits(x), all((int64_t)0)), all(kPi) - found, found);
-  return select(~(equal(x, x) & equal(y, y)), all((double)kNaN), copysign(found, y));
+  D found = fma(u * z, tail, u) + select(high, splat(kPi / 4), splat(0.0));
+  found = select(less(ax, ay), splat(kPi / 2) - found, found);
+  found = select(less(bits(x), splat((int64_t)0)), splat(kPi) - found, found);
+  return select(~(equal(x, x) & equal(y, y)), splat((double)kNaN), copysign(found, y));
 }
-INLINE D atan(D x) { return atan2(x, all(1.0)); }
-INLINE D other_side(D x) { return sqrt((all(1.0) - x) * (all(1.0) + x)); }
+INLINE D atan(D x) { return atan2(x, splat(1.0)); }
+INLINE D other_side(D x) { return sqrt((splat(1.0) - x) * (splat(1.0) + x)); }
 INLINE D asin(D x) { return atan2(x, other_side(x)); }
 INLINE D acos(D x) { return atan2(other_side(x), x); }
 
 INLINE D pow(D x, D y) {
-  const D ax = abs(x), half = y * all(0.5);
-  const Q whole = equal(floor(y), y), uneven = whole & ~equal(floor(half), half), under = less(bits(x), all((int64_t)0));
+  const D ax = abs(x), half = y * splat(0.5);
+  const Q whole = equal(floor(y), y), uneven = whole & ~equal(floor(half), half), under = less(bits(x), splat((int64_t)0));
   D found = exp(y * log(ax));
-  found = number(bits(found) ^ (uneven & under & all(INT64_MIN)));
-  const Q root = less(x, all(0.0)) & less(all(0.0), ax) & less(ax, all((double)kInfinity));
-  found = select(root & ~whole, all((double)kNaN), found);  // a root of a negative number; y = ±inf counts as an integer
-  found = select(equal(ax, all(1.0)) & equal(abs(y), all((double)kInfinity)), all(1.0), found);
-  return select(equal(y, all(0.0)) | equal(x, all(1.0)), all(1.0), found);
+  found = number(bits(found) ^ (uneven & under & splat(INT64_MIN)));
+  const Q root = less(x, splat(0.0)) & less(splat(0.0), ax) & less(ax, splat((double)kInfinity));
+  found = select(root & ~whole, splat((double)kNaN), found);  // a root of a negative number; y = ±inf counts as an integer
+  found = select(equal(ax, splat(1.0)) & equal(abs(y), splat((double)kInfinity)), splat(1.0), found);
+  return select(equal(y, splat(0.0)) | equal(x, splat(1.0)), splat(1.0), found);
 }
 
 // For z from 0 to 28: erfc(z) exp(z^2) / t, where t = 4 / (4 + z), as a polynomial in t - 9/16, which t leaves by at most
 // 7/16. It is a Chebyshev fit with an error below 1e-17; tests/engines/lanes/test_erfc.py derives the numbers.
 INLINE D erfc_of_positive(D z) {
-  const D t = all(4.0) / (all(4.0) + z), square = z * z, lost = fma(z, z, -square);
-  const D series = polynomial(t - all(0.5625), 0.3078220955665328, 0.599007667587648, 1.0107421500723868,
+  const D t = splat(4.0) / (splat(4.0) + z), square = z * z, lost = fma(z, z, -square);
+  const D series = polynomial(t - splat(0.5625), 0.3078220955665328, 0.599007667587648, 1.0107421500723868,
                               1.4733766496526814, 1.8376724945459242, 1.9249846801150026, 1.6343937744392691,
                               1.0406173724172323, 0.3872988816439826, -0.05604096517823535, -0.17674027064358366,
                               -0.08013980813424111, 0.03283998540214565, 0.04892380278040745, 0.002566607792126191,
@@ -360,8 +360,8 @@ INLINE D erfc_of_positive(D z) {
   return fma(found, -lost, found);
 }
 INLINE D erfc(D x) {
-  const D found = erfc_of_positive(at_most(abs(x), all(28.0)));
-  return select(less(bits(x), all((int64_t)0)), all(2.0) - found, found);
+  const D found = erfc_of_positive(at_most(abs(x), splat(28.0)));
+  return select(less(bits(x), splat((int64_t)0)), splat(2.0) - found, found);
 }
 INLINE D erf(D x) {
   const D a = abs(x), z = a * a;
@@ -370,12 +370,12 @@ INLINE D erf(D x) {
                                 0.00012055332981789664, -1.4925650358406251e-05, 1.6462114365889246e-06,
                                 -1.6365844691234924e-07, 1.4807192815879218e-08, -1.2290555301717926e-09,
                                 9.422759064650411e-11);
-  return copysign(select(less(all(0.5), a), all(1.0) - erfc_of_positive(at_most(a, all(28.0))), near), x);
+  return copysign(select(less(splat(0.5), a), splat(1.0) - erfc_of_positive(at_most(a, splat(28.0))), near), x);
 }
 INLINE D hypot(D x, D y) {
   const D found = sqrt(fma(x, x, y * y));
-  const Q far = equal(abs(x), all((double)kInfinity)) | equal(abs(y), all((double)kInfinity));
-  return select(far, all((double)kInfinity), found);
+  const Q far = equal(abs(x), splat((double)kInfinity)) | equal(abs(y), splat((double)kInfinity));
+  return select(far, splat((double)kInfinity), found);
 }
 
 // Exact: subtracts multiples of the divisor until the rest is smaller than the divisor.
@@ -384,15 +384,15 @@ INLINE D fmod(D a, D b) {
   D left = abs(a);
   for (int step = 0; step < 64; ++step) {
     const D quotient = trunc(left / size);
-    const I going = lt(all(0.0), abs(quotient)) & lt(abs(quotient), all((double)kInfinity));
+    const I going = lt(splat(0.0), abs(quotient)) & lt(abs(quotient), splat((double)kInfinity));
     bool any = false;
     UNROLL for (int l = 0; l < LANES; ++l) any = any || going[l];
     if (!any) break;
     left = select(going, fma(-quotient, size, left), left);
   }
-  left = select(less(left, all(0.0)), left + size, left);  // if a quotient was rounded up
-  const Q none = ~(less(abs(a), all((double)kInfinity)) & less(all(0.0), size));
-  return select(none, all((double)kNaN), copysign(left, a));
+  left = select(less(left, splat(0.0)), left + size, left);  // if a quotient was rounded up
+  const Q none = ~(less(abs(a), splat((double)kInfinity)) & less(splat(0.0), size));
+  return select(none, splat((double)kNaN), copysign(left, a));
 }
 
 // --- functions of floats that are computed in double precision ---
@@ -412,31 +412,31 @@ FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
     const V left = fmod(a, b);                                                      \
     return select(ne(left, zero) & (lt(left, zero) ^ lt(b, zero)), left + b, left); \
   }
-SIGNED_AS_DIVISOR(F, all(0.0f)) SIGNED_AS_DIVISOR(D, all(0.0))
+SIGNED_AS_DIVISOR(F, splat(0.0f)) SIGNED_AS_DIVISOR(D, splat(0.0))
 #undef SIGNED_AS_DIVISOR
 // Computed from the exact remainder, as in torch.
 #define FLOORED(V, N)                                                                                        \
   INLINE V div_floor(V a, V b) {                                                                             \
-    const V left = fmod(a, b), zero = all((N)0), quotient = (a - left) / b;                                  \
+    const V left = fmod(a, b), zero = splat((N)0), quotient = (a - left) / b;                                  \
     const I other = ne(left, zero) & (lt(left, zero) ^ lt(b, zero));                                         \
-    const V exact = quotient - select(other, all((N)1), zero), below = floor(exact);                         \
-    const V found = below + select(gt(exact - below, all((N)0.5)), all((N)1), zero);                         \
+    const V exact = quotient - select(other, splat((N)1), zero), below = floor(exact);                         \
+    const V found = below + select(gt(exact - below, splat((N)0.5)), splat((N)1), zero);                         \
     return select(eq(b, zero), a / b, select(eq(exact, zero), copysign(zero, a / b), found));                \
   }
 FLOORED(F, float) FLOORED(D, double)
 #undef FLOORED
 template <class V> INLINE V div_trunc(V a, V b) { return trunc(a / b); }
 #define WHOLE(V, N)                                                                            \
-  INLINE V unless_zero(V b, V x) { return select(eq(b, all((N)0)), all((N)0), x); }            \
+  INLINE V unless_zero(V b, V x) { return select(eq(b, splat((N)0)), splat((N)0), x); }            \
   INLINE V fmod(V a, V b) { return unless_zero(b, a - div_trunc(a, b) * b); }                  \
   INLINE V div_floor(V a, V b) {                                                               \
-    const V q = div_trunc(a, b), zero = all((N)0);                                             \
+    const V q = div_trunc(a, b), zero = splat((N)0);                                             \
     const I down = ne(q * b, a) & (lt(a, zero) ^ lt(b, zero));                                 \
-    return unless_zero(b, q + select(down, all((N)-1), zero));                                 \
+    return unless_zero(b, q + select(down, splat((N)-1), zero));                                 \
   }                                                                                            \
   INLINE V remainder(V a, V b) { return unless_zero(b, a - div_floor(a, b) * b); }             \
   INLINE V pow(V x, V y) { /* 1 / x is 0 unless x is 1 or -1 */                                \
-    const V zero = all((N)0), one = all((N)1), uneven = y & one;                               \
+    const V zero = splat((N)0), one = splat((N)1), uneven = y & one;                               \
     const I under = lt(y, zero), first = eq(x, one), last = eq(x, zero - one);                 \
     V found = one;                                                                             \
     for (int bit = 0; bit < (int)sizeof(N) * 8 - 1; ++bit) {                                   \
@@ -465,22 +465,22 @@ INLINE I rounded_int8(I x) { return (x << 24) >> 24; }
 INLINE I rounded_uint8(I x) { return x & 0xff; }
 INLINE I rounded_int16(I x) { return (x << 16) >> 16; }
 INLINE I rounded_uint16(I x) { return x & 0xffff; }
-INLINE Q rounded_uint32(Q x) { return x & all((int64_t)0xffffffff); }
+INLINE Q rounded_uint32(Q x) { return x & splat((int64_t)0xffffffff); }
 template <class V> INLINE I to_int8(V x) { return rounded_int8(to_int32(x)); }
 template <class V> INLINE I to_uint8(V x) { return rounded_uint8(to_int32(x)); }
 template <class V> INLINE I to_int16(V x) { return rounded_int16(to_int32(x)); }
 template <class V> INLINE I to_uint16(V x) { return rounded_uint16(to_int32(x)); }
 template <class V> INLINE Q to_uint32(V x) { return rounded_uint32(to_int64(x)); }
 
-INLINE I bitwise_left_shift(I x, I by) { return select((by < 0) | (by > 31), all(0), x << (by & 31)); }
-INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31), all(31), by); }
+INLINE I bitwise_left_shift(I x, I by) { return select((by < 0) | (by > 31), splat(0), x << (by & 31)); }
+INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31), splat(31), by); }
 #define SHIFT(name, far, shifted)                                                                    \
   INLINE Q name(Q x, Q by) {                                                                         \
-    const Q size = select(ge(by, all((int64_t)0)) & lt(by, all((int64_t)64)), by, all((int64_t)63)); \
+    const Q size = select(ge(by, splat((int64_t)0)) & lt(by, splat((int64_t)64)), by, splat((int64_t)63)); \
     const Q found = shifted(x, size);                                                                \
     return select(equal(size, by), found, far);                                                      \
   }
-SHIFT(bitwise_left_shift, all((int64_t)0), shifted_left) SHIFT(bitwise_right_shift, found, shifted_right)
+SHIFT(bitwise_left_shift, splat((int64_t)0), shifted_left) SHIFT(bitwise_right_shift, found, shifted_right)
 #undef SHIFT
 
 // Rounds to the nearest number of 16 bits, half-way cases to the even one.
@@ -490,9 +490,9 @@ INLINE F rounded_bfloat16(F x) {
 }
 INLINE F rounded_float16(F x) {
   const I b = bits(x), up = b + 0xfff + ((b >> 13) & 1);
-  const F small = copysign((abs(x) + all(0.5f)) - all(0.5f), x);  // below 2^-14 the last bit is 2^-24
-  F found = select(abs(x) < all(0x1p-14f), small, number(up & (int32_t)0xffffe000));
-  found = select(abs(found) > all(65504.0f), copysign(all(kInfinity), x), found);
+  const F small = copysign((abs(x) + splat(0.5f)) - splat(0.5f), x);  // below 2^-14 the last bit is 2^-24
+  F found = select(abs(x) < splat(0x1p-14f), small, number(up & (int32_t)0xffffe000));
+  found = select(abs(found) > splat(65504.0f), copysign(splat(kInfinity), x), found);
   return select(x != x, x, found);
 }
 template <class V> INLINE F to_bfloat16(V x) { return rounded_bfloat16(to_float32(x)); }
@@ -501,18 +501,18 @@ template <class V> INLINE F to_float16(V x) { return rounded_float16(to_float32(
 INLINE F load_bfloat16(const void *column, int64_t row) { return number(load_uint16(column, row) << 16); }
 INLINE void store_bfloat16(void *column, int64_t row, F x) {
   const I b = bits(rounded_bfloat16(x));
-  store_uint16(column, row, select(x != x, all(0x7fc0), (b >> 16) & 0xffff));
+  store_uint16(column, row, select(x != x, splat(0x7fc0), (b >> 16) & 0xffff));
 }
 INLINE F load_float16(const void *column, int64_t row) {
   const I h = load_uint16(column, row), size = h & 0x7fff;
-  const F found = number(size << 13) * all(0x1p112f);  // exact, denormal numbers too
+  const F found = number(size << 13) * splat(0x1p112f);  // exact, denormal numbers too
   const F kept = select(size >= 0x7c00, number((size << 13) | 0x7f800000), found);
   return number(bits(kept) | (h & 0x8000) << 16);
 }
 INLINE void store_float16(void *column, int64_t row, F x) {
   const F r = rounded_float16(x), a = abs(r);
-  I b = bits(a * all(0x1p-112f)) >> 13;  // exact
-  b = select(a == all(kInfinity), all(0x7c00), select(x != x, all(0x7e00), b));
+  I b = bits(a * splat(0x1p-112f)) >> 13;  // exact
+  b = select(a == splat(kInfinity), splat(0x7c00), select(x != x, splat(0x7e00), b));
   store_uint16(column, row, b | ((bits(x) >> 16) & 0x8000));
 }
 INLINE I load_bool(const void *column, int64_t row) { return load_uint8(column, row) != 0; }

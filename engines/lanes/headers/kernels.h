@@ -58,7 +58,7 @@ INLINE void weighted_block(S steps, const V *left, const N *weights, int m, int 
       UNROLL for (int r = 0; r < RV; ++r) own[a][r] = x[a * kLeft * RV + r];
     }
     UNROLL for (int b = 0; b < kJ; ++b) {
-      const V weight = all(weights[b]);
+      const V weight = splat(weights[b]);
       UNROLL for (int a = 0; a < kM; ++a) {
         UNROLL for (int r = 0; r < RV; ++r) sums[a][b][r] = fma(weight, own[a][r], sums[a][b][r]);
       }
@@ -131,11 +131,11 @@ INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
 
 // Reductions take values one after the other. A sum has up to eight parts; step k is added to part k % 8. The parts are
 // combined in a fixed order, so that the bits are the same whether lanes are rows or steps.
-INLINE void start(F &x, double number) { x = all((float)number); }
-INLINE void start(D &x, double number) { x = all(number); }
-INLINE void start(I &x, double number) { x = all(number < 0 ? INT32_MIN : number > 1 ? INT32_MAX : (int32_t)number); }
+INLINE void start(F &x, double number) { x = splat((float)number); }
+INLINE void start(D &x, double number) { x = splat(number); }
+INLINE void start(I &x, double number) { x = splat(number < 0 ? INT32_MIN : number > 1 ? INT32_MAX : (int32_t)number); }
 INLINE void start(Q &x, double number) {
-  x = all(number < 0 ? INT64_MIN : number > 1 ? INT64_MAX : (int64_t)number);
+  x = splat(number < 0 ? INT64_MIN : number > 1 ? INT64_MAX : (int64_t)number);
 }
 // Calls `take(k, part)` for each step of the innermost loop. kLong: the code of `take` is not repeated for each part.
 template <bool kLong, int kSteps, class Take>
@@ -177,22 +177,22 @@ REDUCTION(Min, minimum, (double)kInfinity) REDUCTION(Any, either, 0)
 #undef REDUCTION
 // Integer keys with the order in which torch sorts numbers: NaN is the largest, and 0 equals -0.
 INLINE I order(F x) {
-  const I b = bits(x + all(0.0f));
-  return select(x != x, all(INT32_MAX), b ^ ((b >> 31) & INT32_MAX));
+  const I b = bits(x + splat(0.0f));
+  return select(x != x, splat(INT32_MAX), b ^ ((b >> 31) & INT32_MAX));
 }
 INLINE Q order(D x) {
-  const Q b = bits(x + all(0.0));
-  const Q negative = less(b, all((int64_t)0));
-  return select(~equal(x, x), all(INT64_MAX), b ^ (negative & all(INT64_MAX)));
+  const Q b = bits(x + splat(0.0));
+  const Q negative = less(b, splat((int64_t)0));
+  return select(~equal(x, x), splat(INT64_MAX), b ^ (negative & splat(INT64_MAX)));
 }
 INLINE I order(I x) { return x; }
 INLINE Q order(Q x) { return x; }
 INLINE void unordered(I key, F &x) {
-  x = select(key == INT32_MAX, all(kNaN), number(key ^ ((key >> 31) & INT32_MAX)));
+  x = select(key == INT32_MAX, splat(kNaN), number(key ^ ((key >> 31) & INT32_MAX)));
 }
 INLINE void unordered(Q key, D &x) {
-  const Q negative = less(key, all((int64_t)0));
-  x = select(equal(key, all(INT64_MAX)), all((double)kNaN), number(key ^ (negative & all(INT64_MAX))));
+  const Q negative = less(key, splat((int64_t)0));
+  x = select(equal(key, splat(INT64_MAX)), splat((double)kNaN), number(key ^ (negative & splat(INT64_MAX))));
 }
 INLINE void unordered(I key, I &x) { x = key; }
 INLINE void unordered(Q key, Q &x) { x = key; }
@@ -206,7 +206,7 @@ struct Place {
     auto key = order(x);
     if (!kLargest) key = select(ne(x, x), key, ~key);  // a NaN wins in both cases
     const auto ahead = less(best, key);
-    at = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), at);
+    at = k == 0 ? splat((int64_t)0) : select(ahead, splat((int64_t)k), at);
     best = k == 0 ? key : select(ahead, key, best);
   }
   INLINE_MEMBER Q found() const { return at; }
@@ -255,7 +255,7 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
     const K found = order(from[p * apart * RV]);
     const K own = kDescending ? found : ~found;
     K key = own;
-    I place = all(p);
+    I place = splat(p);
     const int filled = p < kCount ? p : kCount;
     LOOP for (int t = 0; t < filled; ++t) {
       const K other = best.key(t);

@@ -54,10 +54,10 @@ INLINE Q bits(D x) { return {(QHalf)x.low, (QHalf)x.high}; }
 INLINE F number(I x) { return (F)x; }
 INLINE D number(Q x) { return {(DHalf)x.low, (DHalf)x.high}; }
 
-INLINE F all(float x) { return x - F{}; }  // not F{} + x, which changes -0 to 0
-INLINE I all(int32_t x) { return x - I{}; }
-INLINE D all(double x) { return {x - DHalf{}, x - DHalf{}}; }
-INLINE Q all(int64_t x) { return {x - QHalf{}, x - QHalf{}}; }
+INLINE F splat(float x) { return x - F{}; }  // not F{} + x, which changes -0 to 0
+INLINE I splat(int32_t x) { return x - I{}; }
+INLINE D splat(double x) { return {x - DHalf{}, x - DHalf{}}; }
+INLINE Q splat(int64_t x) { return {x - QHalf{}, x - QHalf{}}; }
 
 #define ON_HALVES(T, op) \
   INLINE T operator op(T a, T b) { return {a.low op b.low, a.high op b.high}; }
@@ -161,8 +161,8 @@ INLINE D fma(D a, D b, D c) {
 }
 // For a number that does not fit, this processor gives the nearest integer; x86 gives the least.
 INLINE I to_int32(F x) {
-  const I fits = (x >= all(-0x1p31f)) & (x < all(0x1p31f));
-  return select(fits, __builtin_convertvector(x, I), all(INT32_MIN));
+  const I fits = (x >= splat(-0x1p31f)) & (x < splat(0x1p31f));
+  return select(fits, __builtin_convertvector(x, I), splat(INT32_MIN));
 }
 #endif
 

@@ -43,10 +43,10 @@ INLINE Q bits(D x) { return {same_bits<int64_t>(x.v)}; }
 INLINE F number(I x) { return same_bits<float>(x.v); }
 INLINE D number(Q x) { return {same_bits<double>(x.v)}; }
 
-INLINE F all(float x) { return x; }
-INLINE I all(int32_t x) { return x; }
-INLINE D all(double x) { return {x}; }
-INLINE Q all(int64_t x) { return {x}; }
+INLINE F splat(float x) { return x; }
+INLINE I splat(int32_t x) { return x; }
+INLINE D splat(double x) { return {x}; }
+INLINE Q splat(int64_t x) { return {x}; }
 
 #define OF_TWO(V, op) \
   INLINE V operator op(V a, V b) { return {a.v op b.v}; }

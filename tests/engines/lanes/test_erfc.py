@@ -18,7 +18,7 @@ def scaled_erfc(v: mpf) -> mpf:
 
 def test_the_coefficients_are_those_of_a_chebyshev_fit() -> None:
     text = (HEADERS / "functions.h").read_text()
-    (inside,) = re.findall(r"polynomial\(t - all\(0\.5625\),([^;]+)\);", text)
+    (inside,) = re.findall(r"polynomial\(t - splat\(0\.5625\),([^;]+)\);", text)
     found = [float(number) for number in inside.split(",")]
     with mp.workdps(60):
         powers, error = chebyfit(scaled_erfc, [-mpf(7) / 16, mpf(7) / 16], len(found), error=True)
