@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.campaigns.networks.cases import CASES
-from tests.campaigns.networks.walk import Walked, compiled, walk
+from tests.campaigns.networks.walk import Walked, compiled, table, walk
 
 
 def main() -> None:
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--work", type=Path, help="keep the folders here")
     parser.add_argument("--compile", action="store_true", help="in memory, without a file")
+    parser.add_argument("--table", type=Path, help="write a table in Markdown")
     options = parser.parse_args()
     if unknown := {*options.names} - {*CASES}:
         parser.error(f"{unknown.pop()}: one of {', '.join(CASES)}")
@@ -41,6 +42,8 @@ def main() -> None:
             folder = (options.work or Path(temporary)) / name
             walked.append(compiled(case) if options.compile else walk(case, folder))
             print(walked[-1].line(), flush=True)
+    if options.table:
+        options.table.write_text(table(walked, CASES), encoding="utf-8")
     right = [each for each in walked if each.right]
     print(f"{len(right)} of {len(walked)} at the first try")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +55,24 @@ class Walked:
             f"{self.independence}, {self.init_s:.0f} + {self.run_s:.0f} s, "
             f"{self.far:.1e} of {self.largest:.2g}"
         )
+
+
+def table(walked: Sequence[Walked], cases: Mapping[str, Case]) -> str:
+    """A table in Markdown. `init` and `run` in seconds."""
+    lines = [
+        "| network | what it is | engine | rows are independent: | questions | init, s | run, s | "
+        "largest deviation | largest answer |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in walked:
+        what, *_ = (inspect.getdoc(cases[each.name].made) or "").splitlines() or [""]
+        found = (
+            each.engine, each.independence, each.questions, f"{each.init_s:.0f}",
+            f"{each.run_s:.0f}", f"{each.far:.1e}", f"{each.largest:.2g}",
+        )  # fmt: skip
+        said = [each.stopped or "WRONG", *[""] * 6] if not each.right else map(str, found)
+        lines.append(f"| {each.name} | {what.rstrip('.')} | {' | '.join(said)} |")
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
