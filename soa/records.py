@@ -28,6 +28,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    overload,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -156,19 +157,18 @@ def as_record(kind: type[T], data: Any) -> T:
     return found
 
 
-def as_data(record: DataclassInstance) -> dict[str, Any]:
-    """A dataclass as data for JSON, with its fields in order."""
-    return {each.name: plain(getattr(record, each.name)) for each in fields(record)}
-
-
-def plain(value: Any) -> Any:
-    """A value that `as_record` reads, as data for JSON."""
+@overload
+def as_data(value: DataclassInstance) -> dict[str, Any]: ...
+@overload
+def as_data(value: Any) -> Any: ...
+def as_data(value: Any) -> Any:
+    """A value that `as_record` reads, as data for JSON: a dataclass with its fields in order."""
     if is_dataclass(value) and not isinstance(value, type):
-        return as_data(value)
+        return {each.name: as_data(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: as_data(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [as_data(each) for each in value]
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value) if isinstance(value, Path) else value

@@ -1,8 +1,8 @@
-"""Escape text from outside before it is printed, so that no part acts as a command or as markup.
+"""Escape text from outside before it is printed; numbers, units and names as text.
 
 A reason, a description, a name in a bundle, or a message of another library may hold escape
 sequences of a terminal, characters that reverse the direction of writing, HTML or Markdown. All
-output is printed through one of these functions.
+output is printed through a function that escapes, so that no part acts as a command or as markup.
 """
 
 from __future__ import annotations

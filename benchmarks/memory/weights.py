@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from benchmarks.plot import save_plot
 from benchmarks.row_major import onnx_options, onnx_session
-from benchmarks.subject import Subject, subject
+from benchmarks.subject import Subject, Wide, subject
 from benchmarks.table import Cell, Panel, print_machine, print_panels
 from engines import engine
 from runtime.session.binding import Binding
@@ -30,22 +29,6 @@ from runtime.session.session import Session
 from soa import Signature
 
 CAPTION = "MB above a process that has imported the library and loaded nothing."
-_HIDDEN = 5000
-
-
-class Wide(nn.Module):
-    """6 → 5000 → 5000 → 3: 25 million weights, 100 MB."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(features, _HIDDEN)
-        self.middle = nn.Linear(_HIDDEN, _HIDDEN)
-        self.last = nn.Linear(_HIDDEN, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(torch.log1p(x.abs())))
-        return torch.softmax(self.last(torch.relu(self.middle(hidden))), dim=-1)
 
 
 def main() -> None:

@@ -246,7 +246,8 @@ def compile(
         length=length,
         rows=rows,
     )
-    key, progress, compiled = place.name, list[str](), None
+    key, progress = place.name, list[str]()
+    compiled: Compiled | None = None
     for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
         import_module(imported)
     try:
@@ -259,7 +260,7 @@ def compile(
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None
     finally:
-        if not compiled:
+        if compiled is None:
             place.cleanup()
         _IN_HAND.pop(key, None)
     for line in [*config.said, *_judged(bundle, progress)]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from soa.files import digest_of, read_plain, write_whole
-from soa.records import as_record, parse_json, plain
+from soa.records import as_data, as_record, parse_json
 
 _DONE, _RECORD = "done.json", "record.json"
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class StageCache:
 
         def build(folder: Path) -> T:
             made = make(folder)
-            (folder / _RECORD).write_text(json.dumps(plain(made)))
+            (folder / _RECORD).write_text(json.dumps(as_data(made)))
             return made
 
         def load(folder: Path) -> T:

@@ -139,7 +139,7 @@ class Feed:
 
     def flat(self) -> Feed:
         """The feed with one row for each item."""
-        return replace(self, columns=tuple(FileColumn(c.name, c.values) for c in self.columns))
+        return replace(self, columns=tuple(replace(c, offsets=None) for c in self.columns))
 
     def vectors(self) -> Feed:
         """The feed with lists of equal length as vectors. It stays as it is if weaver padded these

@@ -454,7 +454,9 @@ def _member_of(name: Any, values: Any) -> Column:
 def _parts(member: Column, values: Any) -> list[Any]:
     """Values as a member's physical columns in storage order, as views if possible."""
     if member.kind == "eigen" and isinstance(values, np.ndarray):
-        values = _as_vectors(member, _empty(member, values))
+        values = _empty(member, values)
+    if member.kind == "eigen" and not isinstance(values, list):
+        values = _as_vectors(member, values)
     if is_opaque(member.dtype) and not isinstance(values, list):
         return [_named(member.name, lambda: as_opaque(member, values))]
     if isinstance(values, list):
@@ -485,7 +487,7 @@ def _empty(member: Column, values: Array) -> Array:
     return np.zeros((0, *member.shape), dtype)
 
 
-def _as_vectors(member: Column, values: Array) -> Array:
+def _as_vectors(member: Column, values: Any) -> Any:
     """Rows of more than two axes, such as images with channels, are vectors in a collection."""
     if values.ndim > 3 and member.shape == (math.prod(values.shape[1:]),):
         return values.reshape(len(values), -1)

@@ -9,13 +9,13 @@ from pickle import UnpicklingError
 from stages.errors import SourceError
 from stages.model.weights import read_state
 
-# The suffixes of other programs' files, and what is said of them.
 _TO_ONNX = (
     'python -c "import numpy, skl2onnx, {library}; m = {load}; '
     "x = numpy.zeros((1, m.n_features_in_), 'float32'); "
     "open('{stem}.onnx', 'wb').write(skl2onnx.to_onnx(m, x).SerializeToString())\" "
     "(pip install skl2onnx), then give {stem}.onnx"
 )
+# The suffixes of other programs' files, and what is said of them.
 _OTHERS = {
     ".pkl .pickle .joblib": "is a pickle, which runs code as it loads. If you trust it, and it is "
     "scikit-learn's: "

@@ -1,4 +1,4 @@
-"""Weights by themselves, and what a file is that is no model by itself."""
+"""Files of weights, and how a network gets them."""
 
 from __future__ import annotations
 

@@ -373,8 +373,10 @@ def lists_of(values: np.ndarray) -> dict[str, Any]:
 def test_rows_of_three_axes_are_vectors() -> None:
     images = np.arange(120, dtype=np.float32).reshape(5, 3, 2, 4)
     layout = Layout([eigen("x", "float32", 24)], storage="columns")
-    made = as_collection({"x": images}, layout)
-    assert np.array_equal(to_numpy(made)["x"], images.reshape(5, 24))
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
+    for data in (images, torch.from_numpy(images), tensors, ak.Array(images)):
+        made = as_collection({"x": data}, layout)
+        assert np.array_equal(to_numpy(made)["x"], images.reshape(5, 24))
     with pytest.raises(CollectionError, match="found shape"):
         as_collection({"x": images[..., :3]}, layout)
 
