@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from runtime.session import Session
-from soa.dtypes import itemsize, torch_dtype
+from soa.dtypes import itemsize
 from soa.layout import Layout
 from soa.memory import Collection, read_block
+from soa.memory.span import Span
 from soa.signature import Signature
 
 Side = Literal["front", "back"]
@@ -25,6 +26,8 @@ Side = Literal["front", "back"]
 _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0  # PROT_NONE
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 def poisoned(
@@ -43,28 +46,24 @@ def poisoned(
         collection = guarded_collection(layout, n, capacity, guard)
     else:
         collection = Collection(layout, n, device, capacity=capacity)
-    for piece in collection.memory():
-        piece.view(torch.uint8).fill_(pattern)
+    for piece in collection.spans():
+        if piece.device.type == "cpu":
+            ctypes.memset(piece.address, pattern, piece.nbytes)
+        else:
+            piece.raw().tensor().fill_(pattern)
     return collection
-
-
-def snapshot(collection: Collection) -> Collection:
-    """A copy of every byte, also of the padding. A copy of bools would change bytes above 1."""
-    copy = Collection(
-        collection.layout, collection.n, collection.device, capacity=collection.capacity
-    )
-    for theirs, mine in zip(copy.memory(), collection.memory(), strict=True):
-        theirs.view(torch.uint8).copy_(mine.view(torch.uint8))
-    return copy
 
 
 def same_bytes(one: Collection, other: Collection) -> bool:
     """Whether two collections of one layout and capacity hold the same bytes, also in the
     padding."""
-    return all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-        for a, b in zip(one.memory(), other.memory(), strict=True)
-    )
+    return all(map(_same, one.spans(), other.spans()))
+
+
+def _same(one: Span, other: Span) -> bool:
+    if one.device.type == "cpu":
+        return bool(_libc.memcmp(one.address, other.address, one.nbytes) == 0)
+    return torch.equal(one.raw().tensor(), other.raw().tensor())
 
 
 def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
@@ -72,7 +71,7 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
 
     `after` may be a window; `before` is the whole collection.
     """
-    expected = snapshot(before)
+    expected = before.to(before.device)
     rows = expected.window(after.start, after.start + after.n)
     for bound in signature.outputs:
         if bound.block.collection == name:
@@ -130,7 +129,7 @@ def poisoned_run(
         name: given.get(name) or rows(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
-    before = {name: snapshot(c.whole) for name, c in {**given, **written}.items()}
+    before = {name: c.whole.to(c.device) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
@@ -176,29 +175,47 @@ def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Col
     Before a page at the back, separate columns may leave a gap smaller than the alignment.
     """
     if layout.storage == "buffer":
-        memory = guarded_bytes(layout.nbytes(capacity), layout.alignment, side)
+        (memory,) = guarded([Room(layout.nbytes(capacity), layout.alignment)], side)
         return Collection.wrap(layout, memory, n, capacity=capacity)
-    columns: dict[str, list[torch.Tensor] | torch.Tensor] = {}
+    rows = {c.name: 1 if c.kind == "scalar" else capacity for c in layout.columns}
+    rooms = [
+        Room(rows[c.name] * itemsize(c.dtype), layout.alignment_of(c.name))
+        for c in layout.columns
+        for _ in range(c.components)
+    ]
+    pieces = iter(guarded(rooms, side))
+    columns: dict[str, Span | list[Span]] = {}
     for member in layout.columns:
-        rows = 1 if member.kind == "scalar" else capacity
-        pieces = [
-            guarded_bytes(
-                rows * itemsize(member.dtype), layout.alignment_of(member.name), side
-            ).view(torch_dtype(member.dtype))
-            for _ in range(member.components)
+        found = [
+            next(pieces).at(0, member.dtype, rows[member.name]) for _ in range(member.components)
         ]
-        columns[member.name] = pieces if member.kind == "eigen" else pieces[0]
+        columns[member.name] = found if member.kind == "eigen" else found[0]
     return Collection.from_columns(layout, columns, n)
 
 
-def guarded_bytes(nbytes: int, alignment: int, side: Side) -> torch.Tensor:
-    """`nbytes` zeroed bytes, aligned; the tensor keeps the mapping alive."""
-    room = -(-nbytes // _PAGE) * _PAGE
-    mapping = mmap.mmap(-1, room + 2 * _PAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)
-    base = whole.data_ptr()
-    for page in (base, base + _PAGE + room):
-        if _libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), _NO_ACCESS) != 0:
-            raise OSError(ctypes.get_errno(), "mprotect failed")
-    start = _PAGE if side == "front" else _PAGE + (room - nbytes) // alignment * alignment
-    return whole.narrow(0, start, nbytes)
+class Room(NamedTuple):
+    nbytes: int
+    alignment: int
+
+
+def guarded(rooms: Sequence[Room], side: Side) -> list[Span]:
+    """Zeroed bytes for each room, between pages without access. Each span keeps all of them
+    alive."""
+    pages = [-(-room.nbytes // _PAGE) for room in rooms]
+    mapping = mmap.mmap(-1, (sum(pages) + len(rooms) + 1) * _PAGE)
+    page = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    _close(page)
+    found = []
+    for room, count in zip(rooms, pages, strict=True):
+        spare = count * _PAGE - room.nbytes if side == "back" else 0
+        start = page + _PAGE + spare // room.alignment * room.alignment
+        found.append(Span(start, "uint8", (room.nbytes,), owner=mapping))
+        page += (1 + count) * _PAGE
+        _close(page)
+    return found
+
+
+def _close(page: int) -> None:
+    """Take away the access to a page."""
+    if _libc.mprotect(page, _PAGE, _NO_ACCESS) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect failed")

@@ -18,7 +18,7 @@ from engines.processes import Lock
 from runtime.checked import Tolerance
 from runtime.checked.comparison import combine, compare
 from runtime.checked.deviation import Deviation
-from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.checked.poison import poisoned, same_bytes, wrote_outside
 from runtime.errors import DeviationError
 from runtime.session import Binding, Collections, Origin, Rows, Session
 from soa.memory import Collection, argument_tensors, read_block
@@ -110,7 +110,7 @@ class _CheckedBinding(Binding):
     def _run_checked(self, stream: Any) -> None:
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
-        before = {name: snapshot(c.whole) for name, c in given.items()}
+        before = {name: c.whole.to(c.device) for name, c in given.items()}
         begun = time.perf_counter()
         self._launch(stream)
         if self.device.type == "cuda":

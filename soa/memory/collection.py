@@ -6,6 +6,7 @@ NumPy view, `collection.tensor("pt")` a torch tensor over the same memory.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -562,8 +563,10 @@ class Collection:
         if layout is None and self._parent is None:
             pairs = zip(self.spans(), other.spans(), strict=True)
         for mine, copy in pairs:
-            both_here = mine.device.type == copy.device.type == "cpu"
-            copy.raw().store(mine.raw().numpy() if both_here else mine.raw().tensor())
+            if mine.device.type == copy.device.type == "cpu":
+                ctypes.memmove(copy.address, mine.address, mine.nbytes)
+            else:
+                copy.raw().store(mine.raw().tensor())
         return other
 
     def __repr__(self) -> str:

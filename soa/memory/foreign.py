@@ -62,6 +62,8 @@ def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = No
 def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
+    if isinstance(memory, Span):
+        return Foreign(memory.raw(), memory.dtype, memory.shape)
     if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
         return _from_address(int(memory), nbytes, device or CPU)
     # NumPy would take the few bytes of the scalar, or of the pointer itself, as the memory.
@@ -306,7 +308,10 @@ def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
     """A value of `values_of` for one column, which must have numbers unless the column is
     opaque."""
     found = _as_values(member, value)
-    if is_opaque(member.dtype) or is_tensor(found):
+    if is_tensor(found):
+        plain = found.device.type == "cpu" and dtype_name(found.dtype) == member.dtype
+        return found.numpy(force=True) if plain and member.dtype != "bfloat16" else found
+    if is_opaque(member.dtype):
         return found
     if np.asarray(found).dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
         raise CollectionError(f"column {member.name!r}: {found.dtype} values are no numbers")

@@ -262,6 +262,7 @@ _ALL: tuple[Case, ...] = (
     _items(items.Mixer, "pt eta phi", 16),
     _graph(),
     _image(items.Calorimeter, 12, 12, channel=True),
+    _plain(items.Taus, 1452),
     _image(items.Residual, 3, 12, 12),
     _image(items.Segmentation, 16, 16),
     _fields(),

@@ -335,6 +335,21 @@ class Calorimeter(nn.Module):
         return self.net(image)
 
 
+class Taus(nn.Module):
+    """A network like DeepTau (CMS 2022): 11 by 11 cells with 12 features, 1,452 columns"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        cells: list[nn.Module] = []
+        for a, b, width in ((12, 32, 1), (32, 24, 1), *[(24, 24, 3)] * 5):
+            cells += [nn.Conv2d(a, b, width), nn.BatchNorm2d(b), nn.ReLU()]
+        self.cells, self.head = nn.Sequential(*cells), dense(24, 48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = x.reshape(-1, 12, 11, 11)
+        return self.head(self.cells(grid).flatten(1)).softmax(-1)
+
+
 class Residual(nn.Module):
     """Two residual blocks with strides on three layers of a calorimeter."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.checked.poison import poisoned, same_bytes, wrote_outside
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 from soa.layout import Storage
 
@@ -45,7 +45,7 @@ def test_every_byte_is_poisoned(storage: Storage) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_snapshot_holds_bytes_that_are_no_value(storage: Storage) -> None:
     collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is not a valid bool
-    copy = snapshot(collection)
+    copy = collection.to(collection.device)
     assert same_bytes(collection, copy)
     assert not wrote_outside(signature(storage), "o", copy, collection)
 
@@ -53,7 +53,7 @@ def test_a_snapshot_holds_bytes_that_are_no_value(storage: Storage) -> None:
 @pytest.mark.parametrize("storage", STORAGES)
 def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
     before = poisoned(layout(storage), 5, 9, 0xFF)
-    after = snapshot(before)
+    after = before.to(before.device)
     for k in range(4):
         after.span("m", k).tensor()[:5] = 1.0
     after.span("x").tensor()[:5] = 2.0
@@ -79,14 +79,14 @@ def touch(collection: Collection, where: str) -> None:
 )
 def test_any_other_byte_is_seen(storage: Storage, where: str) -> None:
     before = poisoned(layout(storage), 5, 9, 0xFF)
-    after = snapshot(before)
+    after = before.to(before.device)
     touch(after, where)
     assert wrote_outside(signature(storage), "o", before, after)
 
 
 def test_the_last_byte_of_the_padding_is_seen() -> None:
     before = poisoned(layout(), 5, 9, 0xFF)
-    after = snapshot(before)
+    after = before.to(before.device)
     assert after.buffer is not None
     after.buffer[-1] = 0
     assert wrote_outside(signature("buffer"), "o", before, after)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.checked.poison import poisoned, same_bytes, wrote_outside
 from runtime.devices.staging import Staging
 from runtime.errors import BindError
 from runtime.session.session import Session
@@ -41,7 +41,7 @@ def check(session: Session, staging: Staging, inputs: Arrays, device: str) -> No
             theirs[name] = given.get(name) or poisoned(
                 SIGNATURE.layouts[name], rows, rows + 3, 0xFF, torch.device(device)
             )
-        before = {name: snapshot(c) for name, c in {**given, **theirs}.items()}
+        before = {name: c.to(c.device) for name, c in {**given, **theirs}.items()}
         staging.run({k: c.to(device) for k, c in given.items()}, theirs)
         for name, collection in theirs.items():
             assert not wrote_outside(SIGNATURE, name, before[name], collection), (name, n, m)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from engines import Executable
-from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.checked.poison import poisoned, same_bytes, wrote_outside
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import read_block
@@ -41,9 +41,9 @@ def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
         inputs[name] = poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
         for member in signature.layouts[name].columns:
             inputs[name].fill(member.name, problem.inputs[name][member.name])
-    untouched = {name: snapshot(c) for name, c in inputs.items()}
+    untouched = {name: c.to(c.device) for name, c in inputs.items()}
     out = poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
-    before = snapshot(out)
+    before = out.to(out.device)
     session.run(inputs, {"out": out})
     for bound, expected in zip(signature.outputs, problem.expected(), strict=True):
         found = read_block(bound, out)
