@@ -10,7 +10,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ from soa.options import AT_LEAST_ONE, BY_NAME, FLAG, FUNCTION, PATH, TEXT, at_le
 from soa.text import number
 from stages.capture import example_case
 from stages.compile import TO_READ_PROGRAMS
-from stages.errors import SourceError
+from stages.errors import CaptureError, SourceError
 from stages.model import with_fronts
 from stages.reference import row_major_inputs
 
@@ -253,17 +253,25 @@ def compile(
     try:
         if module is not None:
             _IN_HAND[key] = module
-        config = in_fork("the model", lambda _: _config(request, module, key, data))
-        bundle = unregistered(request.out, folder / "work", progress.append)
-        made = _Made(folder, config, bundle)
-        compiled = Compiled(made, _session(bundle, threads), module, place.cleanup)
+
+        def made_as(request: Request) -> _Made:
+            config = in_fork("the model", lambda _: _config(request, module, key, data))
+            return _Made(
+                folder, config, unregistered(request.out, folder / "work", progress.append)
+            )
+
+        try:
+            made = made_as(replace(request, independent=True))
+        except CaptureError:  # it may be that its rows depend on each other
+            made = made_as(replace(request, force=True))
+        compiled = Compiled(made, _session(made.bundle, threads), module, place.cleanup)
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None
     finally:
         if compiled is None:
             place.cleanup()
         _IN_HAND.pop(key, None)
-    for line in [*config.said, *_judged(bundle, progress)]:
+    for line in [*made.config.said, *_judged(made.bundle, progress)]:
         say(_as_argument(line))
     return compiled
 

@@ -36,7 +36,11 @@ _HEAD = f"""\
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `pipeline init`; `inputs` and `outputs` are NAME=COLUMN,COLUMN."""
+    """The arguments of `pipeline init`; `inputs` and `outputs` are NAME=COLUMN,COLUMN.
+
+    `independent`: take rows as independent without a look at the graph, which takes an export; the
+    capture that follows finds out.
+    """
 
     model: str
     data: Path | None = None
@@ -53,6 +57,7 @@ class Request:
     rows: int | None = None
     engines: tuple[str, ...] = ()
     force: bool = False
+    independent: bool = False
 
 
 _TILE = 1024  # rows of a tile, and of the reference, if the number of rows is unbounded
@@ -111,14 +116,15 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
     if request.engines:
         config["engines"] = list(request.engines)
     arrays = _arrays(found.parts) if data is not None else {}
-    draft = _Draft(request.out, stored, config, _notes(request, found), arrays)
+    notes = _notes(request, found)
+    draft = _Draft(request.out, stored, config, notes, arrays, request.independent)
     columns = {
         home: {own: column.name for own, column in part.items()}
         for home, part in found.parts.items()
     }
     files = draft.write(found)  # it may change the rows of the config
-    notes = getattr(model.module, "notes", ())
-    return Written(files, [*found.fitted.said, *notes, _about_rows(draft)], config, columns)
+    said = [*found.fitted.said, *getattr(model.module, "notes", ()), _about_rows(draft)]
+    return Written(files, said, config, columns)
 
 
 def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
@@ -252,6 +258,7 @@ class _Draft:
     config: dict[str, Any]
     notes: _Notes
     rows: dict[str, Array]
+    independent: bool
 
     def write(self, found: Found) -> list[Path]:
         """Write the files under other names, check them, and move them into their places. Changes
@@ -265,7 +272,7 @@ class _Draft:
             if self.rows:
                 np.savez_compressed(rows_file, allow_pickle=False, **self.rows)
             write_config(new, _HEAD, self.config | {"reference": reference}, self.notes)
-            why = _check(new, self.out.name, found)
+            why = _check(new, self.out.name, found, self.independent)
             if why == "":
                 self.config["rows"]["n"]["unbounded"] = True
                 self.notes["rows", "n", "unbounded"] = _INDEPENDENT
@@ -290,7 +297,7 @@ _INDEPENDENT = (
 )
 
 
-def _check(path: Path, name: str, found: Found) -> str | None:
+def _check(path: Path, name: str, found: Found, independent: bool) -> str | None:
     """Load the config, run the model on the first rows of its reference like `pipeline run`, and
     return why its rows may depend on each other: "" if they are shown not to, None if the number of
     rows is bounded anyway. In a ConfigError the file is called `name`."""
@@ -305,7 +312,7 @@ def _check(path: Path, name: str, found: Found) -> str | None:
     eager_outputs(model, signature, row_major_inputs(signature, given, case), case)
     if not found.range.free or signature.tile_kinds is None:
         return None
-    return why_rows_may_mix(model, signature, given)
+    return "" if independent else why_rows_may_mix(model, signature, given)
 
 
 def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
