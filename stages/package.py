@@ -38,6 +38,7 @@ from registry.bundle import (
     write_atomically,
 )
 from registry.bundle import Capture as CaptureRecord
+from registry.bundle.card import CARD
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
 from soa.signature import Signature
@@ -230,7 +231,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
     }:
         name = place.name
         text = describe(signature, result.tiles.get(name), result.reports[name].windows)
-        (place / "arguments.txt").write_text(text)
+        (place / CARD).write_text(text)
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:

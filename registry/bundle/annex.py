@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Annotated, Self
 
 from registry.bundle.bundle import ANNEXES, Bundle
+from registry.bundle.card import require_cards
 from registry.bundle.digests import Sealed, open_sealed
 from registry.bundle.manifest import (
     ModelName,
@@ -115,6 +116,9 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
                     raise BundleError(
                         f"{annex.path}: {ANNEX} names {name} ({engine}), which is not there"
                     )
+        require_cards(
+            annex.path, annex.files, bundle.manifest.signature, record.record, annex.prefix
+        )
         targets[annex.target], known[annex.target] = record.record, annex
         holds += annex.holds
     return replace(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from registry.bundle.card import require_cards
 from registry.bundle.digests import MANIFEST, SIGNATURE, Sealed, open_sealed, read_sealed
 from registry.bundle.manifest import Manifest
 from registry.errors import BundleError
@@ -57,6 +58,9 @@ class Bundle(Sealed):
         for name, where in manifest.files().items():
             if name not in sealed["files"]:
                 raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
+        if verify:
+            for record in manifest.targets.values():
+                require_cards(root, sealed["files"], manifest.signature, record)
         return cls(manifest=manifest, **sealed)
 
     def verify(self) -> None:

@@ -22,8 +22,6 @@ std::string sha256(const void *data, std::size_t size);
 // As Python's str.isprintable.
 bool is_printable(const std::string &text);
 std::string plain(const std::string &text);  // with ? for each character that is not printable
-// As Python's str.isidentifier, except that every printable character beyond ASCII counts as a letter.
-bool is_identifier(const std::string &text);
 
 // True for a relative path that stays inside its folder and has printable characters only.
 bool is_safe(const std::string &path);
@@ -55,7 +53,7 @@ class Sealed {
   std::map<std::string, std::array<long, 7>> hashed_;
 };
 
-// These functions read a record as JSON. They throw if Python's reader would refuse it.
+// These functions read a record as JSON. They throw for another format, and for a later one.
 Json read_manifest(const std::string &content);
 Json read_annex(const std::string &content);
 Json read_note(const std::string &content);
@@ -63,26 +61,9 @@ Json read_note(const std::string &content);
 // The name of the reference's file.
 std::string reference_of(const Json &manifest);
 
-// Fails unless all files that a manifest names are in the bundle.
-void require_files(const Sealed &bundle, const Json &manifest);
-
 // Fails unless the annexes (artifacts that were built later for more targets, in folders below annexes/) belong to this
 // bundle. only: the targets to check, with the digests of their annexes; null: all targets.
 void check_annexes(const Sealed &bundle, const Json &manifest, const Json *only);
-
-// A signature: what a model needs of memory.
-struct Contract {
-  explicit Contract(const Json &stored);
-
-  // Throws unless the arguments.txt of a candidate agrees with this signature.
-  void require_described(const soa::detail::State &found, const Json &candidate) const;
-
-  std::map<std::string, soa::Layout> layouts;
-  std::map<std::string, soa::detail::Rows> rows;
-  std::vector<soa::detail::Argument> arguments;
-  std::string tile_kinds;    // the kinds for soa_call_tile; empty if the rows cannot be cut into tiles
-  std::int64_t limit = 0;  // the largest n
-};
 
 // The deviation of an output from the reference: the numbers of values, and the largest differences.
 struct Worst {

@@ -151,25 +151,15 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
        wanted.empty() ? "" : (" of " + wanted).c_str(), target.c_str(), reasons.c_str());
 }
 
-soa_library::Contract contract_of(const Sealed &bundle, const Json &manifest) {
-  try {
-    return soa_library::Contract(manifest["signature"]);
-  } catch (const std::exception &error) {
-    fail(refusals::model_signature, "%s: %s", bundle.root.c_str(), error.what());
-  }
-}
-
 void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
   const bool test = loading.test != 0;
   const Sealed bundle(folder);
   const Json manifest = soa_library::read_manifest(bundle.content("manifest.json"));
-  soa_library::require_files(bundle, manifest);
   const Json note = promotion(bundle, test);
   const auto keys = test ? std::vector<std::vector<std::string>>() : keys_asked_for(loading);
   // Production uses only the annexes that the promotion names, and none if a signature is needed.
   const Json nothing = Json::parse("{}"), &later = note.kind == Json::object && keys.empty() ? note.get("annexes") : nothing;
   soa_library::check_annexes(bundle, manifest, test ? nullptr : later.kind == Json::null ? &nothing : &later);
-  const soa_library::Contract contract = contract_of(bundle, manifest);
   if (loading.digest != nullptr && bundle.digest != loading.digest) {
     fail(refusals::header, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
          bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
@@ -190,7 +180,6 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   const std::string ref = note.kind == Json::object ? note["ref"].text() : "";
   auto found = std::make_unique<Origin>(manifest["name"].text(), ref, bundle, target, engine, place, threads);
   const auto state = soa::detail::described(nullptr, soa_model_close, found->arguments, place + "/arguments.txt", threads);
-  contract.require_described(*state, candidate);
   const char *device = loading.device == nullptr ? "cpu" : loading.device;
   const std::string library = bundle.root + "/" + candidate["files"].at(0).text();
   soa_model *opened = nullptr;

@@ -1,17 +1,12 @@
-// Reads the records of a bundle, and refuses what Python's reader (registry/bundle) refuses. Their fields are described in
-// schemas.h, which is generated from Python's classes; this file has the rules that a schema cannot express.
-#include <regex.h>
-
+// Reads the records of a bundle. Python proves their fields when it seals a bundle and when it verifies one
+// (registry/bundle); here a field that is used and is missing, or of another type, is refused where it is read.
 #include <algorithm>
-#include <cctype>
-#include <cstring>
 #include <filesystem>
 #include <set>
 #include <sstream>
 
 #include "artifact.h"
 #include "checks.h"
-#include "schemas.h"
 #include "soa_load.h"
 
 namespace fs = std::filesystem;
@@ -22,99 +17,8 @@ namespace soa_library {
 
 namespace {
 
-// The part of JSON Schema that schemas.h needs.
-class Schemas {
- public:
-  // The first mistake in a record of this kind, and its place; "" if there is none.
-  std::string mistake(const Json &value, const std::string &kind) const { return mistake(value, kinds_[kind], "(top level)"); }
-
- private:
-  std::string mistake(const Json &value, const Json &schema, const std::string &where) const {
-    if (const Json *ref = schema.find("$ref")) {
-      return mistake(value, kinds_[ref->text().substr(std::strlen("#/$defs/"))], where);
-    }
-    if (const Json *any = schema.find("anyOf")) {
-      std::string last;
-      for (const Json &each : any->list()) {
-        last = mistake(value, each, where);
-        if (last.empty()) return "";
-      }
-      return last;
-    }
-    if (const Json *type = schema.find("type"); type != nullptr && !is(value, type->text())) return where + ": not of type " + type->text();
-    if (value.kind == Json::string) return mistake_in_text(value.text(), schema, where);
-    if (value.kind == Json::number) return mistake_in_number(value.real(), schema, where);
-    if (value.kind == Json::object) return mistake_in_object(value, schema, where);
-    if (value.kind != Json::array) return "";
-    for (const Json &item : value.list()) {
-      if (const std::string found = mistake(item, schema["items"], where + "[]"); !found.empty()) return found;
-    }
-    return "";
-  }
-
-  static bool is(const Json &value, const std::string &type) {
-    const std::map<std::string, Json::Kind> kinds = {{"null", Json::null},     {"boolean", Json::boolean}, {"integer", Json::number},
-                                                     {"number", Json::number}, {"string", Json::string},   {"array", Json::array},
-                                                     {"object", Json::object}};
-    return value.kind == kinds.at(type) && (type != "integer" || value.integral);
-  }
-
-  static bool matches(const std::string &text, const std::string &pattern) {
-    regex_t compiled;
-    const bool known = ::regcomp(&compiled, pattern.c_str(), REG_EXTENDED | REG_NOSUB) == 0;
-    if (!known) throw std::runtime_error("schemas.h has a pattern that is none: " + pattern);
-    const std::unique_ptr<regex_t, void (*)(regex_t *)> freed(&compiled, ::regfree);
-    return text.find('\0') == std::string::npos && ::regexec(&compiled, text.c_str(), 0, nullptr, 0) == 0;
-  }
-
-  static std::string mistake_in_text(const std::string &text, const Json &schema, const std::string &where) {
-    const Json *only = schema.find("const"), *among = schema.find("enum"), *pattern = schema.find("pattern"),
-               *format = schema.find("format");
-    const auto is_it = [&](const Json &each) { return each.text() == text; };
-    const bool good = (only == nullptr || is_it(*only)) && (pattern == nullptr || matches(text, pattern->text())) &&
-                      (among == nullptr || std::any_of(among->list().begin(), among->list().end(), is_it)) &&
-                      (format == nullptr || format->text() != "path-inside" || is_safe(text));
-    return good ? "" : where + ": unexpected '" + text.substr(0, 100) + "'";
-  }
-
-  static std::string mistake_in_number(double value, const Json &schema, const std::string &where) {
-    const Json *least = schema.find("minimum"), *most = schema.find("maximum");
-    const bool good = (least == nullptr || value >= least->real()) && (most == nullptr || value <= most->real());
-    return good ? "" : where + ": " + std::to_string(value) + " is out of range";
-  }
-
-  std::string mistake_in_object(const Json &value, const Json &schema, const std::string &where) const {
-    if (const Json *required = schema.find("required")) {
-      for (const Json &key : required->list()) {
-        if (value.find(key.text()) == nullptr) return where + "." + key.text() + ": missing";
-      }
-    }
-    for (std::size_t i = 0; i < value.keys.size(); ++i) {
-      const std::string inner = where + "." + value.keys[i].substr(0, 100);
-      const Json *of_it = schema_of(value.keys[i], schema);
-      if (of_it == nullptr || (of_it->kind == Json::boolean && !of_it->truth())) return inner + ": unknown";
-      if (of_it->kind == Json::boolean) continue;
-      if (const std::string found = mistake(value.items[i], *of_it, inner); !found.empty()) return found;
-    }
-    return "";
-  }
-
-  // The schema of the value with this key. `true` allows any value, `false` or null allows none.
-  static const Json *schema_of(const std::string &key, const Json &schema) {
-    const Json *properties = schema.find("properties");
-    if (const Json *own = properties != nullptr ? properties->find(key) : nullptr) return own;
-    const Json *patterns = schema.find("patternProperties");
-    for (std::size_t i = 0; patterns != nullptr && i < patterns->keys.size(); ++i) {
-      if (matches(key, patterns->keys[i])) return &patterns->items[i];
-    }
-    return schema.find("additionalProperties");
-  }
-
-  const Json kinds_ = Json::parse(kSchemas)["$defs"];
-};
-
-Json read_record(const std::string &content, const char *kind, const std::string &where) {
-  const auto refuse = [&](const std::string &why) { throw std::runtime_error(where + ": " + why); };
+Json read_record(const std::string &content, const char *where) {
+  const auto refuse = [&](const std::string &why) { throw std::runtime_error(std::string(where) + ": " + why); };
   if (content.size() > kLargestRecord) refuse("larger than any of ours");
   Json found;
   try {
@@ -122,36 +26,12 @@ Json read_record(const std::string &content, const char *kind, const std::string
   } catch (const std::runtime_error &error) {
     refuse(error.what());
   }
-  const Json *version = found.kind == Json::object ? found.find("schema_version") : nullptr;
-  if (version != nullptr && version->kind == Json::number && version->integral && version->real() > 1) {
-    fail(refusals::bundle_newer, "%s: it has a later format: install a newer soa-pipeline", where.c_str());
+  if (found.kind != Json::object) refuse("not an object");
+  const Json *version = found.find("schema_version");
+  if (version != nullptr && version->integer() > 1) {
+    fail(refusals::bundle_newer, "%s: it has a later format: install a newer soa-pipeline", where);
   }
-  if (const std::string mistake = Schemas().mistake(found, kind); !mistake.empty()) refuse(mistake);
   return found;
-}
-
-// Checks the engines that a TargetRecord names.
-void require_chosen(const Json &record, const std::string &where) {
-  const auto require = [&](bool good, const std::string &why) {
-    if (!good) throw std::runtime_error(where + ": " + why);
-  };
-  const bool verified = record["status"].text() == "verified";
-  const Json &chosen = record.get("chosen"), &candidates = record.get("candidates");
-  require(chosen.kind != Json::null || !verified, "a verified target names the chosen engine");
-  if (chosen.kind == Json::null) return;
-  std::vector<std::string> engines = {chosen.text()};
-  double last = 0;
-  for (const Json &below : record.get("below").items) {
-    engines.push_back(below["engine"].text());
-    require(below["rows"].real() > last, "the row counts under 'below' do not ascend");
-    last = below["rows"].real();
-  }
-  for (const std::string &engine : engines) {
-    const Json *candidate = candidates.kind == Json::null ? nullptr : candidates.find(engine);
-    require(candidate != nullptr, "engine '" + engine + "' is not among the candidates");
-    require(!candidate->get("files").items.empty(), "engine '" + engine + "' has no files");
-    require(!verified || (*candidate)["status"].text() == "valid", "engine '" + engine + "' is not valid");
-  }
 }
 
 // All files that the candidates of a target name.
@@ -220,48 +100,19 @@ bool is_safe(const std::string &name) {
   return name.find('\\') == std::string::npos && is_printable(name);
 }
 
-bool is_identifier(const std::string &text) {
-  const auto letter = [](unsigned char c) { return c >= 0x80 || c == '_' || std::isalpha(c) != 0; };
-  const auto inside = [&](unsigned char c) { return letter(c) || std::isdigit(c) != 0; };
-  return !text.empty() && letter(static_cast<unsigned char>(text[0])) && std::all_of(text.begin(), text.end(), inside) &&
-         is_printable(text);
-}
-
 // -- records ---------------------------------------------------------------------------------------------------------
 
-Json read_manifest(const std::string &content) {
-  const Json found = read_record(content, "Manifest", "manifest.json");
-  const Json &targets = found.get("targets");
-  for (std::size_t i = 0; i < targets.keys.size(); ++i) require_chosen(targets.items[i], "manifest.json, " + targets.keys[i]);
-  return found;
-}
+Json read_manifest(const std::string &content) { return read_record(content, "manifest.json"); }
 
 Json read_annex(const std::string &content) {
-  const Json found = read_record(content, "AnnexRecord", "annex.json");
-  require_chosen(found["record"], "annex.json");
+  const Json found = read_record(content, "annex.json");
   if (found["record"]["status"].text() != "verified") throw std::runtime_error("annex.json: not of a verified target");
   return found;
 }
 
-Json read_note(const std::string &content) { return read_record(content, "PulledNote", "PROMOTED.json"); }
+Json read_note(const std::string &content) { return read_record(content, "PROMOTED.json"); }
 
 std::string reference_of(const Json &manifest) { return text_or(manifest.get("reference"), "reference.safetensors"); }
-
-void require_files(const Sealed &bundle, const Json &manifest) {
-  std::vector<std::string> named = {text_or(manifest.get("program"), "program.pt2"), reference_of(manifest)};
-  if (const Json &script = manifest.get("torchscript"); script.kind != Json::null) named.push_back(script.text());
-  if (const Json &labelled = manifest.get("labelled"); labelled.kind != Json::null) {
-    named.push_back(labelled["file"].text());
-    for (const Json &code : labelled.get("code").items) named.push_back(code.text());
-  }
-  for (const Json &record : manifest.get("targets").items) {
-    for (const std::string &name : files_of(record)) named.push_back(name);
-  }
-  for (const std::string &name : named) {
-    if (bundle.files.count(name) > 0) continue;
-    fail(refusals::bundle, "%s: manifest.json names %s, which is not there", bundle.root.c_str(), name.c_str());
-  }
-}
 
 void check_annexes(const Sealed &bundle, const Json &manifest, const Json *only) {
   const fs::path root = bundle.root + "/annexes";

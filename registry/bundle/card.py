@@ -1,0 +1,59 @@
+"""The card of an artifact: `arguments.txt`, the lines that programs without Python read.
+
+It is written when the artifact is packaged. Python proves here, when a bundle is packaged and each
+time that its digests are checked, that the card says what the manifest says. C++ checks the digests
+and reads the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from registry.bundle.digests import read_sealed
+from registry.bundle.manifest import Candidate, TargetRecord
+from registry.errors import BundleError
+from soa.signature import Signature
+from soa.signature_lines import describe
+
+CARD = "arguments.txt"
+
+
+def require_cards(
+    root: Path,
+    files: Collection[str],
+    signature: dict[str, Any],
+    record: TargetRecord,
+    prefix: str = "",
+) -> None:
+    """Raise BundleError if an artifact's card is not that of its manifest.
+
+    `files` are those in the sealed folder `root`; `signature` is the manifest's. `prefix` begins
+    the names of an annex's files in its record.
+    """
+    for candidate in record.candidates.values():
+        for name in candidate.files[:1]:
+            card = f"{name.removeprefix(prefix).rpartition('/')[0]}/{CARD}"
+            if card not in files:
+                continue
+            said = _in_order(read_sealed(root, card).decode(errors="replace"))
+            if said not in _cards(Signature.from_dict(signature), candidate):
+                raise BundleError(f"{root}: {card} says something else than the manifest")
+
+
+def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
+    """What a card may say. Bundles of release 1.0 may leave out tiles and windows."""
+    for tile in {None, candidate.tile}:
+        for windows in {False, candidate.windows}:
+            yield _in_order(describe(signature, tile, windows))
+
+
+def _in_order(card: str) -> list[str]:
+    """The lines, collection by collection: a manifest has its collections in another order."""
+
+    def place(line: str) -> tuple[str, str]:
+        word, _, rest = line.partition(" ")
+        return word, "" if word == "argument" else rest.partition(" ")[0]
+
+    return sorted(card.splitlines(), key=place)
