@@ -23,7 +23,7 @@ inline constexpr Refusal error{"error", SOA_BAD_ARGUMENT}, layout{"layout", SOA_
     bind_device{"bind-device", SOA_BAD_ARGUMENT}, bind_read_only{"bind-read-only", SOA_BAD_ARGUMENT},
     bind_overlap{"bind-overlap", SOA_BAD_ARGUMENT}, bind_rows{"bind-rows", SOA_BAD_ARGUMENT}, run{"run", SOA_RUN_FAILED},
     load{"load", SOA_OPEN_FAILED}, bundle{"bundle", SOA_BAD_BUNDLE}, bundle_altered{"bundle-altered", SOA_BAD_BUNDLE},
-    bundle_newer{"bundle-newer", SOA_BAD_BUNDLE}, model_signature{"model-signature", SOA_BAD_BUNDLE},
+    bundle_newer{"bundle-newer", SOA_BAD_BUNDLE},
     load_not_promoted{"load-not-promoted", SOA_NOT_PROMOTED}, load_altered{"load-altered", SOA_NOT_PROMOTED},
     trust{"trust", SOA_NOT_SIGNED}, target{"target", SOA_WRONG_HOST}, load_target{"load-target", SOA_WRONG_HOST},
     load_not_verified{"load-not-verified", SOA_WRONG_HOST}, load_without_torch{"load-without-torch", SOA_WRONG_HOST},
