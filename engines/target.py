@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -152,20 +153,23 @@ def gpu_target(index: int) -> Target:
     return host_targets(f"cuda:{index}")[0]
 
 
-def choose_target(available: list[str], device: str) -> str:
+def best_target(available: Collection[str], device: str) -> str | None:
+    """The best of the `available` targets that this host runs on `device`; None if it runs none."""
+    return next((str(each) for each in host_targets(device) if str(each) in available), None)
+
+
+def choose_target(available: Collection[str], device: str) -> str:
     """The best of the `available` targets that this host runs on `device` (`cpu` or `cuda[:i]`).
 
     Raises TargetError if there is none; the message says what the host lacks.
     """
-    here = host_targets(device)
-    for target in here:
-        if str(target) in available:
-            return str(target)
+    if best := best_target(available, device):
+        return best
     name = device.partition(":")[0]
     near = [t for t in available if name == "cpu" and t.startswith("cpu/")]
     if near:
         lacking = "; ".join(f"{t}: {_kind(name).why_not(t.partition('/')[2])}" for t in near)
         raise TargetError(f"no artifact that this CPU can run: {lacking}")
-    what = "the CPU" if name == "cpu" else " or ".join(map(str, here))
+    what = "the CPU" if name == "cpu" else " or ".join(map(str, host_targets(device)))
     held = ", ".join(available) or "none"
     raise TargetError(f"no artifact for {what}; this version holds: {held}")

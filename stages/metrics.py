@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,15 @@ from stages.reports import Curve, NotDrawn, Residual, Roc
 
 Values = npt.NDArray[Any]
 _POINTS = 100
+
+
+class Form(Enum):
+    """What a function takes besides labels. OWN: a function of the user's, which takes anything."""
+
+    SCORE = auto()
+    VALUE = auto()
+    CLASS = auto()
+    OWN = auto()
 
 
 @dataclass(frozen=True)
@@ -47,13 +57,13 @@ class Metric:
 
         Raises MetricError, SourceError.
         """
-        _, takes = self._function()
-        if takes != "all" and (missing := int(np.sum(np.isnan(labels)))):
+        _, form = self._function()
+        if form is not Form.OWN and (missing := int(np.sum(np.isnan(labels)))):
             raise MetricError(
                 f"metric {self.name!r}: the label {self.label!r} is NaN in {missing} of "
                 f"{len(labels)} rows: leave these out of the file"
             )
-        if takes == "score" and len(np.unique(self._of(labels))) < 2:
+        if form is Form.SCORE and len(np.unique(self._of(labels))) < 2:
             one = f"every label {self.label!r} is {labels[0]}"
             if self.signal is not None:
                 one = f"of the labels {self.label!r} all or none are {self.signal}"
@@ -62,14 +72,14 @@ class Metric:
     def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
         """The metric's value. Raises MetricError if it is not a finite number."""
         where = f"metric {self.name!r}: {self.function}"
-        function, takes = self._function()
+        function, form = self._function()
         if len(output) != len(labels):
             raise MetricError(f"{where}: {len(labels)} labels, {len(output)} rows of outputs")
-        if takes == "class" and output.ndim > 1:
+        if form is Form.CLASS and output.ndim > 1:
             output = output.argmax(1)
-        elif takes == "class" and self.threshold is not None:
+        elif form is Form.CLASS and self.threshold is not None:
             output = output > self.threshold
-        more = [lambda name: _own(column(name))] if takes == "all" else []
+        more = [lambda name: _own(column(name))] if form is Form.OWN else []
         given = _own(self._of(labels)), _own(output)
         try:
             with warnings.catch_warnings():
@@ -91,42 +101,43 @@ class Metric:
 
     def curve(self, labels: Values, output: Values) -> Curve:
         """The ROC of a score, the residuals of a regression; or why no curve is drawn."""
-        _, takes = self._function()
-        if takes == "all":
+        _, form = self._function()
+        if form is Form.OWN:
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
         if output.ndim > 1:
             return NotDrawn(f"{self.output} has several columns")
         known = self._of(labels)
-        if takes == "class" and self.threshold is not None:
-            takes = "score"
-        if takes == "score":
+        if form is Form.CLASS and self.threshold is not None:
+            form = Form.SCORE
+        if form is Form.SCORE:
             return roc(known == (1 if self.function == "efficiency" else known.max()), output)
-        if takes == "value" or (takes == "class" and output.dtype.kind == "f"):
+        if form is Form.VALUE or (form is Form.CLASS and output.dtype.kind == "f"):
             return residual(known, output, bool(self.kwargs.get("relative", False)))
         return NotDrawn(f"{self.output} is a class, and only scores and residuals are drawn")
 
     def _of(self, labels: Values) -> Values:
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
-    def _function(self) -> tuple[Callable[..., Any], str]:
-        """The function, and the form of output it takes: "score", "value", "class", or "all"."""
+    def _function(self) -> tuple[Callable[..., Any], Form]:
+        """The function, and the form of output that it takes."""
         if ":" in self.function:
-            return load_callable(self.function), "all"
+            return load_callable(self.function), Form.OWN
         if self.function == "efficiency":
-            return efficiency, "score"
+            return efficiency, Form.SCORE
         if self.function == "resolution":
-            return resolution, "value"
+            return resolution, Form.VALUE
         with needs_extra("metrics", MetricError):
             from sklearn import metrics
         name = self.function
         function = getattr(metrics, f"{name}_score", None) or getattr(metrics, name, None)
-        takes = list(inspect.signature(function).parameters) if callable(function) else []
-        if function is None or takes[:1] != ["y_true"]:
+        parameters = list(inspect.signature(function).parameters) if callable(function) else []
+        if function is None or parameters[:1] != ["y_true"]:
             raise MetricError(
                 f"metric {self.name!r}: {name!r} is neither efficiency, resolution nor a function "
                 "of labels and outputs in sklearn.metrics; for your own write file.py:callable"
             )
-        return function, "class" if takes[1] == "y_pred" and name != "log_loss" else "score"
+        of_classes = parameters[1] == "y_pred" and name != "log_loss"
+        return function, Form.CLASS if of_classes else Form.SCORE
 
 
 def _own(values: Values) -> Values:

@@ -18,6 +18,7 @@ from registry import stamp
 from registry.bundle import (
     ANNEX,
     BENCHMARK,
+    CARD,
     CURVES,
     VALIDATION,
     Annex,
@@ -38,7 +39,6 @@ from registry.bundle import (
     write_atomically,
 )
 from registry.bundle import Capture as CaptureRecord
-from registry.bundle.card import CARD
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
 from soa.signature import Signature

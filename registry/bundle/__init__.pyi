@@ -9,6 +9,7 @@ from .bundle import BENCHMARK as BENCHMARK
 from .bundle import CURVES as CURVES
 from .bundle import VALIDATION as VALIDATION
 from .bundle import Bundle as Bundle
+from .card import CARD as CARD
 from .digests import MLFLOW_NOTE as MLFLOW_NOTE
 from .digests import SIGNATURE as SIGNATURE
 from .digests import SUMS as SUMS

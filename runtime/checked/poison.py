@@ -17,8 +17,7 @@ import torch
 from runtime.session import Session
 from soa.dtypes import itemsize
 from soa.layout import Layout
-from soa.memory import Collection, read_block
-from soa.memory.span import Span
+from soa.memory import Collection, Span, read_block
 from soa.signature import Signature
 
 Side = Literal["front", "back"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engines.base import WITHOUT_TORCH, Executable
 from engines.errors import TargetError
-from engines.target import Target, check_host_runs, choose_target, gpu_target
+from engines.target import Target, best_target, check_host_runs, choose_target, gpu_target
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
@@ -74,13 +73,12 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
         verified = {t: record for t, record in usable.items() if record.status == "verified"}
-        with suppress(TargetError):
-            return _fastest(choose_target(list(verified), str(device)), verified)
         try:
-            best = choose_target(list(usable), str(device))
+            proven = best_target(verified, str(device))
+            best = proven or choose_target(usable, str(device))
         except TargetError as error:
             raise TargetError(f"{error}{withheld(opened)}") from None
-        return _fastest(best, usable)
+        return _fastest(best, verified if proven else usable)
     parsed = Target.parse(wanted)
     target = str(parsed)
     if target not in targets:
@@ -221,8 +219,7 @@ def _completed(
     targets = opened.bundle.manifest.targets
     verified = [name for name, record in targets.items() if record.status == "verified"]
     if wanted is None:
-        with suppress(TargetError):
-            choose_target(verified, str(device))
+        if best_target(verified, str(device)):
             return opened
         target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
     else:

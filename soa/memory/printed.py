@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from soa.dtypes import is_opaque
@@ -16,15 +17,8 @@ _COLUMNS_SHOWN = 20
 
 def printed(collection: Collection) -> str:
     """The collection's columns with dtypes and first rows. Memory of a GPU is not read."""
-    whole = collection.whole
-    notes = {
-        f"from row {collection.start:,} of {whole.n:,}": whole is not collection,
-        f"room for {collection.capacity:,}": collection.capacity > collection.n,
-        "read-only": collection.readonly,
-        f"copied: {', '.join(collection.copied)}": bool(collection.copied),
-    }
-    said = ", ".join(note for note, holds in notes.items() if holds)
-    lines = [f"Collection of {collection.n:,} rows on {collection.device}{', ' * bool(said)}{said}"]
+    rows = f"Collection of {collection.n:,} rows on {collection.device}"
+    lines = [", ".join([rows, *_notes(collection)])]
     shown = collection.layout.columns[:_COLUMNS_SHOWN]
     kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
     widths = max(map(len, kinds)), max(map(len, kinds.values()))
@@ -33,6 +27,19 @@ def printed(collection: Collection) -> str:
         lines.append((line + _first_values(collection, c)).rstrip())
     more = len(collection.layout.columns) - len(shown)
     return "\n".join([*lines, *([f"  and {more} more columns"] if more else [])])
+
+
+def _notes(collection: Collection) -> Iterator[str]:
+    """What differs from a collection that owns its memory and fills it."""
+    whole = collection.whole
+    if whole is not collection:
+        yield f"from row {collection.start:,} of {whole.n:,}"
+    if collection.capacity > collection.n:
+        yield f"room for {collection.capacity:,}"
+    if collection.readonly:
+        yield "read-only"
+    if collection.copied:
+        yield f"copied: {', '.join(collection.copied)}"
 
 
 def _first_values(collection: Collection, member: Column) -> str:
