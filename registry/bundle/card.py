@@ -32,14 +32,18 @@ def require_cards(
     `files` are those in the sealed folder `root`; `signature` is the manifest's. `prefix` begins
     the names of an annex's files in its record.
     """
+    cards = {}
     for candidate in record.candidates.values():
         for name in candidate.files[:1]:
-            card = f"{name.removeprefix(prefix).rpartition('/')[0]}/{CARD}"
-            if card not in files:
-                continue
-            said = _in_order(read_sealed(root, card).decode(errors="replace"))
-            if said not in _cards(Signature.from_dict(signature), candidate):
-                raise BundleError(f"{root}: {card} says something else than the manifest")
+            cards[f"{name.removeprefix(prefix).rpartition('/')[0]}/{CARD}"] = candidate
+    here = {card: candidate for card, candidate in cards.items() if card in files}
+    if not here:
+        return
+    made = Signature.from_dict(signature)
+    for card, candidate in here.items():
+        said = _in_order(read_sealed(root, card).decode(errors="replace"))
+        if said not in _cards(made, candidate):
+            raise BundleError(f"{root}: {card} says something else than the manifest")
 
 
 def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:

@@ -800,7 +800,7 @@ FAULTS = (
     ),
     Fault(
         "an artifact's card may contradict the manifest",
-        "if said not in _cards(Signature.from_dict(signature), candidate):",
+        "if said not in _cards(made, candidate):",
         "if False:",
         (
             "test_what_an_artifact_takes_follows_from_the_manifest",
