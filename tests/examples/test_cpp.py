@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import pipeline
 from engines.target import Target
 from registry.bundle.bundle import Bundle
+from registry.bundle.card import CARD
 from soa import Signature
 from tests.models import cplusplus, project
 from tests.models.cplusplus import ROOT, computed, run
@@ -47,15 +49,17 @@ def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(
 ) -> None:
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][project.TARGET]["candidates"]["aoti"]["tile"] = 128
-        arguments = folder / "targets" / project.TARGET / "aoti" / "arguments.txt"
+        arguments = folder / "targets" / project.TARGET / "aoti" / CARD
         kinds = Signature.from_dict(manifest["signature"]).tile_kinds
-        arguments.write_text(arguments.read_text() + f"tile 128 {kinds} 5000\n")
+        arguments.write_text(arguments.read_text() + f"tile 128 {kinds} 1000\n")
 
     tiled = project.resealed(jets.bundle, tmp_path / "tiled", edit)
     session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
     for n in (1, 255, 256, 999):
         assert printed(programs, artifact(tiled), n) == computed(session, n)
-    beyond = set(printed(programs, artifact(tiled), 5000))  # more rows than it was compiled for
+    card = artifact(tiled) / CARD  # more rows than it was compiled for
+    card.write_text(re.sub("(tile .*) 1000", r"\1 5000", card.read_text()))
+    beyond = set(printed(programs, artifact(tiled), 5000))
     assert len(beyond) == 15_000 and beyond >= set(computed(session, 896))
     refused = run(programs / "run_bundle", artifact(tiled), 5001, "jets", "tags")
     assert (refused.returncode, "5001" in refused.stderr) == (1, True)
