@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from soa.errors import SoaPipelineError
 
-_WAIT_S = 0.3
+_WAIT_S = 2.0
 _BREAKS = re.compile("[@:=]+")
 
 
