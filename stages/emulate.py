@@ -23,6 +23,7 @@ from pathlib import Path
 from engines.errors import EngineError
 from engines.lanes import HEADERS, compiler, family, run_compiler
 from engines.target import Target
+from registry.bundle import CARD
 from registry.store import cache_root
 from runtime.checked import Deviation
 from runtime.opening import case_of_bits
@@ -130,7 +131,7 @@ def emulate_candidate(
         for each in artifacts.iterdir():
             if each.is_file():
                 shutil.copyfile(each, artifact / each.name)
-        (artifact / "arguments.txt").write_text(describe(trial.signature, trial.tile or None))
+        (artifact / CARD).write_text(describe(trial.signature, trial.tile or None))
         contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
         contract.write_text(json.dumps(_contract(trial)))
         cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)

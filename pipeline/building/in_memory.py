@@ -248,22 +248,20 @@ def compile(
     )
     key, progress = place.name, list[str]()
     compiled: Compiled | None = None
+
+    def built(asked: Request) -> _Made:
+        config = in_fork("the model", lambda _: _config(asked, module, key, data))
+        return _Made(folder, config, unregistered(asked.out, folder / "work", progress.append))
+
     for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
         import_module(imported)
     try:
         if module is not None:
             _IN_HAND[key] = module
-
-        def made_as(request: Request) -> _Made:
-            config = in_fork("the model", lambda _: _config(request, module, key, data))
-            return _Made(
-                folder, config, unregistered(request.out, folder / "work", progress.append)
-            )
-
         try:
-            made = made_as(replace(request, independent=True))
+            made = built(replace(request, independent=True))
         except CaptureError:  # it may be that its rows depend on each other
-            made = made_as(replace(request, force=True))
+            made = built(replace(request, force=True))
         compiled = Compiled(made, _session(made.bundle, threads), module, place.cleanup)
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None

@@ -49,7 +49,8 @@ class Bundle(Sealed):
         """Open a bundle. Raises a BundleError that names the file if it is not intact.
 
         The structure and the manifest are always checked; `verify=False` leaves out only the
-        digests of the other files. With `verify=True` every file is read once. Annexes in the
+        digests of the other files and the cards of the artifacts. With `verify=True` every file is
+        read once, a card twice. Annexes in the
         folder are ignored; `registry.bundle.annex.open_folder` opens them too.
         """
         content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)

@@ -1,8 +1,8 @@
 """The card of an artifact: `arguments.txt`, the lines that programs without Python read.
 
-It is written when the artifact is packaged. Python proves here, when a bundle is packaged and each
-time that its digests are checked, that the card says what the manifest says. C++ checks the digests
-and reads the lines.
+It is written when the artifact is packaged. Whenever the digests of a bundle are checked, as when
+it is packaged, registered, imported or pushed, Python proves here that the card says what the
+manifest says. C++ checks the digests and reads the lines.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ def require_cards(
     for card, candidate in here.items():
         said = _in_order(read_sealed(root, card).decode(errors="replace"))
         if said not in _cards(made, candidate):
-            raise BundleError(f"{root}: {card} says something else than the manifest")
+            raise BundleError(
+                f"{root}: {card} says something else than the manifest: it was altered after it "
+                "was packaged; build the version again, or take it from its registry"
+            )
 
 
 def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
-    """What a card may say. Bundles of release 1.0 may leave out tiles and windows."""
+    """What a card may say. It may leave out tiles and windows that the manifest allows."""
     for tile in {None, candidate.tile}:
         for windows in {False, candidate.windows}:
             yield _in_order(describe(signature, tile, windows))

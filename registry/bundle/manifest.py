@@ -68,7 +68,7 @@ MOST_THREADS = 4096
 Count = Annotated[int, Within(1, MOST_THREADS)]
 Time = Annotated[float, Within(0, float_info.max)]
 
-# The C++ library reads these records too. It takes their fields as they are: see card.py.
+# The C++ library reads these records too. It takes their fields as they are.
 
 
 @dataclass(frozen=True, kw_only=True)

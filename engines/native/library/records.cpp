@@ -110,7 +110,12 @@ Json read_annex(const std::string &content) {
   return found;
 }
 
-Json read_note(const std::string &content) { return read_record(content, "PROMOTED.json"); }
+Json read_note(const std::string &content) {
+  const Json found = read_record(content, "PROMOTED.json");
+  found["digest"].text();
+  found["ref"].text();
+  return found;
+}
 
 std::string reference_of(const Json &manifest) { return text_or(manifest.get("reference"), "reference.safetensors"); }
 

@@ -336,7 +336,7 @@ class Calorimeter(nn.Module):
 
 
 class Taus(nn.Module):
-    """A network like DeepTau (CMS 2022): 11 by 11 cells with 12 features, 1,452 columns"""
+    """A network like DeepTau (CMS 2022): 11 by 11 cells with 12 features, 1,452 columns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,9 @@ from safetensors.torch import load_file, save_file
 import pipeline
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
 from registry.bundle.bundle import Bundle
-from registry.bundle.card import CARD
 from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest, record_from_json
 from registry.bundle.pulled import PulledNote, write_note
-from registry.errors import BundleError
 from soa import Block, RowRange, Signature
 from soa.errors import SoaPipelineError
 from soa.records import as_record, parse_json, read_record
@@ -38,7 +35,7 @@ from tests.fuzz.hostile import altered, altered_json, damaged
 from tests.models import bundles, cplusplus, detector
 from tests.models.building import mlp_signature
 from tests.models.cplusplus import ROOT, TORCH, execute
-from tests.models.project import TARGET, Built, resealed
+from tests.models.project import Built, resealed
 from tests.models.shared import made_once
 from tests.soa.strategies import layouts
 
@@ -481,63 +478,15 @@ def test_test_mode_of_lists(readers: Readers, lists: Built, tmp_path: Path) -> N
     assert "'probabilities'" in readers.cpp("test", other.path)
 
 
-CARDS = {
-    "more rows": ("rows n 0 1000", "rows n 0 1001"),
-    "other rows": ("rows n 0 1000", "rows m 0 1000"),
-    "one row at least": ("rows n 0 1000", "rows n 1 1000"),
-    "another alignment": ("collection tags n 128", "collection tags n 64"),
-    "another column": ("column tags z", "column tags w"),
-    "another dtype": ("column jets f float32 4", "column jets f int32 4"),
-    "a larger element": ("column tags z float32 4", "column tags z float32 8"),
-    "one output less": ("tags x 0 3 output", "tags x 0 2 output"),
-    "outputs that are read": ("tags x 0 3 output", "tags x 0 3 input"),
-    "other inputs": ("jets a 0 6 input", "tags x 0 3 input"),
-    "tiles that the manifest does not have": ("windows any", "tile 128 nmm 1000"),
-}
-
-
-def with_card(jets: Built, place: Path, change: Callable[[str], str]) -> Path:
-    """The bundle with another card of `aoti`, sealed again."""
-
-    def edit(folder: Path, _: dict[str, Any]) -> None:
-        file = folder / "targets" / TARGET / "aoti" / CARD
-        file.write_text(change(file.read_text()))
-
-    return resealed(jets.bundle, place / "other", edit).path
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_what_an_artifact_takes_follows_from_the_manifest(
-    jets: Built, tmp_path: Path, name: str
+@pytest.mark.parametrize("note", ["{}", '{"digest": "x"}', '{"digest": 5, "ref": "jets/1"}', "["])
+def test_a_note_of_another_form_stops_production_alone(
+    readers: Readers, jets: Built, tmp_path: Path, note: str
 ) -> None:
-    old, new = CARDS[name]
-    before = (jets.bundle.path / "targets" / TARGET / "aoti" / CARD).read_text()
-    assert before.count(old) == 1, before
-    with pytest.raises(BundleError, match=CARD):
-        with_card(jets, tmp_path, lambda text: text.replace(old, new))
-
-
-@pytest.mark.parametrize(("tile", "rows", "fits"), [(64, 1000, True), (64, 1001, False)])
-def test_tiles_of_a_card_are_those_of_the_manifest(
-    jets: Built, tmp_path: Path, tile: int, rows: int, fits: bool
-) -> None:
-    def edit(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["targets"][TARGET]["candidates"]["aoti"]["tile"] = tile
-        file = folder / "targets" / TARGET / "aoti" / CARD
-        lines = [line for line in file.read_text().splitlines() if not line.startswith("tile")]
-        lines.insert(-1, f"tile {tile} nmm 1000")
-        file.write_text("\n".join([*lines, ""]).replace("rows n 0 1000", f"rows n 0 {rows}"))
-
-    with nullcontext() if fits else pytest.raises(BundleError, match=CARD):
-        resealed(jets.bundle, tmp_path / "other", edit)
-
-
-def test_windows_that_were_not_validated(jets: Built, tmp_path: Path) -> None:
-    def edit(_: Path, manifest: dict[str, Any]) -> None:
-        manifest["targets"][TARGET]["candidates"]["aoti"]["windows"] = False
-
-    with pytest.raises(BundleError, match=CARD):
-        resealed(jets.bundle, tmp_path / "other", edit)
+    folder = Path(shutil.copytree(jets.bundle.path, tmp_path / "bundle"))
+    (folder / "PROMOTED.json").write_text(note)
+    assert not readers.load(folder)
+    assert readers.cpp("load", folder).startswith("no: ")
+    assert readers.cpp("test", folder) == "ok"
 
 
 @given(st.data())

@@ -43,7 +43,7 @@ def test_every_byte_is_poisoned(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_snapshot_holds_bytes_that_are_no_value(storage: Storage) -> None:
+def test_a_copy_holds_bytes_that_are_no_value(storage: Storage) -> None:
     collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is not a valid bool
     copy = collection.to(collection.device)
     assert same_bytes(collection, copy)
