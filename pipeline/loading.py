@@ -120,9 +120,9 @@ def load(
 
     `build="missing"`: if the version has no verified artifact for this host, build one at the first
     use. It is built from the version's program, validated against its reference, and kept in this
-    host's cache (see `pipeline cache --help`). This needs the compilers, and takes seconds to
-    minutes, once. In production the version must still be promoted, but the new artifact has passed
-    the validation only, and no gate.
+    host's cache (see `pipeline registry cache --help`). This needs the compilers, and takes seconds
+    to minutes, once. In production the version must still be promoted, but the new artifact has
+    passed the validation only, and no gate.
 
     `shadow="@staging"`: that version also runs on a sampled fraction of the events, in another
     thread and for comparison only (docs/howto/shadow.md). The result is a `ShadowedSession`. The

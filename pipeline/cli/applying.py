@@ -1,4 +1,4 @@
-"""The commands that score files, and that show how a scored file was made."""
+"""The command that scores files; and how a scored file was made."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def apply(
     """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5, npz or CSV. A FILE may be
     a folder, or a pattern in quotes.
 
-    If a job was interrupted, the same command continues it. `pipeline explain` shows how an output
+    If a job was interrupted, the same command continues it. `pipeline show` shows how an output
     was made.
     """
     from pipeline.applying import apply as run
@@ -161,6 +161,11 @@ def _lines() -> Progress:
 @click.argument("file", type=_FILE)
 def explain(file: Path) -> Answer:
     """Show how FILE was made: the version, its gates, the inputs."""
+    return explained(file)
+
+
+def explained(file: Path) -> Answer:
+    """How a file of `pipeline apply` was made. Raises ApplyError if it does not say it."""
     from pipeline.applying import read_about
     from soa.records import as_data
 

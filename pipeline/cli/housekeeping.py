@@ -229,8 +229,8 @@ def cached_name(folder: Path) -> str:
 def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.
 
-    `pipeline import` reads it into another registry. Targets that were built later and signatures
-    are included. Policies are not: they belong to the registry.
+    `pipeline registry import` reads it into another registry. Targets that were built later and
+    signatures are included. Policies are not: they belong to the registry.
     """
     from registry.housekeeping import export_to
 
@@ -248,7 +248,7 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     help="Promote each version to the aliases that it had; every gate is asked on this host.",
 )  # fmt: skip
 def import_command(path: Path, name: str | None, with_aliases: bool, registry: Registry) -> Answer:
-    """Bring what `pipeline export` wrote to PATH into a registry.
+    """Bring what `pipeline registry export` wrote to PATH into a registry.
 
     The digests are checked. The new versions have no aliases; the history gets a record of each
     event. The command may be run again. Exits with 1 if a gate refuses an alias.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from copy import copy
+from itertools import chain
 from typing import Any, NoReturn
 
 import click
@@ -11,26 +14,25 @@ from engines.errors import FULL_DISK
 from pipeline.cli.answers import complain, fail
 from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run
+from pipeline.cli.checking import bench, check, validate, verify
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
-from pipeline.cli.inspection import bench, diff, doctor, ls, show, ui, validate
+from pipeline.cli.inspection import diff, doctor, ls, show, ui
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
-from pipeline.cli.signing import sign, verify
+from pipeline.cli.signing import sign
 from soa.errors import SoaPipelineError
 from soa_pipeline import __version__
-
-_GROUPS = {
-    "Build": (init, run, build, cxx, doctor),
-    "Judge": (ls, show, ui, diff, validate, bench, promote, approve, policy),
-    "Run": (apply, explain, deploy, serve),
-    "Keep": (history, rollback, sign, verify, pull, push, export_command, import_command, rm, gc,
-             cache),
-}  # fmt: skip
 
 
 class _Group(click.Group):
     """Turns a user's error into one line on stderr. Exit status: 1, or 2 for wrong usage."""
+
+    def __init__(self, *, sections: Mapping[str, Sequence[click.Command]], **given: Any) -> None:
+        super().__init__(**given)
+        self.sections = sections
+        for command in chain.from_iterable(sections.values()):
+            self.add_command(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -39,8 +41,8 @@ class _Group(click.Group):
             _refuse(ctx, error)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in groups, each with the complete first sentence of its docstring."""
-        for title, commands in _GROUPS.items():
+        """List the commands in sections, each with the complete first sentence of its docstring."""
+        for title, commands in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [(str(c.name), c.get_short_help_str(1000).rstrip(".") + ".") for c in commands]
@@ -73,7 +75,23 @@ def _of_the_disk(error: OSError) -> str:
     raise error
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+registry = _Group(
+    name="registry",
+    help="Keep the registry: its policies, exports and imports, and what may be removed.",
+    sections={"Commands": (policy, export_command, import_command, rm, gc, cache)},
+)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    sections={
+        "Build": (init, run, build, cxx, doctor),
+        "Judge": (ls, show, check, ui, promote, approve),
+        "Run": (apply, deploy, serve),
+        "Keep": (history, rollback, sign, pull, push, registry),
+    },
+)
 @click.version_option(__version__, prog_name="pipeline")
 def main() -> None:
     """Compile trained torch models so that they run right, without a copy, on SoA memory.
@@ -99,6 +117,15 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
-for _commands in _GROUPS.values():
+_OLD = {
+    "show": (diff, explain),
+    "check": (validate, bench, verify),
+    "registry": registry.sections["Commands"],
+}
+"""Commands by the name that they have now. They answer by their own name too, until version 2."""
+
+for _now, _commands in _OLD.items():
     for _command in _commands:
-        main.add_command(_command)
+        _hidden = copy(_command)
+        _hidden.hidden, _hidden.epilog = True, f"This is a part of `pipeline {_now}` now."
+        main.add_command(_hidden)

@@ -1,4 +1,4 @@
-"""The commands that sign a bundle, and that verify its signature."""
+"""The command that signs a bundle."""
 
 from __future__ import annotations
 
@@ -57,33 +57,3 @@ def sign(
         {"digest": opened.bundle.digest, "key": public.fingerprint},
         [f"{shown} is signed; the key is {public.fingerprint}"],
     )
-
-
-@command()
-@click.argument("ref", shell_complete=refs)
-@click.option(
-    "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="Public key, or root certificate, in PEM format, or a folder of them; may be repeated. "
-    "Default: $PIPELINE_TRUSTED_KEYS.",
-)  # fmt: skip
-def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
-    """Check every digest of REF, and that a trusted key signed it.
-
-    The given keys are trusted, and so are all keys that a given root certificate certifies.
-    """
-    from registry.trust import host_keys, require_signature, trusted_keys
-
-    trusted = trusted_keys(keys) if keys else host_keys()
-    if trusted is None:
-        raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
-    opened = opened_at(ref, registry)
-    if opened.version is None:
-        signer = require_signature(opened.bundle, trusted)
-    else:
-        signer = registry.require_signature(opened.version, opened.bundle, trusted)
-    shown, data = opened.version.ref if opened.version else ref, {"digest": opened.bundle.digest}
-    if signer.is_root:
-        data |= {"root": signer.fingerprint, "signer": signer.signer}
-        return Answer(data, [f"{shown} is signed by {signer.signer}, certified by {signer}"])
-    said = f"{shown} is signed by {signer.fingerprint} ({signer.origin})"
-    return Answer(data | {"key": signer.fingerprint}, [said])

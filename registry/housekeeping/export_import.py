@@ -244,7 +244,7 @@ def _as_tar(folder: Path) -> None:
 @contextlib.contextmanager
 def _as_folder(source: Path, room: Path) -> Iterator[Path]:
     """The export as a folder. A tar is unpacked in a new folder in `room`: not in /tmp, which may
-    be small, but where `pipeline gc` finds it if this process is killed."""
+    be small, but where `pipeline registry gc` finds it if this process is killed."""
     if source.is_dir():
         yield source
         return

@@ -117,7 +117,7 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
     if missing := sorted({*annex.files, SUMS} - there.keys()):
         raise BundleError(
             f"{annex.path}: {missing[0]} is not in the registry any more: it took so long that "
-            "`pipeline gc` took it for abandoned; run the command again"
+            "`pipeline registry gc` took it for abandoned; run the command again"
         )
 
 
@@ -126,7 +126,7 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
     removes files, or if a file of an annex is missing."""
     if client.get_run(run.info.run_id).info.status != "RUNNING":
         raise BundleError(
-            f"{bundle.path}: it took so long to be registered that `pipeline gc` took it for "
+            f"{bundle.path}: it took so long to be registered that `pipeline registry gc` took it for "
             "abandoned; run the command again"
         )
     for annex in bundle.annexes.values():

@@ -94,7 +94,7 @@ def put_signature(signature: bytes, folder: Path) -> None:
         partial.replace(folder / SIGNATURE)
     except FileNotFoundError as error:
         raise TrustError(
-            f"{folder}: its signature took so long to be written that `pipeline gc` took it for "
+            f"{folder}: its signature took so long to be written that `pipeline registry gc` took it for "
             "abandoned; sign again"
         ) from error
     finally:

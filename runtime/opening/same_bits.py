@@ -141,7 +141,7 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
     if found != known:
         log.warning(
             "%s: %s (%s) gives other bits on this processor than where it was validated; "
-            "`pipeline validate` shows how far it is from the reference here",
+            "`pipeline check` shows how far it is from the reference here",
             opened.label, name, target,
         )  # fmt: skip
 

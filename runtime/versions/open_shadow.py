@@ -51,7 +51,7 @@ def shadowed(
     if not can_replace(opened.signature, session.signature):
         raise LoadError(
             f"the shadow {begun.version} has another signature than {begun.production}: "
-            f"`pipeline diff {begun.production} {begun.version}` says where"
+            f"`pipeline show {begun.production} {begun.version}` says where"
         )
     if file is None and (opened.lookup is None or not origin.version or asked.lookup == "offline"):
         raise LoadError(

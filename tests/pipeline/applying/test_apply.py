@@ -71,7 +71,9 @@ def test_rows_out_are_rows_in(tmp_path: Path, production: Registry, suffix: str)
     assert about["digest"] == production.find(REF).digest
     assert about["inputs"][0]["path"] == str(source)
     assert about["columns"] == {f"jets/{name}": name for name in FEATURES}
-    assert "promoted by" in cli("explain", made).stdout
+    assert cli("show", made).stdout == cli("explain", made).stdout
+    assert json.loads(cli("show", made, "--json").stdout) == about
+    assert "promoted by" in cli("show", made).stdout
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".root", ".h5", ".npz"])

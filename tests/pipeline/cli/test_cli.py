@@ -24,10 +24,12 @@ from tests.models.project import TARGET, Built, answer, cli, described, refusal,
 from tests.models.versions import copy_of, promoted, store_of
 
 COMMANDS = (
-    "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
-    "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
-    "serve", "doctor", "cache", "init", "apply", "explain", "cxx", "ui",
+    "run", "build", "ls", "show", "check", "promote", "approve", "rollback", "history", "pull",
+    "push", "sign", "deploy", "serve", "doctor", "init", "apply", "cxx", "ui",
 )  # fmt: skip
+OF_THE_REGISTRY = ("policy", "export", "import", "rm", "gc", "cache")
+BEFORE = ("validate", "bench", "verify", "diff", "explain", *OF_THE_REGISTRY)
+OF_THE_HOST_ALONE = ("cache", "init", "explain")
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[3]
 
@@ -69,25 +71,44 @@ def process(*arguments: object, **environment: str) -> subprocess.CompletedProce
 
 def test_help_says_what_each_command_does() -> None:
     text = cli("--help").stdout
-    assert set(main.commands) == set(COMMANDS)
-    for command in COMMANDS:
-        assert f"  {command} " in text
-        own = cli(command, "--help").stdout
-        assert own.startswith(f"Usage: main {command} ")
-        assert own.count("--json") == 1
-        of_the_host_alone = command in ("cache", "init", "explain")
-        assert own.count("--registry") == (not of_the_host_alone)
+    assert main.commands.keys() == {*COMMANDS, *BEFORE, "registry"}
+    assert all(f"\n  {command} " in text for command in (*COMMANDS, "registry"))
+    assert not any(f"\n  {command} " in text for command in BEFORE)
+    assert all(f"\n  {each} " in cli("registry", "--help").stdout for each in OF_THE_REGISTRY)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((name,) for name in (*COMMANDS, *BEFORE)),
+        *(("registry", name) for name in OF_THE_REGISTRY),
+    ],
+    ids=" ".join,
+)
+def test_each_command_has_its_own_help(words: tuple[str, ...]) -> None:
+    own = cli(*words, "--help").stdout
+    assert own.startswith(f"Usage: main {' '.join(words)} ")
+    assert own.count("--json") == 1
+    assert own.count("--registry") == (words[-1] not in OF_THE_HOST_ALONE)
+
+
+def test_a_command_by_its_name_of_before_says_the_new_one() -> None:
+    for name in BEFORE:
+        new = "check" if name in ("validate", "bench", "verify") else "show"
+        new = "registry" if name in OF_THE_REGISTRY else new
+        assert f"`pipeline {new}`" in cli(name, "--help").stdout
 
 
 def test_help_is_in_groups_of_whole_sentences() -> None:
     text = cli("--help").stdout
     groups = [text.index(f"\n{title}:\n") for title in ("Build", "Judge", "Run", "Keep")]
     assert groups == sorted(groups)
-    listed = " ".join(text[groups[0] :].split())
+    inner = cli("registry", "--help").stdout
+    listed = " ".join((text[groups[0] :] + inner[inner.index("Commands:") :]).split())
     assert "…" not in listed and "..." not in listed
-    for command in main.commands.values():
-        sentence = " ".join(str(command.help).split("\n\n")[0].split()).partition(". ")[0]
-        assert sentence.rstrip(".") + "." in listed
+    for name in (*COMMANDS, *OF_THE_REGISTRY, "registry"):
+        sentence = " ".join(str(main.commands[name].help).split("\n\n")[0].split())
+        assert sentence.partition(". ")[0].rstrip(".") + "." in listed
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -245,7 +266,7 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
         record.update(candidates={name: record["candidates"][name] for name in engines})
 
     other = resealed(jets.bundle, tmp_path / "other", edit)
-    text = cli("validate", other.path, "--target", TARGET, code=1)
+    text = cli("check", other.path, "--target", TARGET, code=1)
     assert "refused" in text.stdout
     assert "exported is refused: output 'probabilities' at n=" in text.stdout
 
@@ -262,7 +283,19 @@ def test_bench(registry: Registry, jets: Built) -> None:
     assert "\nchosen" in text
 
 
-@pytest.mark.parametrize("command", ["validate", "bench"])
+def test_check_is_validate_and_bench(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    found = answer("check", "jets", registry=registry)
+    assert found["digest"] == jets.bundle.digest
+    assert found["artifacts"] == answer("validate", "jets", registry=registry)
+    assert found.keys() == {"digest", "artifacts"}
+    page = tmp_path / "times.html"
+    options = ("--times", "--seconds", "0.01", "--html", page)
+    text = said("check", "jets", *options, registry=registry)
+    assert "\nchosen" in text and "validation on" in text and page.is_file()
+    assert cli("check", "jets", "--html", page, "--registry", registry.uri, code=2).stdout == ""
+
+
+@pytest.mark.parametrize("command", ["check", "validate", "bench"])
 def test_target_that_is_not_there(registry: Registry, command: str) -> None:
     def asked(target: str) -> str:
         return refusal(command, "jets", "--target", target, "--registry", registry.uri)

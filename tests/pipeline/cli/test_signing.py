@@ -1,7 +1,8 @@
-"""`pipeline sign` and `pipeline verify`, and the gate for `signed_by` of a policy."""
+"""`pipeline sign`, how `check` and `verify` judge a signature, and the gate for `signed_by`."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ def test_version(
     assert answer("verify", "jets/1", registry=one) == said
     cli("pull", "jets/1", tmp_path / "pulled", *where)
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
+
+
+def test_check_requires_a_trusted_signature(
+    one: Registry, release: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--registry", one.uri)
+    asked = ("check", "jets/1", "--key", release.public, *where)
+    assert "not signed" in refusal(*asked)
+    cli("sign", "jets/1", "--key", release.private, *where)
+    found = json.loads(cli(*asked, "--json", code=1).stdout)  # no artifact is for this host
+    assert found["signature"]["key"] and found["artifacts"] == {}
+    monkeypatch.delenv("PIPELINE_TRUSTED_KEYS", raising=False)
+    assert "signature" not in json.loads(cli("check", "jets/1", *where, "--json", code=1).stdout)
 
 
 def test_nobody_to_trust(one: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,234 @@
+"""The command that checks a version on this host, and its parts by their names of before 1.1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.answers import (
+    Answer,
+    Number,
+    command,
+    html_option,
+    opened_at,
+    say,
+    steps,
+    write_page,
+)
+from pipeline.cli.completion import refs
+
+if TYPE_CHECKING:
+    from pipeline.report import Part
+    from registry.bundle import Bundle
+    from registry.store import Registry
+    from registry.trust import Trusted
+    from runtime.opening import Opened
+    from stages.reports import ValidationReport
+
+_Option = Callable[[Any], Any]
+_target_option: _Option = click.option(
+    "--target", help="Only this target. Default: all targets that this host runs."
+)
+_seconds_option: _Option = click.option(
+    "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,
+    help="Time to spend on each size.",
+)  # fmt: skip
+_key_option: _Option = click.option(
+    "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    help="Public key, or root certificate, in PEM format, or a folder of them; may be repeated. "
+    "Default: $PIPELINE_TRUSTED_KEYS.",
+)  # fmt: skip
+
+
+@command()
+@click.argument("ref", shell_complete=refs)
+@_target_option
+@_key_option
+@click.option("--times", is_flag=True, help="Also time the valid artifacts side by side.")
+@_seconds_option
+@html_option
+def check(
+    ref: str,
+    target: str | None,
+    keys: tuple[Path, ...],
+    times: bool,
+    seconds: float,
+    html: Path | None,
+    registry: Registry,
+) -> Answer:
+    """Check REF here: its digests, its signature, and its artifacts against the reference.
+
+    Every file's digest is computed. If keys are trusted, one of them must have signed REF; all keys
+    that a trusted root certificate certifies are trusted too. Then each artifact for this host
+    computes the reference again. Exits with 1 if one that was chosen is no longer valid, or if
+    there is none for this host.
+    """
+    if html is not None and not times:
+        raise click.UsageError("--html shows times: it goes with --times")
+    trusted = _trusted(keys)
+    opened = opened_at(ref, registry)
+    parts = {"signature": _signed(opened, ref, trusted, registry)} if trusted else {}
+    if target is None and not _runnable(opened.bundle):
+        parts["artifacts"] = Answer({}, [_none_here(opened.bundle)], passed=False)
+    else:
+        parts["artifacts"] = _judged(opened, target)
+        if times:
+            parts["times"] = _timed(opened, ref, target, seconds, html)
+    return Answer(
+        {"digest": opened.bundle.digest, **{name: part.data for name, part in parts.items()}},
+        chain(["every digest is right"], *(part.shown for part in parts.values())),
+        passed=all(part.passed for part in parts.values()),
+    )
+
+
+@command()
+@click.argument("ref", shell_complete=refs)
+@_target_option
+def validate(ref: str, target: str | None, registry: Registry) -> Answer:
+    """Run every artifact of REF against its reference again, here."""
+    return _judged(opened_at(ref, registry), target)
+
+
+@command()
+@click.argument("ref", shell_complete=refs)
+@_target_option
+@_seconds_option
+@html_option
+def bench(
+    ref: str, target: str | None, seconds: float, html: Path | None, registry: Registry
+) -> Answer:
+    """Time the valid artifacts of REF side by side, here, at its typical sizes."""
+    return _timed(opened_at(ref, registry), ref, target, seconds, html)
+
+
+@command()
+@click.argument("ref", shell_complete=refs)
+@_key_option
+def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
+    """Check every digest of REF, and that a trusted key signed it."""
+    trusted = _trusted(keys)
+    if trusted is None:
+        raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
+    return _signed(opened_at(ref, registry), ref, trusted, registry)
+
+
+def _trusted(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
+    """The keys that are given, else the host's; None if there are none."""
+    from registry.trust import host_keys, trusted_keys
+
+    return trusted_keys(keys) if keys else host_keys()
+
+
+def _signed(opened: Opened, ref: str, trusted: tuple[Trusted, ...], registry: Registry) -> Answer:
+    from registry.trust import require_signature
+
+    if opened.version is None:
+        signer = require_signature(opened.bundle, trusted)
+    else:
+        signer = registry.require_signature(opened.version, opened.bundle, trusted)
+    shown, data = opened.version.ref if opened.version else ref, {"digest": opened.bundle.digest}
+    if signer.is_root:
+        data |= {"root": signer.fingerprint, "signer": signer.signer}
+        return Answer(data, [f"{shown} is signed by {signer.signer}, certified by {signer}"])
+    said = f"{shown} is signed by {signer.fingerprint} ({signer.origin})"
+    return Answer(data | {"key": signer.fingerprint}, [said])
+
+
+def _judged(opened: Opened, target: str | None) -> Answer:
+    """Run the artifacts against the reference."""
+    from pipeline.promotion import revalidate
+    from pipeline.report import describe_reference, describe_validation
+
+    targets = opened.bundle.manifest.targets
+    here = _targets_here(opened.bundle, target)
+    work = [(name, engine) for name in here for engine in targets[name].candidates]
+    reports: dict[str, list[ValidationReport]] = {name: [] for name in here}
+    with steps() as show:
+        for i, (name, engine) in enumerate(work, 1):
+            with show(f"{i} of {len(work)}: {engine} on {name}", None):
+                reports[name].append(revalidate(opened, name, engine, say))
+
+    def shown() -> Iterator[Part]:
+        yield from describe_reference(opened.bundle)
+        for name, each in reports.items():
+            yield from describe_validation(f"validation on {name}", each)
+            for report in each:
+                known = targets[name].candidates[report.engine].bits
+                if known and report.bits:
+                    bits = "the same bits as" if report.bits == known else "other bits than"
+                    yield f"{report.engine} on {name}: {bits} where it was built"
+
+    valid = all(
+        report.valid
+        for name, each in reports.items()
+        for report in each
+        if report.engine in targets[name].engines()
+    )
+    data = {name: [report.to_dict() for report in each] for name, each in reports.items()}
+    return Answer(data, shown(), passed=valid)
+
+
+def _timed(
+    opened: Opened, ref: str, target: str | None, seconds: float, html: Path | None
+) -> Answer:
+    """Time the valid artifacts."""
+    from pipeline.report import SPREAD, bench_page, describe_benchmark
+    from runtime.loader import measured_session
+    from stages.benchmark import benchmark, ladder
+    from stages.reference import Reference
+    from stages.reports import BenchmarkReport
+
+    bundle = opened.bundle
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
+    found: dict[str, BenchmarkReport] = {}
+    for name in _targets_here(bundle, target):
+        candidates = bundle.manifest.targets[name].candidates
+        valid = [engine for engine, c in candidates.items() if c.status == "valid"]
+        say(f"timing {', '.join(valid)} on {name}")
+        sessions = {engine: measured_session(opened, name, engine) for engine in valid}
+        takes = seconds * len(ladder(opened.signature))
+        with steps() as show, show(f"timing {name}", takes):
+            found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
+    said = write_page(html, lambda: bench_page(ref, found))
+    return Answer(
+        {name: report.to_dict() for name, report in found.items()},
+        [
+            *(
+                describe_benchmark(f"{name}: one call, {SPREAD}", each)
+                for name, each in found.items()
+            ),
+            *said,
+        ],
+    )
+
+
+def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
+    from engines.errors import TargetError
+    from engines.target import Target, check_torch_runs
+
+    have = list(bundle.manifest.targets)
+    if wanted is None:
+        found = _runnable(bundle)
+        if not found:
+            raise TargetError(_none_here(bundle))
+        return found
+    parsed = Target.parse(wanted)
+    target = str(parsed)
+    if target not in have:
+        raise TargetError(f"the version has no target {target}; it has: {', '.join(have)}")
+    check_torch_runs(parsed)
+    return [target]
+
+
+def _runnable(bundle: Bundle) -> list[str]:
+    from pipeline.promotion import runnable
+
+    return runnable(list(bundle.manifest.targets))
+
+
+def _none_here(bundle: Bundle) -> str:
+    return f"this host runs none of the version's targets: {', '.join(bundle.manifest.targets)}"
