@@ -53,7 +53,7 @@ def declared(package: str, family: str) -> dict[str, Declared]:
         (node,) = ast.parse(f"{head} ...", module).body
         if isinstance(node, ast.ClassDef):
             said = {each.arg: each.value for each in node.keywords if each.arg is not None}
-            settings = {key: ast.literal_eval(value) for key, value in said.items()}
+            settings = {key: ast.literal_eval(value) for key, value in said.items()}  # ours
             found.append(Declared(settings[family], module, node.name, settings))
     found.sort(key=lambda each: (each.settings.get("order", 0), each.name))
     by_name: dict[str, Declared] = {}

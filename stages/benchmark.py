@@ -230,7 +230,7 @@ def memory_here(
 
 
 def _peak_mb() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text().splitlines()  # ours
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 

@@ -138,7 +138,7 @@ class Capture:
 
     @classmethod
     def load(cls, folder: Path) -> Capture:
-        data = json.loads((folder / "capture.json").read_text())
+        data = json.loads((folder / "capture.json").read_text())  # ours
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
 
 

@@ -108,7 +108,7 @@ def compile_candidate(
         passing=outcome.killed,
         not_applicable=outcome.not_applicable,
         code="" if outcome.ok else outcome.code,
-        facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},
+        facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},  # ours
     )
 
 
@@ -138,7 +138,7 @@ def compile_here(
     for step in declared("stages", "step").values():
         found |= step.load()().facts(name, chosen, [folder / file for file in files])
     if found:
-        before = json.loads((folder / FACTS).read_text()) if FACTS in files else {}
+        before = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
         (folder / FACTS).write_text(json.dumps({**before, **found}))
         files = [*files, *([] if FACTS in files or not files else [FACTS])]
     return files

@@ -148,7 +148,7 @@ def emulate_candidate(
             return ValidationReport.failed(name, why, code="candidate-timeout")
         if done.returncode != 0:
             return _refused(name, emulator, done)
-        bits = hashlib.sha256(answers.read_bytes()).hexdigest()
+        bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
     why = f"validated {emulator.said}; no {target} has run it"
     return ValidationReport.without_device(
         name, "emulated", why, _worst(done.stdout.splitlines()), time.monotonic() - begun, bits
@@ -217,7 +217,7 @@ def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequen
     """A program or a library, built from our own sources once and kept in this host's cache."""
     key = hashlib.sha256(" ".join(words).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
-        key.update(path.read_bytes())
+        key.update(path.read_bytes())  # ours
     place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,8 @@ def validate_candidate(
 
 def _last_case(log: Path) -> str:
     """The case at which the child was killed, from the last such line of its log."""
-    said = [line for line in log.read_text(errors="replace").splitlines() if line[:3] == "at "]
+    written = log.read_text(errors="replace").splitlines()  # ours
+    said = [line for line in written if line[:3] == "at "]
     if not said:
         return "before its first run"
     return f"{said[-1]}: it may have reached beyond the memory that it was given"
@@ -215,7 +216,7 @@ def _beside_reference(
         known,
         trial.tolerances,
         trial.classifiers,
-        say=lambda text: print(text, flush=True),
+        say=lambda text: print(text, flush=True),  # ours
         more=None if more is None else Reference.load(Path(more)),
         program=trial.program,
         special_values=trial.special_values,
@@ -223,7 +224,7 @@ def _beside_reference(
     if report.valid and session.device.type == "cpu":
         report = replace(report, bits=answer_bits(session, trial.reference))
     if report.valid and many is not None and trial.program is not None:
-        print("at many rows", flush=True)
+        print("at many rows", flush=True)  # ours
         record, wrong = tried_on(
             session, Reference.load(Path(many)), trial.tolerances, trial.program
         )

@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -40,45 +41,40 @@ SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglo
 
 
 @functools.cache
-def called() -> dict[str, set[str]]:
-    """The names of functions and methods that each module calls."""
-    found: dict[str, set[str]] = {}
+def calls() -> tuple[Call, ...]:
+    """Every call in the product."""
+    found: list[Call] = []
     for path in SOURCES:
-        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
-        found[path.relative_to(ROOT).as_posix()] = names
-    return found
+        text = path.read_text()
+        lines, where = text.splitlines(), path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call):
+                function = node.func
+                name = getattr(function, "attr", getattr(function, "id", ""))
+                ours = any(
+                    line.endswith("# ours") for line in lines[node.lineno - 1 : node.end_lineno]
+                )
+                found.append(Call(where, name, ast.unparse(function), ours))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Call:
+    path: str
+    name: str
+    function: str
+    ours: bool
+    """True if the line ends with `# ours`: the text is of our own making, as of an earlier step, of
+    a child process, of our package or of the system."""
 
 
 def callers(*names: str) -> set[str]:
-    """The modules that call a function or method with one of these names."""
-    return {path for path, found in called().items() if not found.isdisjoint(names)}
-
-
-OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process
-    "engines/processes/isolation.py", "engines/processes/job.py", "engines/processes/warm.py",
-    "stages/capture.py", "stages/compile.py",
-    "stages/validate.py", "stages/emulate.py", "engines/lanes/devices.py",
-}  # fmt: skip
-OWN_SOURCE = {
-    "pipeline/config/assemble.py",
-    "pipeline/building/provenance.py",
-    "stages/model/source.py",
-}
-OWN_SERVER = {  # its log, and files that were built for it
-    "serving/local/external_program.py", "serving/local/triton.py", "serving/native/tensorrt.py",
-    "serving/triton/repository.py",
-}  # fmt: skip
-SYSTEM = {"engines/kinds/cpu.py", "stages/benchmark.py"}  # /proc
-OURS = {  # schemas, templates, the source
-    "pipeline/init/commented.py", "pipeline/init/writing.py", "serving/cluster/deployment_files.py",
-    "soa/declared.py",
-}  # fmt: skip
+    """The modules that call a function or method with one of these names, on text of others."""
+    return {call.path for call in calls() if call.name in names and not call.ours}
 
 
 def test_one_function_reads_files_of_others() -> None:
-    allowed = OWN_STEPS | OWN_SOURCE | OWN_SERVER | SYSTEM | OURS
-    assert callers("read_text", "read_bytes") <= allowed
+    assert callers("read_text", "read_bytes") == set()
     # A reference, before it is sealed or from a bundle that was verified.
     assert callers("safe_open") == {
         "stages/reference/answers.py", "stages/reference/nonfinite.py",
@@ -86,34 +82,24 @@ def test_one_function_reads_files_of_others() -> None:
     }  # fmt: skip
 
 
-def test_one_function_parses_json() -> None:
-    # They parse JSON that they have just written.
-    of_our_own = {"pipeline/cli/inspection.py", "registry/bundle/manifest.py", "soa/records.py"}
-    of_our_own |= {"stages/reference/answers.py"}  # the head of a safetensors file
-    of_our_own |= {"engines/processes/forked.py"}  # pickles of its own child
-    triton = {"serving/triton/model.py"}  # what Triton passes to it
-    assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
-    assert callers("safe_load", "safe_load_all", "compose", "full_load", "unsafe_load") <= OURS | {
-        "pipeline/config/yaml_lines.py"
-    }
-    assert callers("eval", "exec", "sympify", "literal_eval") <= {
-        # Module.eval of torch
-        "engines/torchscript.py", "stages/model/source.py", "pipeline/building/in_memory.py",
-        "soa/declared.py",  # literals of our own source
-    }  # fmt: skip
+def test_one_function_parses() -> None:
+    assert callers("loads") == {"soa/records.py"}
+    assert callers("compose", "safe_load", "safe_load_all") == {"pipeline/config/yaml_lines.py"}
+    assert callers("full_load", "unsafe_load", "exec", "sympify", "literal_eval") == set()
+    assert {call.function for call in calls() if call.name == "eval"} <= {
+        f"{module}.eval" for module in ("model", "net", "module")
+    } | {"torch.jit.load(source.torchscript, map_location='cpu').eval"}
 
 
 def test_one_function_prints() -> None:
-    assert callers("echo") == {"pipeline/report/tables.py", "pipeline/cli/answers.py"}  # JSON
-    bars = {"pipeline/cli/applying.py", "pipeline/cli/answers.py"}  # on a terminal
-    assert callers("Console", "Text") == bars
-    # `html.escape` and `re.escape`.
-    assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}
-    prints = callers("print") - callers("new_table", "microseconds")
-    # In child processes: into a log, or to return the bits found under qemu.
-    assert prints == {"stages/validate.py", "runtime/opening/same_bits.py"}
-    silencers = {"engines/exported/engine.py", "registry/mlflow/access.py"}
-    assert callers("getLogger") == silencers | {"soa/text.py"}
+    """Other functions print JSON, or draw on a terminal; child processes print for their parent."""
+    assert callers("print") <= {"registry/store/reading.py"}
+    assert {path.rpartition("/")[0] for path in callers("echo", "Console")} == {
+        "pipeline/cli", "pipeline/report",
+    }  # fmt: skip
+    assert {call.function for call in calls() if call.name == "escape"} <= {
+        "html.escape", "re.escape",
+    }  # fmt: skip
 
 
 # -- files -----------------------------------------------------------------------------------------

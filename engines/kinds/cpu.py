@@ -52,7 +52,7 @@ class Cpu(
 def cpu_flags() -> frozenset[str]:
     """CPU feature flags of this host, by Linux's names; empty if they cannot be read."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text()  # ours
     except OSError:
         return frozenset()
     lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))

@@ -147,7 +147,7 @@ def _nvidia(out: Path, target: Target, store: Store) -> Report:
         listed = ", ".join(f"sm_{each}" for each in known)
         raise EngineError(f"this NVRTC does not know {target.arch}; it knows {listed}")
     program = ctypes.c_void_p()
-    text = (out / "network.cu").read_bytes()
+    text = (out / "network.cu").read_bytes()  # ours
     library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
     given = (
         f"--gpu-architecture={target.arch}", "--fmad=false", "--std=c++20", "--device-int128",

@@ -98,7 +98,7 @@ def _message(ours: Connection, ended: int) -> tuple[str, Any]:
     """The kind and the content of the next message; of kind "" if the child has ended."""
     with suppress(EOFError):
         if ours in wait([ours, ended]):
-            kind, value = pickle.loads(ours.recv_bytes())
+            kind, value = pickle.loads(ours.recv_bytes())  # ours
             return kind, value
     return "", None
 
@@ -113,7 +113,7 @@ def _crash(what: str, where: str, code: int) -> CrashError:
 
 def _error(pickled: bytes, text: str) -> BaseException:
     try:
-        error = pickle.loads(pickled)
+        error = pickle.loads(pickled)  # ours
     except Exception:  # its class is of a module that only the child has imported
         error = None
     return error if isinstance(error, BaseException) else RuntimeError(text)
@@ -127,7 +127,7 @@ def _reap(pid: int) -> None:
 def _say(*given: Any) -> Any:
     assert _parent is not None
     _send("say", given)
-    return pickle.loads(_parent.recv_bytes())
+    return pickle.loads(_parent.recv_bytes())  # ours
 
 
 def _send(kind: str, value: Any) -> None:

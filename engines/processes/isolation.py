@@ -140,9 +140,9 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
         return Outcome(None, why, log, script, killed=True, code=_NO_MEMORY)
     try:
-        data = json.loads(answer.read_text())
+        data = json.loads(answer.read_text())  # ours
     except (OSError, ValueError):
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(errors="replace").strip().splitlines()  # ours
         last = lines[-1] if lines else "nothing in its log"
         why = f"exit code {code} without an answer: {last}"
         return Outcome(None, why, log, script, code="candidate-crashed")

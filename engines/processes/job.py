@@ -16,7 +16,7 @@ from soa.files import write_whole
 
 def run_job(job: Path, answer: Path) -> int:
     """Call the function named in the file `job`, and write its value or error to `answer`."""
-    data = json.loads(job.read_text())
+    data = json.loads(job.read_text())  # ours
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]
     try:

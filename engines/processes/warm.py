@@ -218,7 +218,7 @@ def _serve(idle_s: float, *imported: str) -> None:
         line = sys.stdin.readline()
         if not line:
             break
-        job, server = json.loads(line), os.getpid()
+        job, server = json.loads(line), os.getpid()  # ours
         _import(job["imports"])
         pid = os.fork()
         if pid == 0:

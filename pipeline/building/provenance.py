@@ -69,7 +69,7 @@ def code_digest() -> str:
         sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)
         for path in sorted(sources):
             digest.update(f"{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())
+            digest.update(path.read_bytes())  # ours
     return digest.hexdigest()
 
 
@@ -100,7 +100,7 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():  # ours
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:

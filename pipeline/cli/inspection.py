@@ -83,9 +83,9 @@ def show(ref: str, other: str | None, html: Path | None, registry: Registry) -> 
     counts, notes = proof_of(bundle)
     data = {
         "version": _version(version) if version else None,
-        "manifest": json.loads(bundle.manifest.to_json()),
+        "manifest": json.loads(bundle.manifest.to_json()),  # ours
         "annexes": {
-            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}
+            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}  # ours
             for target, annex in bundle.annexes.items()
         },
         "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},

@@ -47,7 +47,7 @@ def write_config(
     path: Path, head: str, config: Mapping[str, Any], notes: Mapping[tuple[str | int, ...], str]
 ) -> None:
     """Write a config. `notes`, by the path of a key, replace the descriptions of the schema."""
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     text = head + yaml.dump(_in_short(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
     said: dict[int, str] = {}

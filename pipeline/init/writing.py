@@ -130,7 +130,7 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
 def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
     """Write the config again, in another folder and with another model and file of rows."""
     config = {**made.config, "model": dict(model), "reference": {"file": rows}}
-    write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
+    write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     write_config(path, _HEAD, config, {})
 
 
@@ -281,7 +281,7 @@ class _Draft:
                 if found.range.most == _TILE:  # the model itself does not bound it
                     self.config["rows"]["n"]["max"] = max(_TILE, rows)
                 self.notes["rows", "n", "max"] = f"{found.range.why_most}; bounded, since {why}"
-            write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
+            write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
             write_config(new, _HEAD, self.config, self.notes)
             if self.rows:
                 rows_file.replace(self.stored)

@@ -364,7 +364,7 @@ def record_to_json(record: DataclassInstance) -> str:
     """Keys sorted, one final newline: equal records give equal bytes."""
     # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
     # are written as strings, and read back as numbers.
-    data = json.loads(
+    data = json.loads(  # ours
         json.dumps(as_data(record)), parse_constant=lambda said: said
     )  # every key is a string now
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

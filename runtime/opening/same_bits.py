@@ -154,4 +154,4 @@ def main(job: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    print(main(json.load(sys.stdin)))
+    print(main(json.load(sys.stdin)))  # ours

@@ -75,7 +75,7 @@ def helm_values(needs: Needs) -> Object:
 
 def check_values(values: Object) -> None:
     """Raise ServingError, naming the value, if the chart's schema refuses the values."""
-    checker = schema_reader()(json.loads(SCHEMA.read_text()))
+    checker = schema_reader()(json.loads(SCHEMA.read_text()))  # ours
     for error in checker.iter_errors(values):
         where = ".".join(map(str, error.absolute_path)) or "the values"
         raise ServingError(f"the chart's schema refuses {where}: {error.message}")
@@ -140,7 +140,7 @@ def queue_query(model: str, release: str) -> str:
 
 def _render(template: str, **names: Any) -> Object:
     """Fill a template; return the object that its YAML text describes."""
-    made: Object = yaml.safe_load(_templates().get_template(template).render(names))
+    made: Object = yaml.safe_load(_templates().get_template(template).render(names))  # ours
     return made
 
 

@@ -96,7 +96,7 @@ class LocalProgram(ABC):
 
     def log(self) -> str:
         """The output of the program so far."""
-        return (self._folder / "log").read_text(errors="replace") if self._folder else ""
+        return (self._folder / "log").read_text(errors="replace") if self._folder else ""  # ours
 
     def stop(self) -> None:
         """Ask the program to end, and kill it after `stop_s`. May be called again."""

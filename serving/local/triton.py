@@ -97,7 +97,7 @@ class TritonBinary:
 
         (models := scratch / "models").mkdir()
         for config in repository.glob("*/config.pbtxt"):
-            message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())
+            message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())  # ours
             message.ClearField("model_repository_agents")
             (there := models / config.parent.name).mkdir()
             for each in config.parent.iterdir():

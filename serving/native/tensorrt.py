@@ -201,7 +201,7 @@ class OpenPlan:
         with torch.cuda.device(gpu):
             # The runtime must live longer than the engine, and the engine longer than the context.
             self._runtime = library.Runtime(_log())
-            self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
+            self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())  # ours
             if self._engine is None:
                 raise EngineError(f"TensorRT does not open the plan: {_SAID}")
             check_tensors(wire, _tensors(library, self._engine))

@@ -41,7 +41,7 @@ class TritonPythonModel:
     """One instance of the model. Triton runs each in a separate process."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        config = json.loads(args["model_config"])
+        config = json.loads(args["model_config"])  # ours
         folder = Path(__file__).resolve().parent / ".bundle"
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
@@ -100,7 +100,7 @@ class _Given:
 @functools.lru_cache(maxsize=64)
 def _said(parameters: str) -> tuple[str | None, str | None]:
     """The bundle's digest and the form that a request names, each None if it does not."""
-    found: dict[str, object] = json.loads(parameters or "{}")
+    found: dict[str, object] = json.loads(parameters or "{}")  # ours
     digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
     return digest, form
 

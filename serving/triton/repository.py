@@ -74,7 +74,7 @@ def _checksums(model: Path) -> dict[str, str]:
     other files."""
     files = (f for f in model.rglob("*") if f.is_file())
     return {
-        str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+        str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()  # ours
         for file in files
         if BUNDLE not in (inside := file.relative_to(model)).parts or file.name == SUMS
     }

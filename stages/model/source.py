@@ -264,7 +264,7 @@ def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
     # One module object per file and content. Its name cannot hide an installed module.
-    what = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+    what = str(path.resolve()).encode() + b"\0" + path.read_bytes()  # ours
     name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -110,7 +110,7 @@ class Reference:
         # save_file is not used: its error on a full disk is no OSError.
         content = save({k: v.contiguous() for k, v in tensors.items()}, metadata)
         size = int.from_bytes(content[:8], "little")
-        head = json.loads(content[8 : 8 + size])
+        head = json.loads(content[8 : 8 + size])  # ours
         # safetensors writes the metadata in another order each time: the same rows, the same file.
         head["__metadata__"] = metadata
         text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()

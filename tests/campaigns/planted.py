@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="Print what sees which, run nothing.")
     asked = parser.parse_args()
     faults = chosen(asked.only or [""])
-    if asked.table:  # this table stands in docs/results/testing.md
+    if asked.table:
         print(*_table([Seen(fault, fault.seen_by, 0.0) for fault in faults]), sep="\n")
         return
     environment.settle(ROOT)
