@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -148,7 +149,9 @@ def complaint(words: list[str]) -> str | None:
         known = set(re.findall(r'"(--[\w-]+)"', "\n".join(file.read_text() for file in files)))
     elif words[0] == "pipeline":
         command = main.commands.get(words[1])
-        if command is None:
+        if isinstance(command, click.Group) and len(words) > 2:
+            command = command.commands.get(words[2])
+        if command is None or command.hidden:
             return "no such command"
         known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
     else:

@@ -115,6 +115,6 @@ def test_what_machines_read(jets: Built, tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        made = goldens(build(write_project(Path(folder) / "own")), Path(folder))
+        made = goldens(build(write_project(Path(folder) / "own"), page=True), Path(folder))
     GOLDENS.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     sys.exit()
