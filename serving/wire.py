@@ -245,7 +245,7 @@ def _require_travelling(collection: str, column: str, dtype: str) -> None:
 def mergeable(signature: Signature) -> bool:
     """True if one run can have rows of several requests: one row dimension and no scalars.
 
-    stages/independence.py tests whether the answers stay the same.
+    stages/capture/independence.py tests whether the answers stay the same.
     """
     blocks = (*signature.inputs, *signature.outputs)
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)

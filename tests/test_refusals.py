@@ -32,8 +32,8 @@ from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.errors import SoaPipelineError, needs_extra
 from soa.records import as_record
 from soa_pipeline import PACKAGES
+from stages.judging.validate import validate_session
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models import rogues
 from tests.models.building import JETS, TAGS, mlp_signature
 from tests.models.bundles import manifest_data, provable, write_bundle

@@ -20,7 +20,7 @@ from examples.nanoaod import data
 from pipeline.building.run_config import run as pipeline_run
 from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
-from stages.reproduce import PROCESSORS
+from stages.judging.reproducing import PROCESSORS
 from tests.models.project import PASSED, Built, cli, refusal
 from tests.test_packaging import execute, installed, succeeded
 
@@ -303,7 +303,7 @@ def test_both_in_one_environment(worker: Path, wheel: Path, tmp_path: Path) -> N
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
 def test_other_processors_give_the_same_bits(bare_jets: Built, tmp_path: Path) -> None:
     from runtime.opening import Opening, open_version
-    from stages.reproduce import reproduce
+    from stages.judging.reproducing import reproduce
 
     opened = open_version(Opening(bare_jets.bundle.path, mode="test"))
     found = {b.how: b for b in reproduce(opened, "cpu/x86-64-v3", NAME, tmp_path)}

@@ -58,8 +58,8 @@ def _child(ref: str, keep: bool) -> int:
     from runtime.opening import Opening, open_version
     from runtime.process import keep_freed_memory
     from soa.errors import SoaPipelineError
-    from stages.benchmark import bound_call
     from stages.reference.answers import Reference
+    from stages.timing import bound_call
 
     if keep:
         keep_freed_memory()

@@ -19,8 +19,8 @@ from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from serving.site.options import Site, SiteServer
 from soa.errors import SoaPipelineError
-from stages.benchmark import race
 from stages.reference.answers import Arrays, Reference, filled_collections
+from stages.timing import race
 
 CAPTION = f"Local CPU fall-back against a local session; ratios to it; {SPREAD}."
 _DIRECT = "local session, bound"

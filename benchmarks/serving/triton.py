@@ -42,8 +42,8 @@ from serving.local.triton import TritonServer
 from serving.triton.config import Service
 from serving.triton.repository import write_repository
 from soa.errors import SoaPipelineError
-from stages.benchmark import bound_call
 from stages.reference.answers import Arrays, Reference
+from stages.timing import bound_call
 
 _REFS = ("jet-tagger@production", "particlenet@production", "zoo-particle-transformer@production")
 _SECONDS = 3.0

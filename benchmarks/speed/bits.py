@@ -19,7 +19,7 @@ from pathlib import Path
 
 from registry.promotion import Bits
 from runtime.opening import Opened, Opening, held_files, open_version
-from stages.reproduce import PROCESSORS, THREADS, reproduce
+from stages.judging import PROCESSORS, THREADS, reproduce
 
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",

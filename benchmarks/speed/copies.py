@@ -20,7 +20,7 @@ from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_pa
 from pipeline.report.tables import microseconds
 from runtime.session.binding import Binding
 from runtime.session.session import Session
-from stages.benchmark import race
+from stages.timing import race
 
 CAPTION = (
     f"A small MLP from SoA columns to SoA columns; ours copies nothing.\nx: to ours; {SPREAD}."

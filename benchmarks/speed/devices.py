@@ -24,10 +24,9 @@ from engines.target import host_runs
 from pipeline.config import load_config, reference_inputs, source_of, tolerances_of
 from runtime.checked import Tolerance
 from stages.capture import Capture, capture
-from stages.emulate import emulate_candidate
+from stages.judging import Trial, emulate_candidate, validate_candidate
 from stages.model import build_model
 from stages.reports import ValidationReport
-from stages.validate import Trial, validate_candidate
 
 TARGETS = (
     "cpu/x86-64-v3", "cpu/armv8.2-a", "cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "rocm/gfx90a",

@@ -27,8 +27,8 @@ from benchmarks.row_major import (
 from benchmarks.subject import CPU, Subject, graph_subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from soa import Collection
-from stages.benchmark import race
 from stages.reference.answers import Arrays, filled_collections
+from stages.timing import race
 
 EDGES_PER_NODE = 8
 CAPTION = f"A GNN, {EDGES_PER_NODE} edges a node, SoA to SoA.\nx: to ours; {SPREAD}."

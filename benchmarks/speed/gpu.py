@@ -26,13 +26,13 @@ from engines.target import gpu_target
 from pipeline.config import load_config, reference_inputs, source_of
 from runtime.checked import Tolerance
 from runtime.session import Session
-from stages.benchmark import bound_call, ladder, race, row_major_call
 from stages.capture import Capture
 from stages.compile import artifact_file
+from stages.judging import Trial, validate_candidate
 from stages.model import build_model
 from stages.reference import Case
 from stages.reports import Timing
-from stages.validate import Trial, validate_candidate
+from stages.timing import bound_call, ladder, race, row_major_call
 
 ENGINES = ("lanes", "aoti", "onnxruntime", "tensorrt")
 _EAGER = "eager"

@@ -27,11 +27,11 @@ from engines.exported import quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import from_jagged
 from soa.signature import offsets_layout
-from stages.benchmark import race
 from stages.capture import capture
 from stages.model.padding import Padded, Padding
 from stages.reference.answers import random_inputs
 from stages.reports import Timing
+from stages.timing import race
 
 LENGTH, MEAN = 16, 6
 NAMES = tuple(f"x{i}" for i in range(8))

@@ -30,9 +30,9 @@ from runtime.opening import Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
 from soa.memory import argument_tensors
-from stages.benchmark import bound_call, race
 from stages.reference.answers import Arrays, Reference, filled_collections
 from stages.reference.nonfinite import Case
+from stages.timing import bound_call, race
 
 _SECONDS = 1.0
 _GEMM = 2048

@@ -23,8 +23,8 @@ from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_pa
 from engines.exported import quiet_torch
 from runtime.session.session import Session
 from runtime.session.telemetry import VARIABLE, telemetry
-from stages.benchmark import race
 from stages.reports import Timing
+from stages.timing import race
 
 CAPTION = f"One call of a small MLP; all but ours take row-major tensors.\nx: to ours; {SPREAD}."
 _OURS = "ours, bound"

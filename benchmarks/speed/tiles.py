@@ -21,7 +21,7 @@ from registry.bundle.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Session
 from soa.memory import Collection
-from stages.benchmark import race
+from stages.timing import race
 
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 _SECONDS = 3.0

@@ -43,11 +43,11 @@ from runtime.opening.target_choice import choose
 from runtime.session import Session
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
-from stages.benchmark import benchmark_cases, bound_call, race, row_major_call
 from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, row_major_inputs
 from stages.reference.nonfinite import Case, label
 from stages.reports import EAGER
+from stages.timing import benchmark_cases, bound_call, race, row_major_call
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CAPTION = (

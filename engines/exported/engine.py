@@ -39,7 +39,7 @@ def quiet_torch() -> Iterator[None]:
 class _Program(Executable):
     def __init__(self, module: torch.nn.Module) -> None:
         # `forward` skips the hook that compares sizes with their range at export. The binding has
-        # checked n, and a padded length may be below that range (see stages/capture.py).
+        # checked n, and a padded length may be below that range (see stages/capture/exporting.py).
         self._forward = module.forward
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:

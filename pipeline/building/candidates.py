@@ -11,12 +11,11 @@ from engines.target import Target, torch_runs
 from pipeline.building.run_state import Work
 from pipeline.building.steps import Candidate, Recipe, Steps, session_of
 from runtime.session import Session
-from stages.capture import Capture
+from stages.capture import SEE_EACH_OTHER, Capture
 from stages.compile import Compiled
-from stages.independence import SEE_EACH_OTHER
 from stages.package import TargetResult
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.tile_choice import tiled, tiles_of
+from stages.timing import tiled, tiles_of
 
 Made = dict[tuple[Target, str], Candidate]
 """Candidates by target and engine."""

@@ -19,16 +19,13 @@ from pipeline.building.stage_cache import content_key
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
-from stages.benchmark import benchmark_targets, bound_call, ladder, seconds_of
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
-from stages.emulate import emulate_candidate
-from stages.judging import Special
+from stages.judging import Special, Trial, emulate_candidate, validate_candidate
 from stages.model import tf32_switches
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.tile_choice import fastest_tile, tiled
-from stages.validate import Trial, validate_candidate
+from stages.timing import benchmark_targets, bound_call, fastest_tile, ladder, seconds_of, tiled
 
 T = TypeVar("T")
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer

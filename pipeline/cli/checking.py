@@ -178,9 +178,9 @@ def _timed(
     """Time the valid artifacts."""
     from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import measured_session
-    from stages.benchmark import benchmark, ladder
     from stages.reference import Reference
     from stages.reports import BenchmarkReport
+    from stages.timing import benchmark, ladder
 
     bundle = opened.bundle
     inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs

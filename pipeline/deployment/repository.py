@@ -41,11 +41,10 @@ from serving.triton import (
 )
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
-from stages.capture import dependence_of
-from stages.independence import rows_are_independent
+from stages.capture import dependence_of, rows_are_independent
+from stages.judging import validate_session
 from stages.reference import Reference
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 
 _CALL_S = 60.0  # enough for the largest batch of a large model
 

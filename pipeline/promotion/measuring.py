@@ -33,15 +33,12 @@ from registry.version import Version
 from runtime.checked import recorded_tolerances
 from runtime.loader import measured_session
 from runtime.opening import Opened, Opening, held_files, open_version
-from stages.benchmark import benchmark_cases, bound_call, race
-from stages.capture import dependence_of
-from stages.emulate import emulate_candidate, this_gpu
+from stages.capture import SEE_EACH_OTHER, dependence_of
 from stages.errors import NotMeasuredError
-from stages.independence import SEE_EACH_OTHER
+from stages.judging import Trial, emulate_candidate, reproduce, this_gpu, validate_candidate
 from stages.reference import Reference, proof_of, too_much
 from stages.reports import NO_MEMORY, ValidationReport
-from stages.reproduce import reproduce
-from stages.validate import Trial, validate_candidate
+from stages.timing import benchmark_cases, bound_call, race
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0

@@ -20,9 +20,9 @@ from registry.version import Version
 from runtime.loader import measured_session
 from runtime.opening import Opened, copy_files, held_files
 from soa.errors import SoaPipelineError
-from stages.benchmark import bound_call, p99_us
 from stages.errors import NotMeasuredError
 from stages.reference import Reference, label
+from stages.timing import bound_call, p99_us
 
 Say = Callable[[str], None]
 _MEMORY_LIMIT_S = 600.0
@@ -106,7 +106,7 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
             "tile": candidate.tile or 0,
         }
         outcome = run_isolated(
-            "stages.benchmark:memory_here", payload, Path(folder), _MEMORY_LIMIT_S
+            "stages.timing.racing:memory_here", payload, Path(folder), _MEMORY_LIMIT_S
         )
     if outcome.killed:
         raise NotMeasuredError(f"{opened.label}: {what}: {outcome.error}")

@@ -126,8 +126,8 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
     removes files, or if a file of an annex is missing."""
     if client.get_run(run.info.run_id).info.status != "RUNNING":
         raise BundleError(
-            f"{bundle.path}: it took so long to be registered that `pipeline registry gc` took it for "
-            "abandoned; run the command again"
+            f"{bundle.path}: it took so long to be registered that `pipeline registry gc` took it "
+            "for abandoned; run the command again"
         )
     for annex in bundle.annexes.values():
         require_annex(access, client, run.info.run_id, annex)

@@ -94,8 +94,8 @@ def put_signature(signature: bytes, folder: Path) -> None:
         partial.replace(folder / SIGNATURE)
     except FileNotFoundError as error:
         raise TrustError(
-            f"{folder}: its signature took so long to be written that `pipeline registry gc` took it for "
-            "abandoned; sign again"
+            f"{folder}: its signature took so long to be written that `pipeline registry gc` "
+            "took it for abandoned; sign again"
         ) from error
     finally:
         partial.unlink(missing_ok=True)

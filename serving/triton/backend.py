@@ -3,8 +3,8 @@
 Triton's dynamic batcher gives several requests at once. Their rows are joined, tensor by tensor,
 and written into the columns of one SoA collection. The artifact runs once, and the rows of its
 outputs are divided among the requests. The work for each request is kept small, because it
-dominates the time of a batch. If rows depend on each other (stages/independence.py), each request
-runs alone.
+dominates the time of a batch. If rows depend on each other (stages/capture/independence.py), each
+request runs alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide from the version's benchmark if joined requests are faster, and at which row counts.
 
-stages/independence.py decides if rows of several requests may share a run at all.
+stages/capture/independence.py decides if rows of several requests may share a run at all.
 """
 
 from __future__ import annotations

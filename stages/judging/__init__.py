@@ -1,4 +1,4 @@
-"""Judges answers that lie outside the tolerances, or to rows that the user's file does not have."""
+"""Judges artifacts: here, in an emulator, or again on another host; on every kind of row."""
 
 import lazy_loader
 

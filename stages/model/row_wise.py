@@ -3,8 +3,8 @@
 torch.export needs a graph that is right for every number of rows. It refuses a model in which
 Python takes this number as a plain number, as `len(x)` does. At one row all sizes are numbers, and
 the model exports. `RowWise` runs the exported program for each row, so no row can see another one.
-Whether the rows of the model itself are independent is another question: stages/independence.py
-tries it.
+Whether the rows of the model itself are independent is another question:
+stages/capture/independence.py tries it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from benchmarks.speed.devices import captured_from
 from benchmarks.speed.zoo import CONFIGS
 from engines import Portable, Target, engine
 from engines.errors import NotApplicableError
-from stages.emulate import Emulator, emulate_candidate
-from stages.validate import Trial, validate_candidate
+from stages.judging.emulate import Emulator, emulate_candidate
+from stages.judging.validate import Trial, validate_candidate
 
 _LIMIT_S = 3600.0
 _BIOS = Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from runtime.checked import Tolerance
 from soa.dtypes import DTYPES
 from soa.memory import read_block
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models import all_dtypes, detector
 from tests.models.building import ENGINES, Built, build
 from tests.models.signatures import Problem, problems

@@ -23,11 +23,11 @@ from stages.capture import (
     export_convention,
 )
 from stages.compile import artifact_file
+from stages.judging.validate import validate_session
 from stages.model.row_wise import RowWise
 from stages.reference import row_major_inputs
 from stages.reference.answers import Arrays, Reference, random_inputs
 from stages.reference.nonfinite import Case
-from stages.validate import validate_session
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])

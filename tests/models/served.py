@@ -18,12 +18,12 @@ from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from soa.signature import offsets_layout
-from stages.benchmark import benchmark
 from stages.compile import Compiled
+from stages.judging.validate import validate_session
 from stages.model import Padded, Padding
 from stages.package import TargetResult, package
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import validate_session
+from stages.timing.racing import benchmark
 from tests.models.building import build
 from tests.models.shared import made_once
 

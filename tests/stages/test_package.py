@@ -14,13 +14,13 @@ from registry.bundle.manifest import Provenance, SessionSettings
 from registry.errors import BundleError
 from runtime.checked import Tolerance
 from runtime.session.session import Session
-from stages.benchmark import benchmark
 from stages.compile import Compiled
 from stages.errors import StageError
+from stages.judging.validate import validate_session
 from stages.package import TargetResult, package
 from stages.reference.answers import Reference
 from stages.reports import ValidationReport
-from stages.validate import validate_session
+from stages.timing.racing import benchmark
 from tests.models.building import Built
 
 TARGET = str(Target.parse("cpu"))

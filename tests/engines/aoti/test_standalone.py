@@ -21,8 +21,8 @@ from engines.errors import RunError
 from engines.native import NativeExecutable
 from runtime.checked import Tolerance
 from stages.capture import capture
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import validate_session
 from tests.engines.native import sanitize
 from tests.models import building, mlps
 from tests.models.building import Built

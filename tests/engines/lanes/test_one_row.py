@@ -17,9 +17,9 @@ from engines.lanes import program
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from stages.capture import Capture, capture
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models.building import mlp_signature
 
 

@@ -21,8 +21,8 @@ from runtime.checked import Tolerance
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.compile import compile_candidate
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import validate_session
 from tests.models.building import (
     TAGS,
     Built,

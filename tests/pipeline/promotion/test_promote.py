@@ -19,8 +19,8 @@ from pipeline.promotion.promoting import promote
 from registry.errors import PromotionRefused
 from registry.store.registry import Registry
 from runtime.opening import open_candidate
-from stages import validate
 from stages.errors import NotMeasuredError
+from stages.judging import validate
 from tests.models.project import PASSED, TARGET, Built, answer, cli, described, resealed
 
 Edit = Callable[[Path, dict[str, Any]], None]

@@ -113,7 +113,7 @@ def answer(case: str) -> Any:
 
 if sys.argv[1] == "pipeline":
     import pipeline.loading  # noqa: F401 -- and torch, once for all children
-    import stages.emulate  # noqa: F401
+    import stages.judging.emulate  # noqa: F401
 for line in sys.stdin:
     case, ref, environment = json.loads(line)
     child = os.fork()

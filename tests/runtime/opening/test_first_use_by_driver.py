@@ -28,7 +28,7 @@ from engines.target import host_runs
 from registry.bundle import Bundle, PulledNote, write_note
 from registry.store import Registry
 from soa.memory import torch_drives_gpus
-from stages import emulate
+from stages.judging import emulate
 from tests.models import mlps, project
 from tests.models.project import PASSED, TARGET, TARGETS, Built, resealed
 from tests.models.shared import made_once
@@ -88,7 +88,7 @@ class Host:
 
 @pytest.fixture(scope="module")
 def emulators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder shared with tests/stages/test_emulate.py: `prove` takes ten seconds to compile."""
+    """The folder shared with test_emulate.py: `prove` takes ten seconds to compile."""
     return made_once(tmp_path_factory, "emulators", lambda folder: None)
 
 

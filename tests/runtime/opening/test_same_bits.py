@@ -18,7 +18,7 @@ from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.opening import Opening, answer_bits, open_artifact, open_version
 from runtime.session import Session
-from stages.reproduce import PROCESSORS, reproduce
+from stages.judging.reproducing import PROCESSORS, reproduce
 from tests.models.project import TARGET, Built, answer, cli, resealed
 
 OTHER = "0" * 64
@@ -153,7 +153,7 @@ def test_two_threads_in_the_child_of_a_process_that_imported_the_native_runner(
         "tile": 0,
     }
     imports = ("torch", "engines.native.runner")
-    ran = run_isolated("stages.reproduce:bits_here", payload, tmp_path, 600, imports)
+    ran = run_isolated("stages.judging.reproducing:bits_here", payload, tmp_path, 600, imports)
     assert ran.ok, ran.error
     assert {how for how, _, digest in ran.value if digest} >= {"with 2 threads", "with 3 threads"}
 

@@ -40,8 +40,8 @@ from serving.remote.remote_session import RemoteSession
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
 from soa.memory import argument_tensors
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models import served
 from tests.models.tagged import SIGNATURE, Event, Tags
 from tests.serving.conftest import Shop

@@ -16,10 +16,11 @@ from serving.errors import ServingError
 from serving.native.artifact import Backend, ProgramExecutable, make_native
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
-from stages.capture import _torchscript, convention_arguments, example_case
+from stages.capture import convention_arguments, example_case
+from stages.capture.torchscript import torchscript
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs, row_major_inputs
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models import served
 
 
@@ -35,7 +36,7 @@ def event_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, signature = tmp_path_factory.mktemp("script"), served.EVENT
     inputs, case = random_inputs(signature, 5, {}), example_case(signature)
     rows, columns = (of(signature, inputs, case) for of in (row_major_inputs, convention_arguments))
-    _torchscript(served.Event(), signature, rows, columns, "script", folder)
+    torchscript(served.Event(), signature, rows, columns, "script", folder)
     return folder / "model.ts"
 
 

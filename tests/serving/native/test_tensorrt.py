@@ -40,8 +40,8 @@ from serving.triton.config import Service, config_text
 from serving.wire import FORMS, Form, Wire
 from soa import Signature
 from soa.dtypes import numpy_dtype
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models import served
 from tests.models.building import mlp_signature
 from tests.models.project import PASSED, TARGET, resealed

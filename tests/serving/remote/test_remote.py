@@ -41,8 +41,8 @@ from serving.remote.remote_session import RemoteSession
 from serving.triton.backend import Request
 from serving.wire import Form
 from soa import Collection
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.forked import in_a_child
 from tests.models.project import described

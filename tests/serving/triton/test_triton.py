@@ -32,8 +32,8 @@ from serving.errors import (
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.remote.remote_session import RemoteSession
 from serving.wire import Form
+from stages.judging.validate import validate_session
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.mlps import CLASSES, FEATURES
 from tests.serving.campaigns.servers import certificate

@@ -21,6 +21,7 @@ from soa.dtypes import torch_dtype
 from soa.layout import Column, Storage
 from soa.signature import offsets_layout
 from stages.errors import CaptureError
+from stages.judging.validate import validate_session
 from stages.model.expressions import Expression, Features, Operation
 from stages.model.padding import Padded, Padding
 from stages.model.precision import in_precision
@@ -28,7 +29,6 @@ from stages.model.preprocess import Preprocessed
 from stages.model.soa_program import SoaProgram
 from stages.reference.answers import Reference, random_inputs
 from stages.reference.offsets import by_rows
-from stages.validate import validate_session
 from tests.models import project, rogues
 from tests.models.building import ENGINES, build
 

@@ -21,10 +21,10 @@ from runtime.session.session import Session
 from soa import Signature
 from stages.capture import Capture, capture
 from stages.compile import compile_here
+from stages.judging.validate import validate_session
 from stages.model.precision import Precision, check_precision, in_precision, tf32_switches
 from stages.reference.answers import Reference, random_inputs
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models import mlps
 from tests.models.building import mlp_signature
 from tests.models.project import CONFIG, TARGETS, write_project

@@ -18,11 +18,11 @@ from pipeline.config.schema import ColumnConfig, PreprocessConfig
 from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import Capture
+from stages.judging.validate import validate_session
 from stages.model.expressions import BINARY, UNARY, Expression, Features, Operation
 from stages.model.preprocess import Preprocessed, features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference
-from stages.validate import validate_session
 from tests.models.building import build
 
 PLAIN = ("a", "b")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pipeline.report.versions import describe_validation
 from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
+from stages.judging.validate import validate_session
 from stages.reference import Reference, edge_rows, random_inputs
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models.building import Built, build
 
 SIGNATURE = Signature.build(

@@ -18,9 +18,9 @@ from soa.block import Block
 from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
+from stages.judging.validate import Trial, validate_here
 from stages.reference import more_rows, read_rows, read_set, windows
 from stages.reports import ValidationReport
-from stages.validate import Trial, validate_here
 from tests.models.project import TARGET, Built
 
 

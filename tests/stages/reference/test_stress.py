@@ -14,9 +14,9 @@ from engines.lanes.operators import pooling
 from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
 from stages.judging import Special
+from stages.judging.validate import validate_session
 from stages.reference import Arrays, Reference, random_inputs, stress_rows
 from stages.reports import ValidationReport
-from stages.validate import validate_session
 from tests.models.building import Built, build
 
 NAMES = tuple("abcdef")

@@ -16,11 +16,11 @@ from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, opaque
-from stages.benchmark import benchmark
 from stages.capture import capture
+from stages.judging.validate import Trial, validate_candidate, validate_session
 from stages.reference.answers import Reference, random_inputs
 from stages.reports import ValidationReport
-from stages.validate import Trial, validate_candidate, validate_session
+from stages.timing.racing import benchmark
 from tests.models import mlps, rogues
 from tests.models.building import ENGINES, Built, build, mlp_signature
 from tests.models.forked import ended

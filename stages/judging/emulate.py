@@ -28,9 +28,9 @@ from registry.store import cache_root
 from runtime.checked import Deviation
 from runtime.opening import case_of_bits
 from soa.signature_lines import describe
+from stages.judging.validate import Trial
 from stages.reference import Reference
 from stages.reports import ValidationReport
-from stages.validate import Trial
 
 _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")

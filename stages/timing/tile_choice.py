@@ -12,8 +12,8 @@ import math
 
 from runtime.session import Session, in_tiles
 from soa.signature import Signature
-from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
+from stages.timing.racing import bound_call, race, seconds_of
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
 _AS_GOOD = 1.03  # the smallest tile within this factor of the best: more threads can share a run

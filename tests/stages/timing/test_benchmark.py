@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from runtime.session.session import Session
-from stages.benchmark import (
+from stages.reference.answers import filled_collections
+from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
+from stages.timing.engine_choice import choose_by_rows, fastest_overall
+from stages.timing.racing import (
     benchmark,
     benchmark_cases,
     benchmark_targets,
@@ -18,9 +21,6 @@ from stages.benchmark import (
     race,
     row_major_call,
 )
-from stages.engine_choice import choose_by_rows, fastest_overall
-from stages.reference.answers import filled_collections
-from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 from tests.models import detector, rogues
 from tests.models.building import Built, mlp_signature
 from tests.models.detector import Detector
@@ -65,7 +65,7 @@ class Slow(torch.nn.Module):
 
 def test_nobody_is_hopeless_beside_the_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies compute nothing, so every candidate takes more than twice as long."""
-    monkeypatch.setattr("stages.benchmark._LONG_S", 60.0)  # no round counts as long
+    monkeypatch.setattr("stages.timing.racing._LONG_S", 60.0)  # no round counts as long
     signature = mlp_signature(typical=(3,))
     inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
     sessions = {"candidate": Session(signature, rogues.Waits(0.002))}

@@ -46,8 +46,12 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
             "signature": manifest.signature,
             "reference": str(held.file(manifest.reference)),
         }
+        tile = candidate.tile or 0
         outcome = run_isolated(
-            "stages.reproduce:bits_here", {**job, "tile": candidate.tile or 0}, folder, _LIMIT_S
+            "stages.judging.reproducing:bits_here",
+            {**job, "tile": tile},
+            folder,
+            _LIMIT_S,
         )
         if outcome.killed:
             raise NotMeasuredError(f"the bits of {engine_name} on {target}: {outcome.error}")

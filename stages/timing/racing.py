@@ -23,10 +23,10 @@ from runtime.session import Session, in_tiles
 from soa.dtypes import torch_dtype
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
-from stages.engine_choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, Reference, filled_collections, label
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
+from stages.timing.engine_choice import choose_by_rows, fastest_overall
 
 K = TypeVar("K")
 

@@ -37,10 +37,11 @@ from runtime.session import Session
 from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
+from stages.capture import SEE_EACH_OTHER, rows_are_independent
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import ReferenceDataError
-from stages.independence import SEE_EACH_OTHER, rows_are_independent
-from stages.judging import Special, at_edge, tried_on
+from stages.judging.edge_rules import Special, at_edge
+from stages.judging.many_rows import tried_on
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -55,14 +56,14 @@ from stages.reference import (
     windows,
 )
 from stages.reports import NO_MEMORY, CaseReport, ValidationReport
-from stages.tile_choice import tiled
+from stages.timing import tiled
 
 # Byte patterns to poison with. All ones is NaN in every floating type, and -1 or the largest value
 # in every integer type. The other pattern is an ordinary number in most types.
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 _ELSEWHERE = "candidate-elsewhere"
-_HERE = "stages.validate:validate_here"
+_HERE = "stages.judging.validate:validate_here"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def validate_candidate(
         "more": None if more is None else str(more.absolute()),
         "many": None if many is None else str(many.absolute()),
     }
-    # Not stages.validate: it loads the native runner, which then refuses threads in the child.
+    # Not this module: it loads the native runner, which then refuses threads in the child.
     imports: tuple[str, ...] = ("stages.compile",)
     if trial.engine == "exported" or program is not None:
         imports += TO_READ_PROGRAMS

@@ -31,13 +31,13 @@ from pipeline.building.steps import Recipe
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa.signature_lines import describe
-from stages import emulate
 from stages.capture import Capture, capture
-from stages.emulate import emulate_candidate
+from stages.judging import emulate
+from stages.judging.emulate import emulate_candidate
+from stages.judging.validate import Trial
 from stages.package import TargetResult
 from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
-from stages.validate import Trial
 from tests.models.building import mlp_signature
 from tests.models.cplusplus import computed
 from tests.models.shared import made_once

@@ -18,10 +18,10 @@ from runtime.session import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
 from soa.memory import Collection, read_block
-from stages.independence import rows_are_independent
+from stages.capture import rows_are_independent
+from stages.judging.validate import Trial, validate_here, validate_session
 from stages.reference.answers import Reference, make_cases, random_inputs
-from stages.tile_choice import fastest_tile, tiled, tiles_of
-from stages.validate import Trial, validate_here, validate_session
+from stages.timing.tile_choice import fastest_tile, tiled, tiles_of
 from tests.models import detector, mlps, project, rogues, served
 from tests.models.building import Built, build, mlp_signature
 

@@ -1,0 +1,10 @@
+from .captured import Capture as Capture
+from .captured import dependence_of as dependence_of
+from .capturing import capture as capture
+from .capturing import why_rows_may_mix as why_rows_may_mix
+from .exporting import convention_arguments as convention_arguments
+from .exporting import example_case as example_case
+from .exporting import export_convention as export_convention
+from .independence import SEE_EACH_OTHER as SEE_EACH_OTHER
+from .independence import rows_are_independent as rows_are_independent
+from .torchscript import Route as Route

@@ -1,0 +1,91 @@
+"""What a capture wrote: files in a folder, and facts about them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from engines.exported import load_program
+from engines.lanes import why_dependent
+from soa.files import digest_of
+from soa.signature import Signature
+from stages.model import (
+    Precision,
+)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The files and facts that capture wrote into its folder."""
+
+    folder: Path
+    signature: Signature
+    torchscript: Literal["scripted", "traced"] | None
+    torchscript_note: str | None
+    precision: Precision = "fp32"
+    dependence: str | None = None
+    """Why a row's answer may depend on other rows. Empty: it does not. None: not recorded."""
+    tried: str = ""
+    """If no graph shows that rows are independent, but a trial found it: why none shows it."""
+
+    @cached_property
+    def why_dependent(self) -> str | None:
+        """Why a row's answer may depend on other rows; None if not. Reads the graph if needed."""
+        return dependence_of(self.dependence, self.program)
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "program.pt2"
+
+    @property
+    def script(self) -> Path | None:
+        return self.folder / "model.ts" if self.torchscript else None
+
+    @property
+    def reference(self) -> Path:
+        return self.folder / "reference.safetensors"
+
+    @property
+    def more(self) -> Path | None:
+        """The file of answers to further rows, with a case for each window; None if the user gave
+        no further rows."""
+        file = self.folder / "more.safetensors"
+        return file if file.exists() else None
+
+    @property
+    def many(self) -> Path | None:
+        """The file of answers to many rows like those of the reference; None if there are none."""
+        file = self.folder / "many.safetensors"
+        return file if file.exists() else None
+
+    def digest(self) -> str:
+        """One digest of all captured files."""
+        digest = hashlib.sha256()
+        for file in (self.program, self.script, self.reference, self.more, self.many):
+            if file is not None:
+                digest.update(digest_of(file).encode())
+        return digest.hexdigest()
+
+    def save(self) -> None:
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["signature"] = self.signature.to_dict()
+        del data["folder"]
+        (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Capture:
+        data = json.loads((folder / "capture.json").read_text())  # ours
+        return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
+
+
+def dependence_of(recorded: str | None, program: Path) -> str | None:
+    """Why a row's answer may depend on other rows; None if it does not. `recorded` is this text in
+    a capture or manifest; older ones did not record it (None), so the program is read."""
+    if recorded is not None:
+        return recorded or None
+    found = why_dependent(load_program(program))
+    return None if found is None else found.text

@@ -1,0 +1,269 @@
+"""Capture: from a model to one portable program in the calling convention.
+
+The model is exported inside the calling convention, and also scripted or traced inside it. The
+eager model's answers are its reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from engines.errors import first_line
+from engines.exported import placed, quiet_torch, zero_by_zero
+from engines.lanes import why_dependent
+from runtime.checked import compare, default_tolerance
+from soa.signature import Signature
+from stages.capture.captured import Capture
+from stages.capture.exporting import (
+    Exported,
+    convention_arguments,
+    example_case,
+    export_convention,
+    exported_in_convention,
+)
+from stages.capture.independence import rows_differ
+from stages.capture.torchscript import Route, torchscript, write_buffered
+from stages.errors import CaptureError, ReferenceDataError
+from stages.model import (
+    Copied,
+    InFront,
+    Precision,
+    Trees,
+    as_torch,
+    checks_off,
+    exports,
+    in_precision,
+    what_differs,
+    why_not_run,
+)
+from stages.reference import (
+    Arrays,
+    Case,
+    answers_of_windows,
+    compute_reference,
+    count_nonfinite,
+    eager_outputs,
+    edge_rows,
+    make_cases,
+    many_rows,
+    row_major_inputs,
+    stress_rows,
+    too_much,
+    weaknesses,
+)
+
+_UNCHECKED = (
+    "the artifact does not check the arguments of torch.distributions: the checks branch on values"
+)
+
+
+_ZERO = "a divisor of 0 gives 0 in the artifact, where eager torch raises an error"
+
+
+def capture(
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    folder: Path,
+    route: Route = "auto",
+    say: Callable[[str], None] = lambda text: None,
+    precision: Precision = "fp32",
+    nonfinite: float = 0.0,
+    more: Arrays | None = None,
+    stated: frozenset[str] = frozenset(),
+    tried_is_enough: bool = False,
+    many: int | None = 0,
+) -> Capture:
+    """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
+
+    `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
+    more.safetensors is written too; with `many`, many.safetensors with so many rows (None: by the
+    model's work). Integer columns named in `stated` get no extreme values. The program is in
+    `precision`; the reference is in the precision of the model. Of each output of the reference, at
+    most the fraction `nonfinite` may be NaN or infinite. `tried_is_enough`: rows may be cut into
+    tiles if a trial finds that they are independent, though no graph shows it. Raises CaptureError
+    with the model's line if capture fails, ReferenceDataError if the reference proves nothing.
+    """
+    example = example_case(signature)
+    arguments = row_major_inputs(signature, inputs, example)
+    say("checking the eager model")
+    checked = _check_eager(model, signature, arguments, example)
+    taken = in_precision(as_torch(model), precision)
+    exportable = exports(taken, arguments)
+    if written := checked.written:
+        taken, exportable = Copied(taken, written), Copied(exportable, written)
+        names = ", ".join(repr(signature.inputs[i].name) for i in written)
+        say(f"note: the model writes into {names}: in the graph it gets copies of its own")
+    say("exporting in the calling convention")
+    soa_arguments = convention_arguments(signature, inputs, example)
+    with checks_off() as checks:
+        exported = exported_in_convention(exportable, signature, arguments, soa_arguments)
+    program = exported.program
+    dependence = _dependence(exported, signature, lambda: rows_differ(model, signature, inputs))
+    dependence.tell(signature, tried_is_enough, say)
+    cases = make_cases(signature)
+    say(f"computing the reference at {len(cases)} sizes")
+    reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
+    if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
+        raise ReferenceDataError(refusal)
+    notes = weaknesses(model, signature, reference) + ((_UNCHECKED,) if checks.read else ())
+    if divisions := zero_by_zero(program):
+        notes += (f"{placed('integer division', divisions)}: {_ZERO}",)
+    reference = replace(reference, notes=notes)
+    for weakness in reference.notes:
+        say(f"note: {weakness}")
+    say("scripting")
+    made, note = torchscript(
+        taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
+    )
+    say("computing the eager model's answers to stress rows and extreme values")
+    stress, kept = stress_rows(model, signature, inputs)
+    at_edges, untried = edge_rows(model, signature, inputs, stated)
+    if many != 0:
+        say("computing the eager model's answers to many rows")
+    answered, left_out = many_rows(model, signature, inputs, many)
+    for each in (*kept, *untried, *left_out):
+        say(f"note: {each}")
+    notes = (*reference.notes, *kept, *untried, *left_out)
+    reference = replace(reference, edges=(*stress, *at_edges), notes=notes)
+    _forget_addresses(program)
+    with quiet_torch():
+        write_buffered(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
+    reference.save(folder / "reference.safetensors")
+    if more is not None:
+        answers_of_windows(model, signature, more).save(folder / "more.safetensors")
+    if answered is not None:
+        answered.save(folder / "many.safetensors")
+    result = Capture(
+        folder, signature, made, note, precision,
+        "" if dependence.tried and tried_is_enough else dependence.why,
+        dependence.why if dependence.tried else "",
+    )  # fmt: skip
+    result.save()
+    return result
+
+
+@dataclass(frozen=True)
+class _Dependence:
+    """Why a row's answer may depend on other rows; empty if the graph shows that it does not.
+
+    `tried`: a trial found that it does not.
+    """
+
+    why: str = ""
+    tried: bool = False
+
+    def tell(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
+        """Print a note if rows are not shown to be independent. Raises CaptureError if this does
+        not allow unbounded rows, which run in tiles."""
+        if not self.why or signature.tile_kinds is None:
+            return
+        unbounded = any(rows.unbounded for rows in signature.ranges.values())
+        if self.tried:
+            if unbounded and not tried_is_enough:
+                raise CaptureError(
+                    "rows are unbounded, and that rows are independent is only tried, not shown: "
+                    f"{self.why}. Leave out unbounded, or write gates: independence: tried"
+                )
+            say(f"note: that rows are independent is tried, not shown: {self.why}")
+            return
+        if unbounded:
+            raise CaptureError(
+                "rows are unbounded, and so run in tiles, but a row may see other rows: "
+                f"{self.why}. Let each answer come from its own row, or leave out unbounded"
+            )
+        say(f"note: all rows run at once, since a row may see others: {self.why}")
+
+
+def _dependence(
+    exported: Exported, signature: Signature, trial: Callable[[], str | None]
+) -> _Dependence:
+    """What is known about the rows. Raises CaptureError if the program is one for each row, and
+    the `trial` finds that the model's rows depend on each other."""
+    if exported.row_wise:
+        if found := trial():
+            raise CaptureError(
+                f"{exported.row_wise}. Captured one by one, its rows are wrong: {found}"
+            )
+        refusal, _, _ = exported.row_wise.partition(". ")  # without the advice
+        return _Dependence(f"its rows were captured one by one, since {refusal}", tried=True)
+    reason = why_dependent(exported.program)
+    if reason is None:
+        return _Dependence()
+    if reason.known or signature.tile_kinds is None:
+        return _Dependence(reason.text)
+    found = trial()
+    return _Dependence(f"{reason.text}; {found}" if found else reason.text, tried=not found)
+
+
+def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str:
+    """Why a row's answer may depend on other rows, from the graph of an export; "" if it does not.
+    `inputs` as for `capture`. A model that does not export with a free number of rows has no graph
+    that shows it: then this is the reason of the export."""
+    example = example_case(signature)
+    arguments = row_major_inputs(signature, inputs, example)
+    try:
+        with checks_off():
+            exportable = exports(as_torch(model), arguments)
+            given = convention_arguments(signature, inputs, example)
+            found = why_dependent(export_convention(exportable, signature, given))
+        return found.text if found else ""
+    except CaptureError as error:
+        return first_line(error)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """The eager model's answers, and the indices of the inputs that the model writes into."""
+
+    answers: dict[str, torch.Tensor]
+    written: tuple[int, ...]
+
+
+def _check_eager(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
+) -> _Checked:
+    given: list[torch.Tensor] = []
+
+    def ask() -> dict[str, torch.Tensor]:
+        given[:] = [a.clone() for a in arguments]
+        return eager_outputs(model, signature, given, case)
+
+    try:
+        answers, again = ask(), ask()
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(why_not_run(model, signature, arguments, error)) from error
+    users = model
+    while isinstance(users, InFront):
+        users = users.model
+    if isinstance(model, Trees):
+        names, columns = model.names, signature.inputs[0].block.columns
+        if names != columns and sorted(names) == sorted(columns):
+            order = ", ".join(names)
+            raise CaptureError(f"the trees take their features in the order {order}: list them so")
+    for name, answer in answers.items():
+        # Sums in another order, as threads make them, may differ a little.
+        allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
+        if compare(again[name], answer, allowed, classifier=False).outside:
+            raise CaptureError(
+                f"the model gives two answers to the same inputs (output {name!r}): "
+                f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
+                "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
+            )
+    # torch counts the writes into a tensor and into all its views.
+    return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
+
+
+def _forget_addresses(program: ExportedProgram) -> None:
+    """Drop torch's notes on which graph a node came from: they are addresses in this process, and
+    two programs of one model would differ in them."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("from_node", None)

@@ -1,0 +1,225 @@
+"""Exports a model inside the calling convention, with free numbers of rows.
+
+If this fails, the bare model is exported on row-major tensors: the error of that export names the
+user's own line, where the model keeps state, fixes n, or does not export.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from engines.errors import first_line
+from engines.exported import quiet_torch
+from soa.dtypes import itemsize
+from soa.memory import Collection, argument_tensors
+from soa.signature import Argument, Signature
+from stages.errors import CaptureError
+from stages.model import (
+    RowWise,
+    SoaProgram,
+    mutation_line,
+    stack_arguments,
+    stacks_of,
+    where_raised,
+    why_not_exported,
+    with_columns,
+)
+from stages.reference import (
+    Arrays,
+    Case,
+)
+
+# Row counts to export at: primes, so that no size in a model is equal to one of them by chance.
+_EXAMPLE_ROWS = (37, 41, 43, 47, 53)
+
+
+def example_case(signature: Signature) -> Case:
+    """Row counts to export at: one per dimension, inside its range, different if possible.
+
+    At least 2, because torch.export takes a row count of 0 or 1 for a constant. Below the largest,
+    because a compiler may conclude that n >= the example's n, and other n must then remain.
+    """
+    case: Case = {}
+    for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
+        rows = signature.ranges[dim]
+        below = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
+        free = [n for n in (*below, rows.max) if n not in case.values()]
+        case[dim] = wanted if rows.min <= wanted < rows.max else free[0] if free else rows.max
+    return case
+
+
+def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> list[torch.Tensor]:
+    """Arguments in the calling convention for a case, in new memory.
+
+    Each collection gets spare room, so that the padded length is not equal to a row count by
+    chance.
+    """
+    collections: dict[str, Collection] = {}
+    for i, (name, layout) in enumerate(signature.layouts.items()):
+        n = case[signature.rows_of[name]]
+        collections[name] = Collection(layout, n, capacity=n + 64 * (i + 1))
+        for column in layout.numbers if name in inputs else ():
+            collections[name].fill(column.name, inputs[name][column.name])
+    # Clones, since torch cannot save example inputs that share memory under different dtypes.
+    return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
+
+
+def _dims(signature: Signature) -> dict[str, Any]:
+    """A symbol per row dimension, or None (torch's sign for a fixed size) if it has one value."""
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
+    return {
+        dim: None if r.min == r.max else Dim(f"rows_{dim}", min=r.min, max=r.max)
+        for dim, r in ranges.items()
+    }
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program in the calling convention. `row_wise`: why torch.export takes the model only at
+    one row, so that the program runs each row on its own; empty if it takes all rows at once."""
+
+    program: ExportedProgram
+    row_wise: str = ""
+
+
+def exported_in_convention(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    soa_arguments: list[torch.Tensor],
+) -> Exported:
+    """The program in the calling convention. An error names the model's own line."""
+    try:
+        program = export_convention(model, signature, soa_arguments)
+    except CaptureError as error:
+        refusal = _why_refused(model, signature, arguments) or error
+        made = _row_wise(model, signature, arguments, soa_arguments)
+        if made is None:
+            raise refusal from error
+        return Exported(made, str(refusal))
+    if _writes_state(program):
+        plain = CaptureError("the model writes into its own state: an artifact keeps none")
+        raise _why_refused(model, signature, arguments) or plain
+    return Exported(program)
+
+
+def _writes_state(program: ExportedProgram) -> bool:
+    found = program.graph_signature
+    return any(
+        "MUTATION" in s.kind.name and s.target not in found.user_inputs for s in found.output_specs
+    )
+
+
+def _row_wise(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    soa_arguments: list[torch.Tensor],
+) -> ExportedProgram | None:
+    """The program that runs each row on its own, or None if the model does not export at one row
+    either, or has more than rows of one dimension."""
+    if len(signature.dims) > 1 or signature.jagged or signature.tile_kinds is None:
+        return None
+    try:
+        with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            by_row = RowWise(model, signature, arguments)
+        return export_convention(by_row, signature, soa_arguments)
+    except Exception:  # torch has no exception type for this; the first refusal says more
+        return None
+
+
+def _why_refused(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
+) -> CaptureError | None:
+    """The reason why the bare model does not export with every row count dynamic, and the line at
+    fault; None if it does."""
+    dims = _dims(signature)
+    shapes: tuple[Any, ...] = tuple(
+        None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
+    )
+    parameters = inspect.signature(model.forward).parameters.values()
+    if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
+        shapes = (shapes,)  # *inputs is one parameter
+    with quiet_torch():
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
+                exported = torch.export.export(
+                    model, tuple(arguments), dynamic_shapes=shapes, strict=False
+                )
+            functional = exported.run_decompositions({})
+        except Exception as error:
+            return CaptureError(why_not_exported(model, arguments, shapes, error))
+    found = functional.graph_signature
+    mutated = [s.target for s in found.output_specs if "MUTATION" in s.kind.name]
+    if state := [name for name in mutated if name not in found.user_inputs]:
+        return CaptureError(
+            f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
+            "artifact keeps no state; use the out-of-place operation"
+        )
+    return None
+
+
+def export_convention(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
+) -> ExportedProgram:
+    """The program in the calling convention, exported with arguments of an example's sizes."""
+    dims = _dims(signature)
+    shapes: list[dict[int, Any] | None] = []
+    for i, argument in enumerate(signature.arguments):
+        if argument.kind == "matrix":
+            shapes.append({1: Dim(f"padded_{i}", min=_least_padded(signature, argument))})
+        elif argument.kind == "scalar":
+            shapes.append(None)
+        else:
+            shapes.append({0: dims[argument.rows]})
+    stacks = stacks_of(signature)
+    wrapped = SoaProgram(model, signature, frozenset(stack.block for stack in stacks))
+    given = tuple(stack_arguments(arguments, stacks, lambda columns: torch.stack(columns, 1)))
+    shapes = stack_arguments(shapes, stacks, lambda columns: columns[0])
+    with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        try:
+            # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
+            # written outputs are the program's results.
+            exported = torch.export.export(
+                wrapped, given, dynamic_shapes=(tuple(shapes),), strict=False
+            )
+            functional = with_columns(exported.run_decompositions({}), stacks, arguments)
+            _keep_apart(functional)
+            return functional
+        except Exception as error:
+            if "data-dependent" in str(error):  # from state that changes, such as a counter
+                why = why_not_exported(wrapped, list(given), (tuple(shapes),), error)
+                raise CaptureError(why) from error
+            raise CaptureError(
+                "the model exports alone, but not in the calling convention "
+                f"({where_raised(error)}): {first_line(error)}"
+            ) from error
+
+
+def _keep_apart(program: ExportedProgram) -> None:
+    """Remove stacks of columns that the graph splits again, because they would be copied."""
+    for node in program.graph.nodes:
+        args: Any = node.args
+        if node.target is torch.ops.aten.select.int and (
+            args[0].target is torch.ops.aten.stack.default and args[0].args[1:] == args[1:2]
+        ):
+            node.replace_all_uses_with(args[0].args[0][args[2]])
+    program.graph.eliminate_dead_code()
+
+
+def _least_padded(signature: Signature, argument: Argument) -> int:
+    """The least padded length S that export may assume: the least n, and one aligned line.
+
+    Torch also requires S > 2, since it sorts strides, and S != n if the rows are fixed. The
+    operations need neither. No engine checks this at run time; validation runs such sizes.
+    """
+    rows = signature.ranges[argument.rows]
+    line = signature.layouts[argument.collection].alignment // itemsize(argument.dtype)
+    return max(rows.min + (rows.min == rows.max), line, 4)

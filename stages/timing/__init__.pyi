@@ -1,0 +1,12 @@
+from .racing import benchmark as benchmark
+from .racing import benchmark_cases as benchmark_cases
+from .racing import benchmark_targets as benchmark_targets
+from .racing import bound_call as bound_call
+from .racing import ladder as ladder
+from .racing import p99_us as p99_us
+from .racing import race as race
+from .racing import row_major_call as row_major_call
+from .racing import seconds_of as seconds_of
+from .tile_choice import fastest_tile as fastest_tile
+from .tile_choice import tiled as tiled
+from .tile_choice import tiles_of as tiles_of
