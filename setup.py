@@ -8,15 +8,15 @@ from setuptools.command.build_ext import build_ext
 
 HEADERS = (
     "include/soa_runner",
-    "artifact",
-    "opening",
-    "row_program",
-    "kernel_program",
-    "device_driver",
-    "threads",
-    "aoti_code",
-    "cpu_level",
-    "float_mode",
+    "common/artifact",
+    "common/opening",
+    "common/row_program",
+    "common/kernel_program",
+    "common/device_driver",
+    "common/threads",
+    "common/aoti_code",
+    "common/cpu_level",
+    "common/float_mode",
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
 SHIM_HEADERS = ("order.h", "tensors.h", "product.h", "product.inc")

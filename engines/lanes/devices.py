@@ -3,7 +3,7 @@
 One thread computes one row, or a block of threads if the row has too many intermediate values.
 
 NVRTC, which is a Python wheel, compiles for NVIDIA's GPUs, and Debian's clang for AMD's. The text
-file `network.kernel` has the facts that the runner needs (engines/native/kernel_program.h).
+file `network.kernel` has the facts that the runner needs (engines/native/common/kernel_program.h).
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
 
 #include <vector>
 
-#include "device_driver.h"
-#include "float_mode.h"
+#include "common/device_driver.h"
+#include "common/float_mode.h"
 #include "include/soa_runner.h"
-#include "threads.h"
+#include "common/threads.h"
 
 namespace {
 

@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "float_mode.h"
-#include "kernel_program.h"
-#include "opening.h"
-#include "row_program.h"
-#include "threads.h"
-#include "aoti_code.h"
+#include "common/float_mode.h"
+#include "common/kernel_program.h"
+#include "common/opening.h"
+#include "common/row_program.h"
+#include "common/threads.h"
+#include "common/aoti_code.h"
 
 using soa_runner::Artifact;
 using soa_runner::Bound;

@@ -49,7 +49,7 @@ const struct { int64_t version, columns, scratch, rows, arguments; const char *k
 
 
 class _Facts(ctypes.Structure):
-    """RowFacts of engines/native/row_program.h."""
+    """RowFacts of engines/native/common/row_program.h."""
 
     _fields_ = (
         ("numbers", ctypes.c_int64 * 5),

@@ -1,4 +1,4 @@
-// The functions that the runner calls (engines/native/row_program.h). Included at the end of a network's C++
+// The functions that the runner calls (engines/native/common/row_program.h). Included at the end of a network's C++
 // file, which defines the numbers, kBytes (for each column the bytes of an element; 0: shared by all rows),
 // kWritten, and the blocks that run.
 #define EXPORTED extern "C" __attribute__((visibility("default")))

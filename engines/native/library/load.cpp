@@ -7,9 +7,9 @@
 #include <sstream>
 #include <thread>
 
-#include "artifact.h"
+#include "common/artifact.h"
 #include "checks.h"
-#include "cpu_level.h"
+#include "common/cpu_level.h"
 
 using soa_library::Json;
 using soa_library::Sealed;

@@ -10,9 +10,9 @@
 #include <fstream>
 #include <iterator>
 
-#include "artifact.h"
+#include "common/artifact.h"
 #include "checks.h"
-#include "device_driver.h"
+#include "common/device_driver.h"
 
 namespace {
 

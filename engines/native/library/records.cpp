@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "artifact.h"
+#include "common/artifact.h"
 #include "checks.h"
 #include "soa_load.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "artifact.h"
+#include "common/artifact.h"
 
 using soa_runner::fail;
 

@@ -12,7 +12,7 @@
 #include <set>
 #include <sstream>
 
-#include "artifact.h"
+#include "common/artifact.h"
 #include "soa_load.h"
 
 namespace fs = std::filesystem;

@@ -1,11 +1,11 @@
-// What engines/native/cpu_level.h says, for tests/engines/native/test_native_levels.py to compare:
+// What engines/native/common/cpu_level.h says, for tests/engines/native/test_native_levels.py to compare:
 //
 //   needs LEVEL FEATURE, ...    of a processor that has nothing
 //   lacks LEVEL FEATURE, ...    of this processor
 //   saves LEVEL FEATURE, ...    of one that has all, under a system that saves only XMM registers
 #include <cstdio>
 
-#include "cpu_level.h"
+#include "common/cpu_level.h"
 
 int main() {
   const uint32_t all = UINT32_MAX;

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <iterator>
 
-#include "artifact.h"
+#include "common/artifact.h"
 #include "checks.h"
 #include "soa_model.hpp"
 

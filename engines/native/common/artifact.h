@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "include/soa_error.hpp"
+#include "../include/soa_error.hpp"
 
 namespace soa_runner {
 
