@@ -117,7 +117,7 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str
 
     Constants inside the library would take private memory in each process. All processes of a node
     can map `weights.bin` read-only and share it. It holds the memory of each tensor.
-    `weights.txt` is an index with one line for each tensor, read by engines/native/common/aoti_code.h::
+    `weights.txt` is an index with one line for each tensor (engines/native/common/aoti_code.h)::
 
         NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
     """

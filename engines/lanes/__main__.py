@@ -14,11 +14,18 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from engines.lanes.build import choose_widths
-from engines.lanes.plan import Kernel, Plan, Step, planned
-from engines.lanes.plan_code import Constants, formula
-from engines.lanes.program import lowered_row, traced_row
-from engines.lanes.source_file import written
+from engines.lanes.compiling import choose_widths
+from engines.lanes.planning import (
+    Constants,
+    Kernel,
+    Plan,
+    Step,
+    formula,
+    lowered_row,
+    planned,
+    traced_row,
+    written,
+)
 from engines.lanes.tensors import Tensor
 from engines.target import Target
 from soa.errors import SoaPipelineError

@@ -26,10 +26,10 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     ) -> list[str]:
         """Build a library or a kernel. Also writes its source, and the target for the runner."""
         if target.device != "cpu":
-            from engines.lanes.devices import build_kernel
+            from engines.lanes.compiling import build_kernel
 
             return build_kernel(source.program, target, out)
-        from engines.lanes.build import build
+        from engines.lanes.compiling import build
 
         return build(source.program, target, out)
 

@@ -16,6 +16,7 @@ import torch
 from engines import ENGINES, EngineError, Portable, Target, engine
 from engines.aoti.build import TARGET, AotiBuild, settings_for
 from engines.base import FACTS, Engine
+from engines.lanes.compiling import compilers
 from runtime.session.session import Session
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
@@ -41,7 +42,7 @@ def test_without_a_compiler(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("engines.lanes.compilers.find_spec", lambda module: None)  # without ziglang
+    monkeypatch.setattr(compilers, "find_spec", lambda module: None)  # without ziglang
     source = Portable(mlp.capture.program, None)
     with pytest.raises(EngineError, match="no C\\+\\+ compiler is here"):
         engine(name).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)

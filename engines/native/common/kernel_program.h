@@ -14,7 +14,7 @@
 
 namespace soa_runner {
 
-// The file network.kernel, written by engines/lanes/devices.py: each line has a word and its value.
+// The file network.kernel, written by engines/lanes/compiling/devices.py: each line has a word and its value.
 struct KernelFacts {
   explicit KernelFacts(const std::string &path) {
     std::ifstream file(path);

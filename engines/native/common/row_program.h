@@ -18,7 +18,7 @@
 
 namespace soa_runner {
 
-// The facts in a library; engines/lanes/source_file.py writes them.
+// The facts in a library; engines/lanes/planning/source_file.py writes them.
 struct RowFacts {
   int64_t version, columns, scratch, rows, arguments;
   const char *kinds;  // a letter for each argument: n carries the rows, i items, c column, m matrix, - the same for all

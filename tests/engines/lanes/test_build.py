@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engines import EngineError, NotApplicableError, Portable, Target, engine
-from engines.lanes import compilers
+from engines.lanes.compiling import compilers
 from engines.lanes.index import Indices
 from engines.lanes.operators import LOWERINGS, Step
 from engines.lanes.tensor_builder import Builder

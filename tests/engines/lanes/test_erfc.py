@@ -6,7 +6,7 @@ import re
 
 from mpmath import chebyfit, mp, mpf
 
-from engines.lanes.source_file import HEADERS
+from engines.lanes.planning.source_file import HEADERS
 
 
 def scaled_erfc(v: mpf) -> mpf:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engines.kinds import host_cpu_levels
 from engines.lanes.functions import FUNCTIONS, call, carrier
-from engines.lanes.source_file import HEADERS
+from engines.lanes.planning.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled
 from tests.engines.lanes.programs import wrong
 from tests.engines.lanes.ulps import measured

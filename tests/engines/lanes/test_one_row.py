@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engines import Portable, Target, engine
-from engines.lanes import program
+from engines.lanes.planning import program
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from stages.capture import Capture, capture

@@ -11,9 +11,9 @@ from torch import nn
 from engines import NotApplicableError
 from engines.lanes.__main__ import main
 from engines.lanes.index import constant
-from engines.lanes.plan import planned
-from engines.lanes.program import row_program
-from engines.lanes.source_file import Width, written, written_kernel
+from engines.lanes.planning.plan import planned
+from engines.lanes.planning.program import row_program
+from engines.lanes.planning.source_file import Width, written, written_kernel
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import UNKNOWN, Argument, Program, Tensor
 from tests.engines.lanes.harness import MOST, Function, compiled, prepared

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.source_file import HEADERS
+from engines.lanes.planning.source_file import HEADERS
 
 # In units in the last place. Functions that are not listed are rounded from double precision.
 LIMITS = {

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from engines import EngineError, Target
-from engines.lanes import devices
+from engines.lanes.compiling import devices
 from engines.native import gpus
 from engines.target import host_runs
 from registry.bundle import Bundle, PulledNote, write_note

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from engines import EngineError, Portable, Target, engine
 from engines.errors import NotApplicableError
-from engines.lanes import compilers, devices
+from engines.lanes.compiling import compilers, devices
 from pipeline.building.candidates import build_targets
 from pipeline.building.run_state import Work
 from pipeline.building.stage_cache import StageCache

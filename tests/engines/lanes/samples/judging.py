@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from engines import NotApplicableError, Target, engine
 from engines.errors import first_line
-from engines.lanes.build import build_row
-from engines.lanes.program import Given, OneRow, lowered_row, traced
+from engines.lanes.compiling.library import build_row
+from engines.lanes.planning.program import Given, OneRow, lowered_row, traced
 from runtime.session.session import Session
 from tests.engines.lanes.harness import MOST, Compiled, prepared, signature_of
 from tests.engines.lanes.samples.cases import ORDINARY, Case, Results

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engines.lanes.blocking import Blocked
 from engines.lanes.functions import RANGES, call, carrier, enclosed
 from engines.lanes.index import (
     Entry,
@@ -24,7 +23,8 @@ from engines.lanes.index import (
     Remainder,
     Variable,
 )
-from engines.lanes.plan import Kernel, Plan, Step, Store
+from engines.lanes.planning.blocking import Blocked
+from engines.lanes.planning.plan import Kernel, Plan, Step, Store
 from engines.lanes.tensors import (
     Argument,
     Constant,

@@ -6,10 +6,8 @@ import tempfile
 from pathlib import Path
 
 from engines.errors import NotApplicableError
-from engines.lanes.compilers import compile_library
-from engines.lanes.plan import Plan, planned
-from engines.lanes.program import row_program
-from engines.lanes.source_file import HEADERS, Width, written
+from engines.lanes.compiling.compilers import compile_library
+from engines.lanes.planning import HEADERS, Plan, Width, planned, row_program, written
 from engines.lanes.tensors import Program
 from engines.target import Target
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.plan import Plan, Store
-from engines.lanes.plan_code import Constants, Writer
+from engines.lanes.planning.plan import Plan, Store
+from engines.lanes.planning.plan_code import Constants, Writer
 from engines.lanes.tensors import Argument, Program
 from soa.dtypes import DTYPES, itemsize
 
-HEADERS = Path(__file__).parent / "headers"
+HEADERS = Path(__file__).parents[1] / "headers"
 ABI = 1
 
 

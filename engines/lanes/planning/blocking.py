@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.lanes.index import Index, Variable
-from engines.lanes.plan import Kernel
+from engines.lanes.planning.plan import Kernel
 from engines.lanes.tensors import Constant, Elements, Product, Tensor
 from engines.lanes.values import Read
 

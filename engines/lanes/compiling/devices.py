@@ -20,10 +20,19 @@ from pathlib import Path
 
 from engines.base import FACTS
 from engines.errors import EngineError, NotApplicableError
-from engines.lanes.compilers import run_compiler
-from engines.lanes.plan import Kernel, Plan, Step, Store, planned
-from engines.lanes.program import row_program
-from engines.lanes.source_file import HEADERS, columns_of, letters, written_kernel
+from engines.lanes.compiling.compilers import run_compiler
+from engines.lanes.planning import (
+    HEADERS,
+    Kernel,
+    Plan,
+    Step,
+    Store,
+    columns_of,
+    letters,
+    planned,
+    row_program,
+    written_kernel,
+)
 from engines.lanes.tensors import Product, Reduction
 from engines.target import Target
 

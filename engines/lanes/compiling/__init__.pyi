@@ -1,0 +1,9 @@
+from .compilers import compiler as compiler
+from .compilers import compiler_identity as compiler_identity
+from .compilers import family as family
+from .compilers import named_compiler as named_compiler
+from .compilers import run_compiler as run_compiler
+from .compilers import version_of as version_of
+from .devices import build_kernel as build_kernel
+from .library import build as build
+from .library import choose_widths as choose_widths

@@ -1,0 +1,17 @@
+from .plan import Kernel as Kernel
+from .plan import Plan as Plan
+from .plan import Step as Step
+from .plan import Store as Store
+from .plan import planned as planned
+from .plan_code import Constants as Constants
+from .plan_code import formula as formula
+from .program import lowered_row as lowered_row
+from .program import row_program as row_program
+from .program import traced_row as traced_row
+from .program import why_dependent as why_dependent
+from .source_file import HEADERS as HEADERS
+from .source_file import Width as Width
+from .source_file import columns_of as columns_of
+from .source_file import letters as letters
+from .source_file import written as written
+from .source_file import written_kernel as written_kernel
