@@ -28,7 +28,7 @@ from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import from_jagged
 from soa.signature import offsets_layout
 from stages.capture import capture
-from stages.model.padding import Padded, Padding
+from stages.model.fronts import Padded, Padding
 from stages.reference.answers import random_inputs
 from stages.reports import Timing
 from stages.timing import race

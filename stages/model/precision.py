@@ -15,7 +15,7 @@ import torch
 from engines.errors import TargetError
 from engines.target import Target
 from runtime.checked import Tolerance, default_tolerance
-from stages.model.preprocess import InFront
+from stages.model.fronts import InFront
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 

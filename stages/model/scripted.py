@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engines.exported import quiet_torch
-from stages.model.preprocess import InFront
+from stages.model.fronts import InFront
 
 
 class Replayed(torch.nn.Module):

@@ -16,7 +16,7 @@ from soa.dtypes import torch_dtype
 from soa.signature import BoundBlock, Signature, offsets_of
 from soa.text import identifier
 from stages.errors import CaptureError
-from stages.model.padding import begin_and_end, wrong_offsets
+from stages.model.fronts import begin_and_end, wrong_offsets
 
 
 class SoaProgram(torch.nn.Module):

@@ -21,12 +21,9 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from soa.files import check_zip, digest_of
 from stages.errors import SourceError
-from stages.model.arranged import Arranged, Arrangement
-from stages.model.expressions import Features
 from stages.model.foreign import instead
+from stages.model.fronts import Arranged, Arrangement, Features, Padded, Padding, Preprocessed
 from stages.model.onnx import OnnxModel, onnx_files
-from stages.model.padding import Padded, Padding
-from stages.model.preprocess import Preprocessed
 from stages.model.trees import load_trees
 from stages.model.weights import load_weights
 

@@ -12,7 +12,7 @@ from torch.export import Dim
 from examples.particlenet import model as particlenet
 from pipeline.config import load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from stages.model.preprocess import Preprocessed
+from stages.model.fronts.preprocess import Preprocessed
 from stages.model.source import build_model
 from stages.reference.answers import row_major_inputs
 

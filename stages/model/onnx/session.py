@@ -11,9 +11,9 @@ from torch import Tensor
 from engines.errors import EngineError
 from engines.onnx import answers_apart, open_session
 from stages.errors import CaptureError, SourceError
+from stages.model.fronts import InFront
 from stages.model.onnx.file import as_numbers, read
 from stages.model.onnx.graph import OnnxGraph
-from stages.model.preprocess import InFront
 
 _FOR_MISSING = ("Imputer", "IsNaN", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
 

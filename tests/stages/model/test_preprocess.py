@@ -19,8 +19,8 @@ from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import Capture
 from stages.judging.validate import validate_session
-from stages.model.expressions import BINARY, UNARY, Expression, Features, Operation
-from stages.model.preprocess import Preprocessed, features
+from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features, Operation
+from stages.model.fronts.preprocess import Preprocessed, features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference
 from tests.models.building import build

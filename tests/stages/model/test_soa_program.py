@@ -15,7 +15,7 @@ from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import read_block
 from stages.errors import CaptureError
-from stages.model.arranged import Arrangement, Order
+from stages.model.fronts.arranged import Arrangement, Order
 from stages.model.soa_program import SoaProgram, TracedProgram, outputs_in_order
 from tests.models.signatures import Problem, problems
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from soa.text import identifier
-from stages.model.preprocess import InFront
+from stages.model.fronts.preprocess import InFront
 
 Takes = Literal["tensors", "dict", "list"]
 """What `forward` takes: tensors, one dict of tensors by the names of the inputs, or one list."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from soa.dtypes import torch_dtype
-from stages.model.preprocess import InFront
+from stages.model.fronts.preprocess import InFront
 
 
 @dataclass(frozen=True)

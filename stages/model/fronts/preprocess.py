@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stages.model.expressions import BINARY, UNARY, Expression, Features
+from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):

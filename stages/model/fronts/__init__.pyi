@@ -1,0 +1,16 @@
+from .arranged import Arranged as Arranged
+from .arranged import Arrangement as Arrangement
+from .arranged import Order as Order
+from .arranged import Takes as Takes
+from .expressions import BINARY as BINARY
+from .expressions import UNARY as UNARY
+from .expressions import Expression as Expression
+from .expressions import Features as Features
+from .expressions import Operation as Operation
+from .padding import Padded as Padded
+from .padding import Padding as Padding
+from .padding import begin_and_end as begin_and_end
+from .padding import wrong_offsets as wrong_offsets
+from .preprocess import Copied as Copied
+from .preprocess import InFront as InFront
+from .preprocess import Preprocessed as Preprocessed
