@@ -2,8 +2,8 @@
 
 `old` is text that stands in one place of all product files; `new` replaces it. `seen_by` names
 tests, by their functions, or the arguments of a campaign (`kill --each promote`). When the code
-changes, `old` may have to follow: the campaign, and `pytest -m long tests/test_planted.py`, report
-each text that no longer stands in exactly one place.
+changes, `old` may have to follow: the campaign, and `pytest -m long -k has_its_place`, report each
+text that no longer stands in exactly one place.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from registry.bundle import Bundle
 from tests.compatibility.test_golden_bundles import RELEASES, TARGET, WITHOUT_TORCH, unpack
-from tests.test_packaging import execute as executed
-from tests.test_packaging import succeeded
+from tests.project.test_packaging import execute as executed
+from tests.project.test_packaging import succeeded
 
 ROOT = Path(__file__).resolve().parents[2]
 _WORKER = """

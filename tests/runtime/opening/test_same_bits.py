@@ -32,7 +32,7 @@ def bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing torch under qemu takes minutes; tests/test_runtime_wheel.py does without."""
+    """Importing torch under qemu takes minutes; test_runtime_wheel.py does without."""
     monkeypatch.setenv("PATH", "")
 
 

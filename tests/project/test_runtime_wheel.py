@@ -22,7 +22,7 @@ from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
 from stages.judging.reproducing import PROCESSORS
 from tests.models.project import PASSED, Built, cli, refusal
-from tests.test_packaging import execute, installed, succeeded
+from tests.project.test_packaging import execute, installed, succeeded
 
 ROOT = Path(soa_pipeline.__file__).parent
 SOURCE = ROOT / "packages" / "soa-runtime"

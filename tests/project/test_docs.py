@@ -59,7 +59,7 @@ from tests.models import served
 from tests.models.authorities import certify
 from tests.models.project import PASSED, resealed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples/README.md"]
 RESULTS = ROOT / "benchmarks/RESULTS.md"
 API = ROOT / "docs/reference/api.md"

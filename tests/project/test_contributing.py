@@ -14,7 +14,7 @@ import pytest
 from soa_pipeline import PACKAGES
 from tests.models.building import Built
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"^## (A new .+)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
 del EXAMPLES["A new gate"]  # tried in tests/registry/promotion

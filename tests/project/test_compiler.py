@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COMPILER = Path(__file__).parent / "models" / "compiler" / "g++"
+COMPILER = Path(__file__).parents[1] / "models" / "compiler" / "g++"
 # Notes each call, and writes the content of all its inputs as the output.
 REAL = """#!/bin/sh
 [ "$*" = --version ] && { cat "$0.version"; exit; }

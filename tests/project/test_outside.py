@@ -36,7 +36,7 @@ from soa.errors import SoaPipelineError
 from soa.files import open_plain, read_plain
 from soa.records import as_record, parse_json
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglob("*.py")]
 
 

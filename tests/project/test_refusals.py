@@ -39,7 +39,7 @@ from tests.models.building import JETS, TAGS, mlp_signature
 from tests.models.bundles import manifest_data, provable, write_bundle
 from tests.models.project import answer, cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/refusals.md").read_text()
 ANYWHERE = {"missing-library", "disk", "port"}  # raised with exceptions of several classes
 

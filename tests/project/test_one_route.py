@@ -9,7 +9,7 @@ from pathlib import Path
 
 from soa_pipeline import PACKAGES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROOM = "runtime/opening/"
 
 

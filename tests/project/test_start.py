@@ -18,7 +18,7 @@ from tests.models import project
 from tests.models.project import Built
 from tests.models.shared import made_once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "mlflow", "onnxruntime", "pandas", "sympy", "sqlalchemy", "awkward")
 COLUMNS = "abcdef"
 
