@@ -12,7 +12,7 @@ from engines.lanes.operators import (  # each module registers its functions
 )
 from engines.lanes.operators.registry import LOWERINGS as LOWERINGS
 from engines.lanes.operators.registry import ROWS as ROWS
-from engines.lanes.operators.registry import Step as Step
+from engines.lanes.operators.registry import Operator as Operator
 from engines.lanes.operators.registry import agrees as agrees
 from engines.lanes.operators.registry import lowered as lowered
 from engines.lanes.operators.registry import sizes as sizes

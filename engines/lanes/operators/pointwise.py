@@ -8,7 +8,7 @@ import torch
 
 from engines.exported import row_rules
 from engines.lanes.functions import ATEN, RANGES
-from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Map, Tensor
 from engines.lanes.values import Value
@@ -22,118 +22,118 @@ _POWERS = {0.5: "sqrt", 1.0: "same", 2.0: "square", 3.0: "cube"}
 
 
 @lowers(*_UNARY)
-def unary(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    if step.name in ("floor", "ceil", "trunc") and step.dtype in RANGES:
+def unary(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    if op.name in ("floor", "ceil", "trunc") and op.dtype in RANGES:
         return x
-    of = x.dtype if ATEN[step.name].result else step.dtype
-    return build.map(step.name, [x], step.shape, step.dtype, of)
+    of = x.dtype if ATEN[op.name].result else op.dtype
+    return build.map(op.name, [x], op.shape, op.dtype, of)
 
 
 @lowers("round")
-def round_to(build: Builder, step: Step, x: Tensor, /, decimals: int = 0) -> Tensor:
+def round_to(build: Builder, op: Operator, x: Tensor, /, decimals: int = 0) -> Tensor:
     """The nearest number of `decimals` places, by a product and a quotient as in eager torch."""
-    if step.dtype in RANGES:
+    if op.dtype in RANGES:
         return x
     power = 10.0 ** abs(decimals)
     to, back = ("mul", "div") if decimals > 0 else ("div", "mul")
     if decimals:
-        x = build.map(to, [x, power], step.shape, step.dtype)
-    x = build.map("round", [x], step.shape, step.dtype)
-    return build.map(back, [x, power], step.shape, step.dtype) if decimals else x
+        x = build.map(to, [x, power], op.shape, op.dtype)
+    x = build.map("round", [x], op.shape, op.dtype)
+    return build.map(back, [x, power], op.shape, op.dtype) if decimals else x
 
 
 @lowers(*_BINARY)
-def binary(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    of = common_dtype(a, b) if ATEN[step.name].result else step.dtype
-    return build.map(step.name, [a, b], step.shape, step.dtype, of)
+def binary(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    of = common_dtype(a, b) if ATEN[op.name].result else op.dtype
+    return build.map(op.name, [a, b], op.shape, op.dtype, of)
 
 
 @lowers(*_SHIFTS)
-def shift(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype)
+def shift(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    return build.map(_SHIFTS[op.name], [a, b], op.shape, op.dtype)
 
 
 @lowers("add", "sub", "rsub")
-def add(build: Builder, step: Step, a: Any, b: Any, /, alpha: float = 1) -> Tensor:
-    if step.name == "rsub":
+def add(build: Builder, op: Operator, a: Any, b: Any, /, alpha: float = 1) -> Tensor:
+    if op.name == "rsub":
         a, b = b, a
     if alpha != 1:
-        b = build.map("mul", [b, alpha], _shape(b), step.dtype)
-    function = "add" if step.name == "add" else "sub"
-    return build.map(function, [a, b], step.shape, step.dtype)
+        b = build.map("mul", [b, alpha], _shape(b), op.dtype)
+    function = "add" if op.name == "add" else "sub"
+    return build.map(function, [a, b], op.shape, op.dtype)
 
 
 @lowers("div")
 def divide(
-    build: Builder, step: Step, a: Any, b: Any, /, rounding_mode: str | None = None
+    build: Builder, op: Operator, a: Any, b: Any, /, rounding_mode: str | None = None
 ) -> Tensor:
     if rounding_mode is None:
-        return build.map("div", [a, b], step.shape, step.dtype)
-    return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype)
+        return build.map("div", [a, b], op.shape, op.dtype)
+    return build.map(f"div_{rounding_mode}", [a, b], op.shape, op.dtype)
 
 
 @lowers("floor_divide")
-def floor_divide(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return divide(build, step, a, b, "floor")
+def floor_divide(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    return divide(build, op, a, b, "floor")
 
 
 @lowers("reciprocal", "rsqrt")
-def reciprocal(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    root = build.map("sqrt", [x], step.shape, step.dtype) if step.name == "rsqrt" else x
-    return build.map("div", [1.0, root], step.shape, step.dtype)
+def reciprocal(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    root = build.map("sqrt", [x], op.shape, op.dtype) if op.name == "rsqrt" else x
+    return build.map("div", [1.0, root], op.shape, op.dtype)
 
 
 @lowers("pow")
-def power(build: Builder, step: Step, base: Any, exponent: Any, /) -> Tensor:
+def power(build: Builder, op: Operator, base: Any, exponent: Any, /) -> Tensor:
     number = float(exponent) if isinstance(exponent, int | float) else None
     known = None if number is None else _POWERS.get(number)
     if known is not None:
-        return build.map(known, [base], step.shape, step.dtype)
+        return build.map(known, [base], op.shape, op.dtype)
     if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
-        return reciprocal(build, Step("rsqrt", step.results), base)
+        return reciprocal(build, Operator("rsqrt", op.results), base)
     if number in (-1, -2):
-        square = build.map("square", [base], step.shape, step.dtype) if number == -2 else base
-        return reciprocal(build, Step("reciprocal", step.results), square)
-    return build.map("pow", [base, exponent], step.shape, step.dtype)
+        square = build.map("square", [base], op.shape, op.dtype) if number == -2 else base
+        return reciprocal(build, Operator("reciprocal", op.results), square)
+    return build.map("pow", [base, exponent], op.shape, op.dtype)
 
 
 @lowers(*_LOGICAL)
-def logical(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    return build.map(_LOGICAL[step.name], [a, b], step.shape, "bool")
+def logical(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    return build.map(_LOGICAL[op.name], [a, b], op.shape, "bool")
 
 
 @lowers("logical_not")
-def logical_not(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    return build.map("bitwise_not", [x], step.shape, "bool")
+def logical_not(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    return build.map("bitwise_not", [x], op.shape, "bool")
 
 
 @lowers("where", rows=row_rules.where)
-def where(build: Builder, step: Step, condition: Any, a: Any, b: Any, /) -> Tensor:
-    one, other = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
-    return select(build, step, build.tensor(condition, "bool"), one, other)
+def where(build: Builder, op: Operator, condition: Any, a: Any, b: Any, /) -> Tensor:
+    one, other = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
+    return select(build, op, build.tensor(condition, "bool"), one, other)
 
 
-def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def select(build: Builder, op: Operator, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     def call(*values: Any) -> Any:
         low, high = zip(*(v.bounds or (0, 0) for v in values[1:]), strict=True)
         bounds = min(low), max(high)
-        return build.values.call("select", *values, dtype=step.dtype, bounds=bounds)
+        return build.values.call("select", *values, dtype=op.dtype, bounds=bounds)
 
-    given = [build.expand(each, step.shape) for each in (condition, a, b)]
-    return build.add(Map(build.values, step.dtype, call, given, 1))
+    given = [build.expand(each, op.shape) for each in (condition, a, b)]
+    return build.add(Map(build.values, op.dtype, call, given, 1))
 
 
 @lowers("clamp", "clamp_min", "clamp_max")
-def clamp(build: Builder, step: Step, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
+def clamp(build: Builder, op: Operator, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
     """NaN stays NaN, -0.0 stays if a limit is 0. If `min` exceeds `max`, the result is `max`."""
     if min is not None:
-        x = build.map("maximum", [min, x], step.shape, step.dtype)
-    return x if max is None else build.map("minimum", [max, x], step.shape, step.dtype)
+        x = build.map("maximum", [min, x], op.shape, op.dtype)
+    return x if max is None else build.map("minimum", [max, x], op.shape, op.dtype)
 
 
 @lowers("_to_copy", "convert_element_type", rows=row_rules.same)
-def convert(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    return build.cast(x, step.dtype)
+def convert(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    return build.cast(x, op.dtype)
 
 
 def common_dtype(a: Any, b: Any) -> str:

@@ -13,7 +13,7 @@ from engines.lanes.functions import RANGES
 from engines.lanes.index import Index, Indices, entry
 from engines.lanes.operators.pointwise import divide, select
 from engines.lanes.operators.reductions import reduced
-from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.selection import own, picked
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder
@@ -27,91 +27,91 @@ places outside of it."""
 @lowers("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices",
         rows=row_rules.pooled)  # fmt: skip
 def max_pool(
-    build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
+    build: Builder, op: Operator, x: Tensor, /, kernel_size: Sequence[int],
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
 ) -> list[Tensor]:  # fmt: skip
-    windows = _windows(step, kernel_size, stride or kernel_size, padding, dilation)
+    windows = _windows(op, kernel_size, stride or kernel_size, padding, dilation)
     least = RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
-    elements = _elements(build, step, x, windows, least)
+    elements = _elements(build, op, x, windows, least)
     inside = _inside(windows, x)
     return [
-        reduced(build, "max", elements, _inner(step, elements), step.dtype),
-        _places_of_largest(build, step, x, inside),
+        reduced(build, "max", elements, _inner(op, elements), op.dtype),
+        _places_of_largest(build, op, x, inside),
     ]
 
 
 @lowers("avg_pool1d", "avg_pool2d", "avg_pool3d", rows=row_rules.pooled)
 def mean_pool(
-    build: Builder, step: Step, x: Tensor, /, kernel_size: Sequence[int],
+    build: Builder, op: Operator, x: Tensor, /, kernel_size: Sequence[int],
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
     """A window is divided by its own size. The padding counts, but not what hangs over it."""
-    windows = _windows(step, kernel_size, stride or kernel_size, padding, (1,))
-    elements = _elements(build, step, x, windows, 0)
-    summed = reduced(build, "sum", elements, _inner(step, elements), step.dtype)
+    windows = _windows(op, kernel_size, stride or kernel_size, padding, (1,))
+    elements = _elements(build, op, x, windows, 0)
+    summed = reduced(build, "sum", elements, _inner(op, elements), op.dtype)
     if divisor_override is not None:
-        return _divided(build, step, summed, divisor_override)
+        return _divided(build, op, summed, divisor_override)
     room = _each(padding, len(windows)) if count_include_pad else [0] * len(windows)
-    return _divided(build, step, summed, _sizes(_inside(windows, x, room)))
+    return _divided(build, op, summed, _sizes(_inside(windows, x, room)))
 
 
 @lowers("adaptive_max_pool2d", "adaptive_max_pool3d", rows=row_rules.pooled)
-def adaptive_max_pool(build: Builder, step: Step, x: Tensor, /) -> list[Tensor]:
-    windows = _adaptive(step, x)
-    elements = _listed(build, step, x, windows)
+def adaptive_max_pool(build: Builder, op: Operator, x: Tensor, /) -> list[Tensor]:
+    windows = _adaptive(op, x)
+    elements = _listed(build, op, x, windows)
     return [
-        reduced(build, "max", elements, _inner(step, elements), step.dtype),
-        _places_of_largest(build, step, x, windows),
+        reduced(build, "max", elements, _inner(op, elements), op.dtype),
+        _places_of_largest(build, op, x, windows),
     ]
 
 
 @lowers("_adaptive_avg_pool3d", rows=row_rules.pooled)
-def adaptive_mean_pool(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    windows = _adaptive(step, x)
-    elements = _listed(build, step, x, windows)
-    shape = [1] * (len(step.shape) - len(windows))
+def adaptive_mean_pool(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    windows = _adaptive(op, x)
+    elements = _listed(build, op, x, windows)
+    shape = [1] * (len(op.shape) - len(windows))
     own_places = build.tensor(_own_places(windows).view(*shape, *elements.shape[len(shape) :]))
-    zero = build.tensor(0, step.dtype)
-    kept = replace(step, results=(_meta(elements.shape, x.dtype),))
+    zero = build.tensor(0, op.dtype)
+    kept = replace(op, results=(_meta(elements.shape, x.dtype),))
     elements = select(build, kept, own_places, elements, zero)
-    summed = reduced(build, "sum", elements, _inner(step, elements), step.dtype)
-    return _divided(build, step, summed, _sizes(windows))
+    summed = reduced(build, "sum", elements, _inner(op, elements), op.dtype)
+    return _divided(build, op, summed, _sizes(windows))
 
 
-def _divided(build: Builder, step: Step, summed: Tensor, by: int | torch.Tensor) -> Tensor:
-    mode = "trunc" if step.dtype in RANGES else None
-    return divide(build, step, summed, by, rounding_mode=mode)
+def _divided(build: Builder, op: Operator, summed: Tensor, by: int | torch.Tensor) -> Tensor:
+    mode = "trunc" if op.dtype in RANGES else None
+    return divide(build, op, summed, by, rounding_mode=mode)
 
 
 def _windows(
-    step: Step, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    op: Operator, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Windows:  # fmt: skip
-    dims = _dims(step)
+    dims = _dims(op)
     kernel, stride, padding, dilation = (
         _each(given, dims) for given in (kernel, stride, padding, dilation)
     )
     return [
         [range(o * by - before, o * by - before + k * apart, apart) for o in range(results)]
         for results, k, by, before, apart in zip(
-            step.shape[-dims:], kernel, stride, padding, dilation, strict=True
+            op.shape[-dims:], kernel, stride, padding, dilation, strict=True
         )
     ]
 
 
-def _adaptive(step: Step, x: Tensor) -> Windows:
+def _adaptive(op: Operator, x: Tensor) -> Windows:
     """Windows of nearly equal sizes that cover the input."""
-    dims = _dims(step)
+    dims = _dims(op)
     return [
         [range(o * size // results, -(-(o + 1) * size // results)) for o in range(results)]
-        for size, results in zip(x.shape[-dims:], step.shape[-dims:], strict=True)
+        for size, results in zip(x.shape[-dims:], op.shape[-dims:], strict=True)
     ]
 
 
-def _dims(step: Step) -> int:
+def _dims(op: Operator) -> int:
     """The number of dimensions that are pooled: those before them are channels and batches."""
-    return next(d for d in (1, 2, 3) if f"{d}d" in step.name)
+    return next(d for d in (1, 2, 3) if f"{d}d" in op.name)
 
 
 def _inside(windows: Windows, x: Tensor, room: Sequence[int] | None = None) -> Windows:
@@ -136,7 +136,7 @@ def _sizes(windows: Windows) -> torch.Tensor:
     return found
 
 
-def _elements(build: Builder, step: Step, x: Tensor, windows: Windows, outside: float) -> Tensor:
+def _elements(build: Builder, op: Operator, x: Tensor, windows: Windows, outside: float) -> Tensor:
     """The elements of windows of equal sizes, of shape (…, results, window). Places outside of the
     input have the value `outside`."""
     lead = len(x.shape) - len(windows)
@@ -148,15 +148,15 @@ def _elements(build: Builder, step: Step, x: Tensor, windows: Windows, outside: 
         flat = [side for pair in reversed(sides) for side in pair]
         shape = [n + a + b for n, (a, b) in zip(x.shape[lead:], sides, strict=True)]
         wide = _meta((*x.shape[:lead], *shape), x.dtype)
-        x = pad(build, Step("constant_pad_nd", (wide,)), x, flat, outside)
+        x = pad(build, Operator("constant_pad_nd", (wide,)), x, flat, outside)
     moved = [
         [range(each[0] + before, each[-1] + before + 1, each.step) for each in along]
         for along, (before, _) in zip(windows, sides, strict=True)
     ]
-    return _listed(build, step, x, moved)
+    return _listed(build, op, x, moved)
 
 
-def _listed(build: Builder, step: Step, x: Tensor, windows: Windows) -> Tensor:
+def _listed(build: Builder, op: Operator, x: Tensor, windows: Windows) -> Tensor:
     """The elements of windows that lie inside of the input, of shape (…, results, longest window).
     A shorter window repeats its last element."""
     dims, lead = len(windows), len(x.shape) - len(windows)
@@ -165,7 +165,7 @@ def _listed(build: Builder, step: Step, x: Tensor, windows: Windows) -> Tensor:
         results, inside = index[lead : lead + dims], index[lead + dims :]
         return (*index[:lead], *map(_place, windows, results, inside))
 
-    return build.view(x, (*step.shape, *(len(_table(along)[0]) for along in windows)), where)
+    return build.view(x, (*op.shape, *(len(_table(along)[0]) for along in windows)), where)
 
 
 def _place(along: Sequence[range], result: Index, k: Index) -> Index:
@@ -196,22 +196,22 @@ def _own_places(windows: Windows) -> torch.Tensor:
     return found
 
 
-def _places_of_largest(build: Builder, step: Step, x: Tensor, windows: Windows) -> Tensor:
+def _places_of_largest(build: Builder, op: Operator, x: Tensor, windows: Windows) -> Tensor:
     """The place of each window's largest element in the flat input. Of equal elements torch takes
     the first, but of several NaN the last."""
-    elements = _listed(build, step, x, windows)
-    inner, lead = _inner(step, elements), len(step.shape) - len(windows)
+    elements = _listed(build, op, x, windows)
+    inner, lead = _inner(op, elements), len(op.shape) - len(windows)
     at = reduced(build, "argmax", elements, inner, "int64")
     if x.dtype not in RANGES:
         last = math.prod(elements.shape[d] for d in inner) - 1
         nan = build.map("isnan", [elements], elements.shape, "bool", of=x.dtype)
         mirrored = build.view(nan, nan.shape, lambda index: _mirrored(index, nan.shape, inner))
         behind = reduced(build, "argmax", build.cast(mirrored, "int32"), inner, "int64")
-        of_nan = build.map("sub", [last, behind], step.shape, "int64")
-        found = Step("where", (_meta(step.shape, "int64"),))
+        of_nan = build.map("sub", [last, behind], op.shape, "int64")
+        found = Operator("where", (_meta(op.shape, "int64"),))
         at = select(build, found, reduced(build, "any", nan, inner, "bool"), of_nan, at)
     numbers = build.tensor(_flat_places(windows, x.shape[lead:]))
-    return picked(build, numbers, step.shape, [*(own(d) for d in range(lead, len(step.shape))), at])
+    return picked(build, numbers, op.shape, [*(own(d) for d in range(lead, len(op.shape))), at])
 
 
 def _mirrored(index: Indices, shape: Sequence[int], dims: Sequence[int]) -> Indices:
@@ -229,8 +229,8 @@ def _flat_places(windows: Windows, shape: Sequence[int]) -> torch.Tensor:
     return found.flatten(len(windows))
 
 
-def _inner(step: Step, elements: Tensor) -> list[int]:
-    return list(range(len(step.shape), len(elements.shape)))
+def _inner(op: Operator, elements: Tensor) -> list[int]:
+    return list(range(len(op.shape), len(elements.shape)))
 
 
 def _meta(shape: Sequence[int], dtype: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from engines.exported import row_rules
 from engines.lanes.functions import RANGES
 from engines.lanes.index import Indices, constant
-from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Assembly, Constant, Part, Product, Tensor
@@ -22,8 +22,8 @@ _FLOATS = ("float32", "float64")
 
 
 @lowers("mm", "bmm", rows=row_rules.product)
-def matmul(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    left, right = (operand(build, step, each) for each in (a, b))
+def matmul(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    left, right = (operand(build, op, each) for each in (a, b))
 
     def left_at(index: Indices, steps: Indices) -> Indices:
         return (*index[:-1], *steps)
@@ -32,32 +32,32 @@ def matmul(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
         return (*index[:-2], *steps, index[-1])
 
     sizes = left.shape[-1:]
-    made = Product(left, right, step.shape, sizes, left_at, right_at)
+    made = Product(left, right, op.shape, sizes, left_at, right_at)
     return build.add(made)
 
 
 @lowers("addmm", "baddbmm", rows=row_rules.product)
 def addmm(
-    build: Builder, step: Step, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
+    build: Builder, op: Operator, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    found = matmul(build, step, a, b)
+    found = matmul(build, op, a, b)
     if alpha != 1:
-        found = build.map("mul", [found, alpha], step.shape, step.dtype)
+        found = build.map("mul", [found, alpha], op.shape, op.dtype)
     if beta == 0:
         return found
     if beta != 1:
-        c = build.map("mul", [c, beta], tuple(c.shape), step.dtype)
-    return build.map("add", [found, c], step.shape, step.dtype)
+        c = build.map("mul", [c, beta], tuple(c.shape), op.dtype)
+    return build.map("add", [found, c], op.shape, op.dtype)
 
 
 @lowers("mv", "dot", "vdot", rows=row_rules.product)
-def vector(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
-    left, right = (operand(build, step, each) for each in (a, b))
+def vector(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    left, right = (operand(build, op, each) for each in (a, b))
     return build.add(
         Product(
             left,
             right,
-            step.shape,
+            op.shape,
             left.shape[-1:],
             lambda index, steps: (*index, *steps),
             lambda index, steps: steps,
@@ -65,18 +65,18 @@ def vector(build: Builder, step: Step, a: Any, b: Any, /) -> Tensor:
     )
 
 
-def operand(build: Builder, step: Step, given: Any) -> Tensor:
+def operand(build: Builder, op: Operator, given: Any) -> Tensor:
     """An operand of a product: weights as they are; other tensors are stored in memory."""
-    if step.dtype not in _FLOATS:
-        what = "integers" if step.dtype in RANGES else step.dtype
+    if op.dtype not in _FLOATS:
+        what = "integers" if op.dtype in RANGES else op.dtype
         raise NotKnown(f"a product of {what}")
-    made = build.tensor(given, step.dtype)
+    made = build.tensor(given, op.dtype)
     return made if isinstance(made, Constant) else build.in_memory(made)
 
 
 @lowers("convolution", "_convolution", rows=row_rules.convolved)
 def convolution(
-    build: Builder, step: Step, x: Any, weight: Any, bias: Any, stride: Sequence[int],
+    build: Builder, op: Operator, x: Any, weight: Any, bias: Any, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     groups: int, /,
 ) -> Tensor:  # fmt: skip
@@ -86,16 +86,16 @@ def convolution(
     stride, padding, dilation = (
         list(each) * (dims if len(each) == 1 else 1) for each in (stride, padding, dilation)
     )
-    x = build.tensor(x, step.dtype)
+    x = build.tensor(x, op.dtype)
     if transposed:
-        found = _transposed(build, step, x, weight, Sizes(stride, padding, dilation), groups)
+        found = _transposed(build, op, x, weight, Sizes(stride, padding, dilation), groups)
     else:
-        found = _ordinary(build, step, x, weight, Sizes(stride, padding, dilation), groups)
+        found = _ordinary(build, op, x, weight, Sizes(stride, padding, dilation), groups)
     if bias is None:
         return found
-    each = build.tensor(bias, step.dtype)
+    each = build.tensor(bias, op.dtype)
     each = build.view(each, (each.count, *[1] * dims), lambda index: index[:1])
-    return build.map("add", [found, each], step.shape, step.dtype)
+    return build.map("add", [found, each], op.shape, op.dtype)
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ class Sizes:
 
 
 def _ordinary(
-    build: Builder, step: Step, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
+    build: Builder, op: Operator, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
 ) -> Tensor:
     if any(sizes.padding):
         x = padded(build, x, [(p, p) for p in sizes.padding])
-    source = operand(build, step, x)
+    source = operand(build, op, x)
     source.innermost = 1
     inner, outer = weight.shape[1], weight.shape[0] // groups
 
@@ -132,14 +132,14 @@ def _ordinary(
         return (index[1], channel, *offsets)
 
     made = Product(
-        source, build.tensor(weight, step.dtype), step.shape, (*weight.shape[2:], inner),
+        source, build.tensor(weight, op.dtype), op.shape, (*weight.shape[2:], inner),
         left_at, right_at,
     )  # fmt: skip
     return build.add(made)
 
 
 def _transposed(
-    build: Builder, step: Step, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
+    build: Builder, op: Operator, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
 ) -> Tensor:
     """A transposed convolution, as one ordinary convolution without stride for each phase (the
     position of a result modulo the stride). Their results are interleaved."""
@@ -155,25 +155,25 @@ def _transposed(
         spans = [
             _span(phase, by, p, out, apart, tap, size)
             for phase, by, p, out, apart, tap, size in zip(
-                phases, strides, sizes.padding, step.shape[2:], sizes.dilation, taps.shape[2:],
+                phases, strides, sizes.padding, op.shape[2:], sizes.dilation, taps.shape[2:],
                 x.shape[2:], strict=True,
             )
         ]  # fmt: skip
         if any(span.count < 1 for span in spans):
             continue
         room = padded(build, x, [(span.before, span.behind) for span in spans])
-        shape = (*step.shape[:2], *(span.count for span in spans))
-        result = torch.empty(shape, dtype=step.results[0].dtype, device="meta")
+        shape = (*op.shape[:2], *(span.count for span in spans))
+        result = torch.empty(shape, dtype=op.results[0].dtype, device="meta")
         mirrored = taps.flip(list(range(2, taps.dim())))
         plain = Sizes([1] * len(spans), [0] * len(spans), sizes.dilation)
-        found = _ordinary(build, Step("convolution", (result,)), room, mirrored, plain, groups)
+        found = _ordinary(build, Operator("convolution", (result,)), room, mirrored, plain, groups)
         parts.append(Part(found, _apart([span.first for span in spans], strides)))
-    if len(parts) == 1 and parts[0].source.shape == step.shape:
+    if len(parts) == 1 and parts[0].source.shape == op.shape:
         return parts[0].source
-    zeros = build.expand(build.tensor(0, step.dtype), step.shape)
-    covered = sum(part.source.count for part in parts) == math.prod(step.shape)
+    zeros = build.expand(build.tensor(0, op.dtype), op.shape)
+    covered = sum(part.source.count for part in parts) == math.prod(op.shape)
     parts = parts if covered else [Part(zeros, lambda index: index), *parts]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+    return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _span(
 
 def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:
     def place(index: Indices) -> Indices:
-        moved = [i * step + at for i, step, at in zip(index[2:], by, first, strict=True)]
+        moved = [i * op + at for i, op, at in zip(index[2:], by, first, strict=True)]
         return (*index[:2], *moved)
 
     return place
@@ -212,4 +212,4 @@ def padded(build: Builder, x: Tensor, sides: Sequence[tuple[int, int]]) -> Tenso
     flat = [side for pair in reversed(sides) for side in pair]
     shape = [*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], sides, strict=True))]
     result = torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta")
-    return pad(build, Step("constant_pad_nd", (result,)), x, flat)
+    return pad(build, Operator("constant_pad_nd", (result,)), x, flat)

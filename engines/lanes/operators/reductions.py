@@ -11,7 +11,7 @@ import torch
 from engines.exported import row_rules
 from engines.lanes.index import constant
 from engines.lanes.operators.pointwise import common_dtype, select
-from engines.lanes.operators.registry import Step, lowers, sizes
+from engines.lanes.operators.registry import Operator, lowers, sizes
 from engines.lanes.operators.views import reshape
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Reduction, Scan, Tensor
@@ -34,42 +34,42 @@ def reduced(
 
 @lowers("sum", "mean", rows=row_rules.along)
 def total(
-    build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
+    build: Builder, op: Operator, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not x.shape:
-        return build.cast(x, step.dtype)
-    found = reduced(build, "sum", build.cast(x, step.dtype), dim, step.dtype, keepdim)
-    if step.name == "sum":
+        return build.cast(x, op.dtype)
+    found = reduced(build, "sum", build.cast(x, op.dtype), dim, op.dtype, keepdim)
+    if op.name == "sum":
         return found
     # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
-    return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype)
+    return build.map("div", [found, x.count // max(found.count, 1)], op.shape, op.dtype)
 
 
 @lowers(*_KINDS, rows=row_rules.along)
 def extremum(
-    build: Builder, step: Step, x: Tensor, /, dim: Any = None, keepdim: bool = False
+    build: Builder, op: Operator, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not x.shape:
-        return build.cast(x, step.dtype)
-    return reduced(build, _KINDS[step.name], build.cast(x, step.dtype), dim, step.dtype, keepdim)
+        return build.cast(x, op.dtype)
+    return reduced(build, _KINDS[op.name], build.cast(x, op.dtype), dim, op.dtype, keepdim)
 
 
 @lowers("argmax", "argmin", rows=row_rules.along)
 def place_of_extremum(
-    build: Builder, step: Step, x: Tensor, /, dim: int | None = None, keepdim: bool = False
+    build: Builder, op: Operator, x: Tensor, /, dim: int | None = None, keepdim: bool = False
 ) -> Tensor:
     if dim is None:
         flat = torch.empty(x.count, device="meta")
-        x, dim = reshape(build, Step("view", (flat,)), x), 0
-        found = reduced(build, step.name, x, 0, "int64")
-        return reshape(build, step, found) if keepdim else found
-    return reduced(build, step.name, x, dim, "int64", keepdim)
+        x, dim = reshape(build, Operator("view", (flat,)), x), 0
+        found = reduced(build, op.name, x, 0, "int64")
+        return reshape(build, op, found) if keepdim else found
+    return reduced(build, op.name, x, dim, "int64", keepdim)
 
 
 @lowers("max", "min", rows=row_rules.largest)
 def extremum_with_place(
     build: Builder,
-    step: Step,
+    op: Operator,
     x: Tensor,
     /,
     other: Any = None,
@@ -78,29 +78,29 @@ def extremum_with_place(
 ) -> Tensor | list[Tensor]:
     """The extremum of all elements or of two tensors; or along a dimension, with its index."""
     if other is not None:
-        function = {"max": "maximum", "min": "minimum"}[step.name]
-        return build.map(function, [x, other], step.shape, step.dtype)
+        function = {"max": "maximum", "min": "minimum"}[op.name]
+        return build.map(function, [x, other], op.shape, op.dtype)
     if dim is None:
-        return reduced(build, step.name, x, None, step.dtype)
-    value = reduced(build, step.name, x, dim, step.dtype, keepdim)
-    return [value, reduced(build, f"arg{step.name}", x, dim, "int64", keepdim)]
+        return reduced(build, op.name, x, None, op.dtype)
+    value = reduced(build, op.name, x, dim, op.dtype, keepdim)
+    return [value, reduced(build, f"arg{op.name}", x, dim, "int64", keepdim)]
 
 
 @lowers("var", "var_mean", rows=row_rules.along)
 def variance(
-    build: Builder, step: Step, x: Tensor, /, dim: Any = None, unbiased: bool = True,
+    build: Builder, op: Operator, x: Tensor, /, dim: Any = None, unbiased: bool = True,
     correction: float | None = None, keepdim: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
     """The variance, from the differences to the mean in a second pass."""
     if correction is None:
         correction = float(unbiased)
     mean, var = moments(build, x, dim, correction)
-    shapes = [sizes(result) for result in step.results]
+    shapes = [sizes(result) for result in op.results]
     found = [
         build.view(each, shape, _dropped(each.shape, shape, x, dim)) if not keepdim else each
         for each, shape in zip((var, mean), shapes, strict=False)
     ]
-    return found if step.name == "var_mean" else found[0]
+    return found if op.name == "var_mean" else found[0]
 
 
 def _dropped(kept: Sequence[int], shape: Sequence[int], x: Tensor, dims: Any) -> Any:
@@ -132,7 +132,7 @@ def moments(build: Builder, x: Tensor, dims: Any, correction: float) -> tuple[Te
 @lowers("native_layer_norm")
 def layer_norm(
     build: Builder,
-    step: Step,
+    op: Operator,
     x: Tensor,
     shape: Sequence[int],
     weight: Any,
@@ -150,7 +150,7 @@ def layer_norm(
 
 @lowers("native_group_norm")
 def group_norm(
-    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
+    build: Builder, op: Operator, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
     rest: int, groups: int, eps: float, /,
 ) -> list[Tensor]:  # fmt: skip
     shape = (n, groups, channels // groups, rest)
@@ -159,7 +159,7 @@ def group_norm(
     scale = _inverse_root(build, var, eps)
     found = build.map("sub", [grouped, mean], shape, x.dtype)
     found = build.map("mul", [found, scale], shape, x.dtype)
-    found = reshape(build, step, found)
+    found = reshape(build, op, found)
     wide = [1] * (len(x.shape) - 2)
     weight, bias = (None if w is None else w.view(-1, *wide) for w in (weight, bias))
     return [_affine(build, found, weight, bias), mean, scale]
@@ -167,7 +167,7 @@ def group_norm(
 
 @lowers("_native_batch_norm_legit_no_training", rows=row_rules.batch_norm)
 def batch_norm(
-    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, /,
+    build: Builder, op: Operator, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, /,
     eps: float,
 ) -> list[Tensor]:  # fmt: skip
     """One fma for each element. Its constants are computed in double precision."""
@@ -176,7 +176,7 @@ def batch_norm(
     shift = -mean.double() * scale + (0 if bias is None else bias.double())
     wide = [1] * (len(x.shape) - 2)
     given = [x, *(each.to(mean.dtype).view(-1, *wide) for each in (scale, shift))]
-    return [build.map("fma", given, step.shape, step.dtype), x, x]
+    return [build.map("fma", given, op.shape, op.dtype), x, x]
 
 
 def _inverse_root(build: Builder, var: Tensor, eps: float) -> Tensor:
@@ -192,59 +192,59 @@ def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
 
 
 @lowers("_softmax", "_log_softmax", rows=row_rules.along)
-def softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
+def softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
     """One division for all probabilities along `dim`."""
-    x = build.cast(x, step.dtype)
+    x = build.cast(x, op.dtype)
     if not x.shape:
         x = reshape(build, _like(x, (1,)), x)
     shape = x.shape
-    most = reduced(build, "max", x, dim, step.dtype, True)
-    less = build.map("sub", [x, most], shape, step.dtype)
-    powers = build.map("exp", [less], shape, step.dtype)
-    summed = reduced(build, "sum", powers, dim, step.dtype, True)
-    if step.name == "_log_softmax":
-        logarithm = build.map("log", [summed], summed.shape, step.dtype)
-        found = build.map("sub", [less, logarithm], shape, step.dtype)
+    most = reduced(build, "max", x, dim, op.dtype, True)
+    less = build.map("sub", [x, most], shape, op.dtype)
+    powers = build.map("exp", [less], shape, op.dtype)
+    summed = reduced(build, "sum", powers, dim, op.dtype, True)
+    if op.name == "_log_softmax":
+        logarithm = build.map("log", [summed], summed.shape, op.dtype)
+        found = build.map("sub", [less, logarithm], shape, op.dtype)
     else:
-        share = build.map("div", [1.0, summed], summed.shape, step.dtype)
-        found = build.map("mul", [powers, share], shape, step.dtype)
-    return reshape(build, step, found)
+        share = build.map("div", [1.0, summed], summed.shape, op.dtype)
+        found = build.map("mul", [powers, share], shape, op.dtype)
+    return reshape(build, op, found)
 
 
 @lowers("_safe_softmax", rows=row_rules.along)
-def safe_softmax(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
+def safe_softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
     """As `softmax`, but 0 if all elements along `dim` are -inf."""
     least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
     masked = reduced(build, "all", least, dim, "bool", True)
-    found = softmax(build, step, x, dim)
-    return select(build, step, masked, build.tensor(0.0, step.dtype), found)
+    found = softmax(build, op, x, dim)
+    return select(build, op, masked, build.tensor(0.0, op.dtype), found)
 
 
 @lowers("cumsum", "cumprod", rows=row_rules.along)
-def scan(build: Builder, step: Step, x: Tensor, /, dim: int) -> Tensor:
+def scan(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
     if not x.shape:
-        return build.cast(x, step.dtype)
-    kind = {"cumsum": "sum", "cumprod": "prod"}[step.name]
-    source = build.cast(x, step.dtype)
+        return build.cast(x, op.dtype)
+    kind = {"cumsum": "sum", "cumprod": "prod"}[op.name]
+    source = build.cast(x, op.dtype)
     return build.total(build.add(Scan(kind, source, dim % len(x.shape))))
 
 
 @lowers("_cdist_forward", rows=row_rules.distances)
-def distances(build: Builder, step: Step, a: Any, b: Any, /, p: float) -> Tensor:
+def distances(build: Builder, op: Operator, a: Any, b: Any, /, p: float) -> Tensor:
     if p != 2:
         raise NotKnown(f"distances of norm {p}")
-    left, right = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
-    shape = (*step.shape, left.shape[-1])
+    left, right = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
+    shape = (*op.shape, left.shape[-1])
     one = build.view(left, shape, lambda index: (*index[:-3], index[-3], index[-1]))
     other = build.view(right, shape, lambda index: (*index[:-3], index[-2], index[-1]))
-    apart = build.map("sub", [one, other], shape, step.dtype)
-    squares = build.map("square", [apart], shape, step.dtype)
-    summed = reduced(build, "sum", squares, -1, step.dtype)
-    return build.map("sqrt", [summed], step.shape, step.dtype)
+    apart = build.map("sub", [one, other], shape, op.dtype)
+    squares = build.map("square", [apart], shape, op.dtype)
+    summed = reduced(build, "sum", squares, -1, op.dtype)
+    return build.map("sqrt", [summed], op.shape, op.dtype)
 
 
-def _like(x: Tensor, shape: Sequence[int]) -> Step:
-    return Step("view", (torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta"),))
+def _like(x: Tensor, shape: Sequence[int]) -> Operator:
+    return Operator("view", (torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta"),))
 
 
 __all__ = ["common_dtype", "reduced"]

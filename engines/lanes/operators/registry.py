@@ -16,7 +16,7 @@ from engines.lanes.tensors import UNKNOWN, Tensor
 
 
 @dataclass(frozen=True)
-class Step:
+class Operator:
     """An operator in the program for one row.
 
     `results` are torch's fake tensors for its results, with shape and dtype but without memory.
@@ -46,7 +46,7 @@ def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Loweri
     `rows` is their rule for rows. They need none if torch tags them as pointwise, or takes them
     apart into operators that have a rule.
 
-    It takes the builder, the step and the operator's arguments: by position up to a `/`, the others
+    It takes the builder, the op and the operator's arguments: by position up to a `/`, the others
     by their names in ATen. `lowered` drops those in `NO_EFFECT`, and refuses those that it does not
     take. It returns a tensor, or a list if the operator has several results. It raises NotKnown for
     arguments that it cannot lower.
@@ -98,28 +98,28 @@ NO_EFFECT = frozenset(
 
 
 def lowered(
-    build: Builder, step: Step, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    build: Builder, op: Operator, target: Any, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
     """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it.
 
     An operator whose result has 16 bits is computed in float32 and rounded once, as in eager torch.
     """
-    function = LOWERINGS[step.name]
-    positional, by_name = arguments(step.name, target, given, named)
-    half = {each.dtype for each in step.results if _dtype(each) in HALF}
+    function = LOWERINGS[op.name]
+    positional, by_name = arguments(op.name, target, given, named)
+    half = {each.dtype for each in op.results if _dtype(each) in HALF}
     if not half:
-        return function(build, step, *positional, **by_name)
-    rounds = half.pop() if step.name in _ROUNDS_NUMBERS else None
-    results = [each.float() if _dtype(each) in HALF else each for each in step.results]
+        return function(build, op, *positional, **by_name)
+    rounds = half.pop() if op.name in _ROUNDS_NUMBERS else None
+    results = [each.float() if _dtype(each) in HALF else each for each in op.results]
     made = function(
         build,
-        Step(step.name, tuple(results)),
+        Operator(op.name, tuple(results)),
         *_wider(build, positional, rounds),
         **{name: _wider(build, value, rounds) for name, value in by_name.items()},
     )
     if not isinstance(made, list):
-        return _rounded(build, made, step.results[0])
-    return [_rounded(build, each, to) for each, to in zip(made, step.results, strict=False)]
+        return _rounded(build, made, op.results[0])
+    return [_rounded(build, each, to) for each, to in zip(made, op.results, strict=False)]
 
 
 # Eager torch rounds the numbers among their arguments to 16 bits too. `mul` and `div` do not.
@@ -178,7 +178,7 @@ def _in_order(
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a lowering behind the builder and the step: the number of those by position
+    """The parameters of a lowering behind the builder and the op: the number of those by position
     and of the needed ones among them, and the names of the others."""
 
     positional: int

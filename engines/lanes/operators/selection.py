@@ -11,7 +11,7 @@ from engines.exported import row_rules
 from engines.lanes.index import Index, Indices, constant, entry, flat
 from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.reductions import reduced
-from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import (
     UNKNOWN,
@@ -26,38 +26,38 @@ from engines.lanes.tensors import (
 
 
 @lowers("gather", rows=row_rules.gathered)
-def gather(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
+def gather(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [own(d) for d in range(len(base.shape))]
-    picks[dim] = chosen(build, index, step.shape)
-    return picked(build, base, step.shape, picks)
+    picks[dim] = chosen(build, index, op.shape)
+    return picked(build, base, op.shape, picks)
 
 
 @lowers("index_select", rows=row_rules.index_select)
-def index_select(build: Builder, step: Step, x: Any, dim: int, index: Any, /) -> Tensor:
+def index_select(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Tensor:
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [own(d) for d in range(len(base.shape))]
-    picks[dim] = along(build, index, step.shape, dim)
-    return picked(build, base, step.shape, picks)
+    picks[dim] = along(build, index, op.shape, dim)
+    return picked(build, base, op.shape, picks)
 
 
 @lowers("embedding", rows=row_rules.embedding)
-def embedding(build: Builder, step: Step, weight: Any, index: Any, /) -> Tensor:
+def embedding(build: Builder, op: Operator, weight: Any, index: Any, /) -> Tensor:
     base = build.tensor(weight)
-    last = len(step.shape) - 1
-    shape = step.shape[:-1]
+    last = len(op.shape) - 1
+    shape = op.shape[:-1]
     if isinstance(index, torch.Tensor):
         pick: Pick = _formula(index, shape, 0)
     else:
         spread = build.tensor(index, "int64")
-        pick = build.view(spread, step.shape, lambda at: at[:last])
-    return picked(build, base, step.shape, [pick, own(last)])
+        pick = build.view(spread, op.shape, lambda at: at[:last])
+    return picked(build, base, op.shape, [pick, own(last)])
 
 
 @lowers("index", "_unsafe_index", rows=row_rules.indexed)
-def index(build: Builder, step: Step, x: Any, indices: Sequence[Any], /) -> Tensor:
+def index(build: Builder, op: Operator, x: Any, indices: Sequence[Any], /) -> Tensor:
     """NumPy's rules: indices are broadcast against each other. Their dimensions replace the indexed
     dimensions if those are adjacent, else they come first."""
     base, indices = build.tensor(x), _without_constant_masks(indices)
@@ -68,14 +68,14 @@ def index(build: Builder, step: Step, x: Any, indices: Sequence[Any], /) -> Tens
     shape = torch.broadcast_shapes(*(tuple(given[d].shape) for d in places))
     adjacent = places[-1] - places[0] + 1 == len(places)
     begin = places[0] if adjacent else 0
-    others = iter([d for d in range(len(step.shape)) if not begin <= d < begin + len(shape)])
+    others = iter([d for d in range(len(op.shape)) if not begin <= d < begin + len(shape)])
     picks: list[Pick] = []
     for size, each in zip(base.shape, given, strict=True):
         if each is None:
             picks.append(own(next(others)))
         else:
-            picks.append(_broadcast(build, each, shape, begin, size, step.shape))
-    return picked(build, base, step.shape, picks)
+            picks.append(_broadcast(build, each, shape, begin, size, op.shape))
+    return picked(build, base, op.shape, picks)
 
 
 def _broadcast(
@@ -156,14 +156,14 @@ def _dtype(given: Any) -> str:
 
 @lowers("topk", rows=row_rules.along)
 def topk(
-    build: Builder, step: Step, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
+    build: Builder, op: Operator, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     return _first(build, x, dim, k, largest)
 
 
 @lowers("sort", rows=row_rules.along)
 def sort(
-    build: Builder, step: Step, x: Tensor, /, dim: int = -1, descending: bool = False
+    build: Builder, op: Operator, x: Tensor, /, dim: int = -1, descending: bool = False
 ) -> list[Tensor]:
     return _first(build, x, dim, x.shape[dim], descending)
 
@@ -176,51 +176,51 @@ def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) ->
 
 @lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.scattered)
 def scatter(
-    build: Builder, step: Step, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
+    build: Builder, op: Operator, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
     include_self: bool = True,
 ) -> Tensor:  # fmt: skip
-    how = {"scatter_add": "sum"}.get(step.name, reduce)
+    how = {"scatter_add": "sum"}.get(op.name, reduce)
     how = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}.get(how, how)
     if how not in ("put", "sum"):
         raise NotKnown(f"scatter with {how!r}")
     shape = tuple(index.shape)
     picks = [own(d) for d in range(len(shape))]
     picks[dim % len(shape)] = chosen(build, index, shape)
-    given = build.tensor(source, step.dtype)
+    given = build.tensor(source, op.dtype)
     if given.shape != shape:
         if given.shape:
             given = build.view(given, shape, lambda at: at)
         given = build.expand(given, shape)
     if not include_self:  # the sum starts from 0 where something is added
-        zeros = build.expand(build.tensor(0, step.dtype), shape)
-        x = _put(build, step, x, zeros, picks, "put")
-    return _put(build, step, x, given, picks, how)
+        zeros = build.expand(build.tensor(0, op.dtype), shape)
+        x = _put(build, op, x, zeros, picks, "put")
+    return _put(build, op, x, given, picks, how)
 
 
 @lowers("index_put", "_unsafe_index_put", rows=row_rules.indexed)
 def index_put(
-    build: Builder, step: Step, x: Any, indices: Sequence[Any], source: Any, /,
+    build: Builder, op: Operator, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
 ) -> Tensor:  # fmt: skip
     indices = _without_constant_masks(indices)
     if _masks(indices):
-        return _put_by_mask(build, step, build.tensor(x), indices, source, accumulate)
-    given = [*indices, *[None] * (len(step.shape) - len(indices))]
+        return _put_by_mask(build, op, build.tensor(x), indices, source, accumulate)
+    given = [*indices, *[None] * (len(op.shape) - len(indices))]
     places = [d for d, i in enumerate(given) if i is not None]
     shape = torch.broadcast_shapes(*(tuple(given[d].shape) for d in places))
     adjacent = places[-1] - places[0] + 1 == len(places)
     begin = places[0] if adjacent else 0
-    kept = [size for d, size in enumerate(step.shape) if given[d] is None]
+    kept = [size for d, size in enumerate(op.shape) if given[d] is None]
     whole = (*kept[:begin], *shape, *kept[begin:])
     others = iter([d for d in range(len(whole)) if not begin <= d < begin + len(shape)])
     picks: list[Pick] = []
-    for size, each in zip(step.shape, given, strict=True):
+    for size, each in zip(op.shape, given, strict=True):
         if each is None:
             picks.append(own(next(others)))
         else:
             picks.append(_broadcast(build, each, shape, begin, size, whole))
-    given_source = build.expand(build.tensor(source, step.dtype), whole)
-    return _put(build, step, x, given_source, picks, "sum" if accumulate else "put")
+    given_source = build.expand(build.tensor(source, op.dtype), whole)
+    return _put(build, op, x, given_source, picks, "sum" if accumulate else "put")
 
 
 def _masks(indices: Sequence[Any]) -> list[Any]:
@@ -238,76 +238,76 @@ def _without_constant_masks(indices: Sequence[Any]) -> list[Any]:
 
 
 def _put_by_mask(
-    build: Builder, step: Step, x: Tensor, indices: Sequence[Any], source: Any, accumulate: bool
+    build: Builder, op: Operator, x: Tensor, indices: Sequence[Any], source: Any, accumulate: bool
 ) -> Tensor:
     """`x[mask] = number`, also with dimensions before and behind those of the mask."""
-    value, dim = build.tensor(source, step.dtype), len(indices) - 1
+    value, dim = build.tensor(source, op.dtype), len(indices) - 1
     if value.count != 1 or any(i is not None for i in indices[:dim]):
         raise NotKnown("putting several values by a mask, whose number differs between rows")
     mask = build.cast(indices[dim], "bool")
     rank = len(mask.shape)
-    shape = (*mask.shape, *[1] * (len(step.shape) - dim - rank))
+    shape = (*mask.shape, *[1] * (len(op.shape) - dim - rank))
     mask = build.view(mask, shape, lambda at: at[:rank])
     one = build.view(value, (), lambda at: (constant(0),) * len(value.shape))
-    put = build.map("add", [x, one], step.shape, step.dtype) if accumulate else one
-    return select(build, step, mask, put, x)
+    put = build.map("add", [x, one], op.shape, op.dtype) if accumulate else one
+    return select(build, op, mask, put, x)
 
 
 def _put(
-    build: Builder, step: Step, x: Any, source: Tensor, picks: Sequence[Pick], how: str
+    build: Builder, op: Operator, x: Any, source: Tensor, picks: Sequence[Pick], how: str
 ) -> Tensor:
-    base = build.tensor(x, step.dtype)
+    base = build.tensor(x, op.dtype)
     if how != "sum":
         return build.add(Scattered(base, source, picks, how))
-    if step.dtype == "bool":  # true is -1
+    if op.dtype == "bool":  # true is -1
         base, source = build.cast(base, "int32"), build.cast(source, "int32")
-    return build.cast(build.total(build.add(Scattered(base, source, picks, how))), step.dtype)
+    return build.cast(build.total(build.add(Scattered(base, source, picks, how))), op.dtype)
 
 
 @lowers("index_fill", rows=row_rules.index_added)
 def index_fill(
-    build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any, /
+    build: Builder, op: Operator, x: Tensor, dim: int, index: Any, value: Any, /
 ) -> Tensor:
     if not isinstance(index, torch.Tensor):
         raise NotKnown("filling at indices that differ between rows")
     chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)
     shape = [1] * len(x.shape)
     shape[dim % len(shape)] = x.shape[dim]
-    filled = build.tensor(value, step.dtype)
-    return select(build, step, build.tensor(chosen.view(shape)), filled, x)
+    filled = build.tensor(value, op.dtype)
+    return select(build, op, build.tensor(chosen.view(shape)), filled, x)
 
 
 @lowers("bucketize", rows=row_rules.searched)
-def bucketize(build: Builder, step: Step, x: Any, edges: Any, /, right: bool = False) -> Tensor:
-    return _searched(build, step, x, edges, right)
+def bucketize(build: Builder, op: Operator, x: Any, edges: Any, /, right: bool = False) -> Tensor:
+    return _searched(build, op, x, edges, right)
 
 
 @lowers("searchsorted", rows=row_rules.searched)
 def searchsorted(
-    build: Builder, step: Step, edges: Any, x: Any, /, right: bool = False,
+    build: Builder, op: Operator, edges: Any, x: Any, /, right: bool = False,
     side: str | None = None, sorter: Any = None,
 ) -> Tensor:  # fmt: skip
     if sorter is not None:
         result = torch.empty(tuple(edges.shape), dtype=_torch_dtype(edges), device="meta")
-        edges = gather(build, Step("gather", (result,)), edges, -1, sorter)
-    return _searched(build, step, x, edges, right or side == "right")
+        edges = gather(build, Operator("gather", (result,)), edges, -1, sorter)
+    return _searched(build, op, x, edges, right or side == "right")
 
 
-def _searched(build: Builder, step: Step, x: Any, edges: Any, right: bool) -> Tensor:
+def _searched(build: Builder, op: Operator, x: Any, edges: Any, right: bool) -> Tensor:
     """The number of edges below each value. It is the number of all edges for NaN."""
     dtype, count = common_dtype(x, edges), edges.shape[-1]
-    values = build.expand(build.tensor(x, dtype), step.shape)
+    values = build.expand(build.tensor(x, dtype), op.shape)
     compared = "gt" if right else "ge"
     if isinstance(edges, torch.Tensor) and edges.dim() == 1 and _ascending(edges):
-        shape = (*step.shape, count)
+        shape = (*op.shape, count)
         each = build.view(values, shape, lambda at: at[:-1])
         above = build.map(compared, [edges, each], shape, "bool", of=dtype)
-        behind = reduced(build, "sum", build.cast(above, step.dtype), -1, step.dtype)
+        behind = reduced(build, "sum", build.cast(above, op.dtype), -1, op.dtype)
         behind.bounds = 0, count
-        found = build.map("sub", [count, behind], step.shape, step.dtype)
+        found = build.map("sub", [count, behind], op.shape, op.dtype)
     else:
         found = build.cast(
-            _halved(build, step, values, build.tensor(edges, dtype), compared), step.dtype
+            _halved(build, op, values, build.tensor(edges, dtype), compared), op.dtype
         )
     found.bounds = 0, count
     return found
@@ -317,22 +317,22 @@ def _ascending(edges: torch.Tensor) -> bool:
     return bool((edges[:-1] <= edges[1:]).all()) and not bool(edges.isnan().any())
 
 
-def _halved(build: Builder, step: Step, values: Tensor, edges: Tensor, compared: str) -> Tensor:
+def _halved(build: Builder, op: Operator, values: Tensor, edges: Tensor, compared: str) -> Tensor:
     """torch's own search by halves, so that edges which are not in order give the same numbers."""
     count, lead = edges.shape[-1], len(edges.shape) - 1
 
     def integer(function: str, *given: Any) -> Tensor:
-        return build.map(function, given, step.shape, "int64")
+        return build.map(function, given, op.shape, "int64")
 
     def truth(function: str, *given: Any, of: str = "bool") -> Tensor:
-        return build.map(function, given, step.shape, "bool", of=of)
+        return build.map(function, given, op.shape, "bool", of=of)
 
-    of_integers = Step("where", (torch.empty(step.shape, dtype=torch.int64, device="meta"),))
-    begin, end = (build.expand(build.tensor(at, "int64"), step.shape) for at in (0, count))
+    of_integers = Operator("where", (torch.empty(op.shape, dtype=torch.int64, device="meta"),))
+    begin, end = (build.expand(build.tensor(at, "int64"), op.shape) for at in (0, count))
     for _ in range(count.bit_length()):
         middle = integer("bitwise_right_shift", integer("add", begin, end), 1)
         place = integer("maximum", integer("minimum", middle, count - 1), 0)
-        edge = picked(build, edges, step.shape, [*(own(d) for d in range(lead)), place])
+        edge = picked(build, edges, op.shape, [*(own(d) for d in range(lead)), place])
         going = truth("lt", begin, end, of="int64")
         behind = truth(compared, edge, values, of=values.dtype)
         before = truth("bitwise_and", going, truth("bitwise_not", behind))

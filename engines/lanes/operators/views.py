@@ -9,15 +9,15 @@ import torch
 
 from engines.exported import row_rules, shape_rules
 from engines.lanes.index import Indices, constant, reshaped
-from engines.lanes.operators.registry import Step, lowers, sizes
+from engines.lanes.operators.registry import Operator, lowers, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape, Tensor
 
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
         "flatten", rows=shape_rules.reshaped)  # fmt: skip
-def reshape(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    shape, before = step.shape, x.shape
+def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    shape, before = op.shape, x.shape
     if shape == before:
         return x
     return build.view(x, shape, lambda index: reshaped(index, shape, before))
@@ -25,48 +25,50 @@ def reshape(build: Builder, step: Step, x: Tensor, /) -> Tensor:
 
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
         "lift_fresh", rows=row_rules.same)  # fmt: skip
-def same(build: Builder, step: Step, x: Tensor, /) -> Tensor:
+def same(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
     return x
 
 
 @lowers("dropout", rows=row_rules.dropped)
-def dropout(build: Builder, step: Step, x: Tensor, p: float, train: bool, /) -> Tensor:
+def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -> Tensor:
     if train and p:
         raise NotKnown("dropout while training")
     return x
 
 
 @lowers("transpose", "t", "swapaxes", rows=shape_rules.transposed)
-def transpose(build: Builder, step: Step, x: Tensor, first: int = 0, second: int = 1, /) -> Tensor:
+def transpose(
+    build: Builder, op: Operator, x: Tensor, first: int = 0, second: int = 1, /
+) -> Tensor:
     order = list(range(len(x.shape)))
     if len(order) > 1:
         order[first], order[second] = order[second], order[first]
-    return permute(build, step, x, order)
+    return permute(build, op, x, order)
 
 
 @lowers("permute", rows=shape_rules.permuted)
-def permute(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
+def permute(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     rank = len(x.shape)
     order = [d % rank for d in dims]
     back = [order.index(d) for d in range(rank)]
-    return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))
+    return build.view(x, op.shape, lambda index: tuple(index[d] for d in back))
 
 
 @lowers("expand", rows=shape_rules.expanded)
-def expand(build: Builder, step: Step, x: Tensor, /) -> Tensor:
-    return build.expand(x, step.shape)
+def expand(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    return build.expand(x, op.shape)
 
 
 @lowers("broadcast_in_dim")
 def broadcast_in_dim(
-    build: Builder, step: Step, x: Tensor, shape: Sequence[int], dims: Sequence[int], /
+    build: Builder, op: Operator, x: Tensor, shape: Sequence[int], dims: Sequence[int], /
 ) -> Tensor:
     own = x.shape
 
     def where(index: Indices) -> Indices:
         return tuple(index[d] if own[k] != 1 else constant(0) for k, d in enumerate(dims))
 
-    return build.view(x, step.shape, where)
+    return build.view(x, op.shape, where)
 
 
 def first_of_slice(start: Any, size: int) -> int:
@@ -89,23 +91,23 @@ def known_size(x: Tensor, dim: int) -> int:
 
 @lowers("slice", rows=shape_rules.sliced)
 def cut(
-    build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
+    build: Builder, op: Operator, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     first = first_of_slice(start, x.shape[dim])
-    return moved(build, x, step.shape, dim, lambda i: i * by + first)
+    return moved(build, x, op.shape, dim, lambda i: i * by + first)
 
 
 @lowers("select", rows=shape_rules.selected)
-def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int, /) -> Tensor:
+def pick(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tensor:
     dim %= len(x.shape)
     if at < 0:
         at += known_size(x, dim)
     place = constant(at)
-    return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
+    return build.view(x, op.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
 @lowers("flip", rows=row_rules.along)
-def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tensor:
+def flip(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     for dim in dims:
         last = known_size(x, dim) - 1
         x = moved(build, x, x.shape, dim, lambda i, last=last: i * -1 + last)
@@ -113,7 +115,7 @@ def flip(build: Builder, step: Step, x: Tensor, /, dims: Sequence[int]) -> Tenso
 
 
 @lowers("repeat", rows=shape_rules.repeated)
-def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Tensor:
+def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> Tensor:
     lacking, own = len(times) - len(x.shape), x.shape
     if own[:1] == (UNKNOWN,) and times[lacking] != 1:
         raise NotKnown("repeated items")
@@ -121,12 +123,12 @@ def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int], /) -> Te
     def where(index: Indices) -> Indices:
         return tuple(i % size for i, size in zip(index[lacking:], own, strict=True))
 
-    return build.view(x, step.shape, where)
+    return build.view(x, op.shape, where)
 
 
 @lowers("diagonal", rows=shape_rules.diagonal)
 def diagonal(
-    build: Builder, step: Step, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
+    build: Builder, op: Operator, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
     a, b = dim1 % len(x.shape), dim2 % len(x.shape)
 
@@ -135,27 +137,27 @@ def diagonal(
         ends = {a: along + max(-offset, 0), b: along + max(offset, 0)}
         return tuple(ends[d] if d in ends else next(others) for d in range(len(x.shape)))
 
-    return build.view(x, step.shape, where)
+    return build.view(x, op.shape, where)
 
 
 @lowers("unfold", rows=shape_rules.unfolded)
-def unfold(build: Builder, step: Step, x: Tensor, dim: int, by: int, /) -> Tensor:
+def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Tensor:
     dim %= len(x.shape)
 
     def where(index: Indices) -> Indices:
         return (*index[:dim], index[dim] * by + index[-1], *index[dim + 1 : -1])
 
-    return build.view(x, step.shape, where)
+    return build.view(x, op.shape, where)
 
 
 @lowers("split", "split_with_sizes", "unbind", "chunk", rows=shape_rules.split)
-def split(build: Builder, step: Step, x: Tensor, /, dim: int = 0) -> list[Tensor]:
-    if step.name == "unbind":
-        each = [Step("select", (result,)) for result in step.results]
+def split(build: Builder, op: Operator, x: Tensor, /, dim: int = 0) -> list[Tensor]:
+    if op.name == "unbind":
+        each = [Operator("select", (result,)) for result in op.results]
         return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
     known_size(x, dim)
     found, first = [], 0
-    for result in step.results:
+    for result in op.results:
         shape = sizes(result)
         found.append(moved(build, x, shape, dim, lambda i, first=first: i + first))
         first += shape[dim]
@@ -173,34 +175,34 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
 
 
 @lowers("cat", "stack", rows=shape_rules.joined)
-def cat(build: Builder, step: Step, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
-    given = [build.tensor(x, step.dtype) for x in tensors]
-    dim %= len(step.shape)
-    if step.name == "stack":
-        shape = (*step.shape[:dim], 1, *step.shape[dim + 1 :])
+def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
+    given = [build.tensor(x, op.dtype) for x in tensors]
+    dim %= len(op.shape)
+    if op.name == "stack":
+        shape = (*op.shape[:dim], 1, *op.shape[dim + 1 :])
         given = [
             build.view(x, shape, lambda index: (*index[:dim], *index[dim + 1 :])) for x in given
         ]
     given = [x for x in given if x.count]
-    if UNKNOWN in step.shape:
-        return _of_items(build, step, given, dim)
+    if UNKNOWN in op.shape:
+        return _of_items(build, op, given, dim)
     parts, first = [], 0
     for x in given:
         parts.append(Part(x, shift(dim, first)))
         first += x.shape[dim]
     if len(parts) == 1:
         return given[0]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+    return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
-def _of_items(build: Builder, step: Step, given: Sequence[Tensor], dim: int) -> Tensor:
+def _of_items(build: Builder, op: Operator, given: Sequence[Tensor], dim: int) -> Tensor:
     if dim:
-        return build.add(Beside(build.values, step.shape, given, dim))
+        return build.add(Beside(build.values, op.shape, given, dim))
     lengths = [x.shape[0] for x in given]
-    count = build.count_of(step.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
+    count = build.count_of(op.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
     if lengths.count(UNKNOWN) != 1 or lengths[0] != UNKNOWN or count is None:
         raise NotKnown("items of several collections in one tensor")
-    return build.add(Joined(build.values, step.shape, given, count))
+    return build.add(Joined(build.values, op.shape, given, count))
 
 
 def shift(dim: int, by: int) -> Any:
@@ -213,7 +215,9 @@ def shift(dim: int, by: int) -> Any:
 
 
 @lowers("constant_pad_nd", rows=shape_rules.edged)
-def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], /, value: float = 0) -> Tensor:
+def pad(
+    build: Builder, op: Operator, x: Tensor, sides: Sequence[int], /, value: float = 0
+) -> Tensor:
     """`sides`: the widths before and behind for each dimension, the last dimension first. Negative
     widths cut elements off."""
     pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)]
@@ -223,7 +227,7 @@ def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], /, value: f
         kept = x.shape[dim] - cut_off - max(-behind, 0)
         shape = (*x.shape[:dim], kept, *x.shape[dim + 1 :])
         x = moved(build, x, shape, dim, lambda i, by=cut_off: i + by) if shape != x.shape else x
-    if x.shape == step.shape:
+    if x.shape == op.shape:
         return x
     first = [0] * len(x.shape)
     for k, (before, _) in enumerate(pairs):
@@ -232,58 +236,58 @@ def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], /, value: f
     def place(index: Indices) -> Indices:
         return tuple(i + by for i, by in zip(index, first, strict=True))
 
-    parts = [*_around(build, step, x.shape, first, value), Part(build.cast(x, step.dtype), place)]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+    parts = [*_around(build, op, x.shape, first, value), Part(build.cast(x, op.dtype), place)]
+    return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
 def _around(
-    build: Builder, step: Step, inner: Shape, first: Sequence[int], value: float
+    build: Builder, op: Operator, inner: Shape, first: Sequence[int], value: float
 ) -> Iterator[Part]:
     """The parts of the result around the inner tensor, filled with a number."""
-    number = build.tensor(value, step.dtype)
-    for dim, (whole, size, begin) in enumerate(zip(step.shape, inner, first, strict=True)):
+    number = build.tensor(value, op.dtype)
+    for dim, (whole, size, begin) in enumerate(zip(op.shape, inner, first, strict=True)):
         for at, room in ((0, begin), (begin + size, whole - begin - size)):
             if room:
-                shape = (*step.shape[:dim], room, *step.shape[dim + 1 :])
+                shape = (*op.shape[:dim], room, *op.shape[dim + 1 :])
                 yield Part(build.expand(number, shape), shift(dim, at))
 
 
 @lowers("slice_scatter", "select_scatter", rows=shape_rules.put_in)
 def put(
-    build: Builder, step: Step, x: Any, source: Any, dim: int = 0, start: Any = None,
+    build: Builder, op: Operator, x: Any, source: Any, dim: int = 0, start: Any = None,
     by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     """`x` with `source` in place of a slice or of one index along `dim`."""
-    dim %= len(step.shape)
-    first = first_of_slice(start, step.shape[dim])
-    other = build.tensor(source, step.dtype)
-    if other.shape == step.shape:
+    dim %= len(op.shape)
+    first = first_of_slice(start, op.shape[dim])
+    other = build.tensor(source, op.dtype)
+    if other.shape == op.shape:
         return other
     if not other.count:
-        return build.tensor(x, step.dtype)
+        return build.tensor(x, op.dtype)
 
     def place(index: Indices) -> Indices:
-        if step.name == "select_scatter":
+        if op.name == "select_scatter":
             return (*index[:dim], constant(first), *index[dim:])
         return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
 
-    parts = [Part(build.tensor(x, step.dtype), lambda index: index), Part(other, place)]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+    parts = [Part(build.tensor(x, op.dtype), lambda index: index), Part(other, place)]
+    return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
 @lowers("copy", rows=row_rules.pointwise)
-def copy(build: Builder, step: Step, source: Any, /) -> Tensor:
-    return build.expand(build.tensor(source, step.dtype), step.shape)
+def copy(build: Builder, op: Operator, source: Any, /) -> Tensor:
+    return build.expand(build.tensor(source, op.dtype), op.shape)
 
 
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
         "new_empty", "full", "zeros", "ones", rows=shape_rules.filled)  # fmt: skip
-def filled(build: Builder, step: Step, /, fill_value: Any = None) -> Any:
+def filled(build: Builder, op: Operator, /, fill_value: Any = None) -> Any:
     """A tensor with the same number in all elements."""
-    value = fill_value if "full" in step.name else int("ones" in step.name)
-    made = build.tensor(value, step.dtype)
-    if UNKNOWN in step.shape:
-        return build.expand(made, step.shape)
+    value = fill_value if "full" in op.name else int("ones" in op.name)
+    made = build.tensor(value, op.dtype)
+    if UNKNOWN in op.shape:
+        return build.expand(made, op.shape)
     if hasattr(value, "dtype"):
-        return build.expand(made, step.shape)
-    return torch.full(step.shape, value, dtype=step.results[0].dtype)
+        return build.expand(made, op.shape)
+    return torch.full(op.shape, value, dtype=op.results[0].dtype)

@@ -31,7 +31,7 @@ from engines.exported import (
     writes,
 )
 from engines.exported import why_dependent as dependence_by_rules
-from engines.lanes.operators import LOWERINGS, ROWS, Step, agrees, lowered, sizes
+from engines.lanes.operators import LOWERINGS, ROWS, Operator, agrees, lowered, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import Argument, Program, Tensor, no_code
 from engines.lanes.values import Value
@@ -279,11 +279,11 @@ class _Walk:
     def lowered(self, node: Node, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A node's result by the operator's lowering. NotApplicableError, whatever goes wrong."""
         name, value = name_of(node.target), node.meta["val"]
-        step = Step(name, tuple(value) if isinstance(value, list | tuple) else (value,))
+        op = Operator(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         try:
-            made = lowered(self.build, step, node.target, arguments, named)
+            made = lowered(self.build, op, node.target, arguments, named)
             if not isinstance(made, list) and not agrees(made, value):
                 raise NotKnown(f"{node.target} with these arguments")
             return made

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.lanes.compiling import compilers
 from engines.lanes.index import Indices
-from engines.lanes.operators import LOWERINGS, Step
+from engines.lanes.operators import LOWERINGS, Operator
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Tensor as Lowered
 from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
@@ -72,10 +72,10 @@ def test_a_compiler_that_fails(
 def test_an_error_of_the_compiler_names_the_operator(
     small: Prepared, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
 ) -> None:
-    def fails(build: Builder, step: Step, x: Lowered, /) -> Lowered:
+    def fails(build: Builder, op: Operator, x: Lowered, /) -> Lowered:
         if where == "lowering":
             raise error
-        return build.view(x, step.shape, later)
+        return build.view(x, op.shape, later)
 
     def later(index: Indices) -> Indices:
         raise error
