@@ -32,7 +32,7 @@ from stages.judging.validate import Trial
 from stages.reference import Reference
 from stages.reports import ValidationReport
 
-_NATIVE = Path(__file__).parents[1] / "engines" / "native"
+_NATIVE = Path(__file__).parents[2] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
 _SYSROOT = "/usr/{machine}-linux-gnu"
 _LONGEST = 300  # characters of an emulator's message

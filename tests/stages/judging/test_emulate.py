@@ -43,7 +43,7 @@ from tests.models.cplusplus import computed
 from tests.models.shared import made_once
 
 ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
-ON_DRIVER = Path(__file__).parents[1] / "engines" / "native" / "on_driver.py"
+ON_DRIVER = Path(__file__).parents[2] / "engines" / "native" / "on_driver.py"
 HAVE_ARM = shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")
 
 Arm = tuple[Capture, dict[str, TargetResult]]
@@ -211,7 +211,7 @@ def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(
     made, results = arm
     here, there = (results[target].compiled["lanes"] for target in (V3, CUDA))
     (there.folder / "arguments.txt").write_text(describe(made.signature, None))
-    root, program = Path(emulate.__file__).parents[1], tmp_path / "on_gpu"
+    root, program = Path(emulate.__file__).parents[2], tmp_path / "on_gpu"
     native = root / "engines" / "native"
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
     command += [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
