@@ -88,7 +88,7 @@ clean: ## remove .venv, .venv-triton and the caches
 	rm -rf $(VENV) $(TRITON_VENV) $(WHEELS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site *.egg-info
 
 # Made anew when the pins here or the dependencies change.
-$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/include/* engines/native/shim/*)
+$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/common/*.h engines/native/include/* engines/native/shim/*)
 	@command -v $(firstword $(PYTHON)) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -160,7 +160,7 @@ class Reopening:
         key = os.getpid(), self
         _reopened.pop(key, None)
         _reopened[key] = session  # at the end: used last
-        if len(_reopened) > _KEPT:
+        if len(_reopened) > KEPT:
             del _reopened[next(iter(_reopened))]
         return session
 
@@ -175,10 +175,10 @@ class Reopening:
         return session_on(opened, None if self.device == AUTO else device_here(self.device))
 
 
-# The process is part of the key. Only _KEPT sessions stay: a long-lived worker meets many versions.
+# The process is part of the key. Only KEPT sessions stay: a long-lived worker meets many versions.
 _reopened: dict[tuple[int, Reopening], Session] = {}
 _one_opens = Lock()
-_KEPT = 8
+KEPT = 8
 
 
 def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:

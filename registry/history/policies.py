@@ -19,6 +19,8 @@ from soa.files import digest_of
 from soa.text import plain
 
 if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
     from registry.mlflow import Access
     from registry.promotion import Asked, Policy
 
@@ -36,12 +38,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
-        with write_lock(access, client, _EXPERIMENT):
-            store = ClientStore(client)
-            experiment = models.experiment_of(access, store, _EXPERIMENT)
-            if experiment is None:
-                place = access.artifact_location("soa-pipeline.policy")
-                experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
+        experiment = _experiment(access, client)
         run = client.create_run(
             experiment,
             run_name=f"policy of {model or 'every model'}",
@@ -56,16 +53,30 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        # Take the lock after the slow copy of the reference: the run that ends last counts.
-        with write_lock(access, client, _EXPERIMENT) as lock:
-            last = _last(store, experiment, model)
-            now = int(datetime.now(UTC).timestamp() * 1000)
-            lock.check()
-            client.set_terminated(
-                run.info.run_id,
-                "FINISHED",
-                end_time=now if last is None else max(now, (last.end or 0) + 1),
-            )
+        _end_last(access, client, experiment, model, run.info.run_id)
+
+
+def _experiment(access: Access, client: MlflowClient) -> str:
+    """The experiment of policies; it is made if there is none."""
+    with write_lock(access, client, _EXPERIMENT):
+        known = models.experiment_of(access, ClientStore(client), _EXPERIMENT)
+        if known is not None:
+            return known
+        place = access.artifact_location("soa-pipeline.policy")
+        return str(client.create_experiment(_EXPERIMENT, artifact_location=place))
+
+
+def _end_last(
+    access: Access, client: MlflowClient, experiment: str, model: str | None, run: str
+) -> None:
+    """End a run later than every other one of the model: the run that ends last counts. The lock is
+    not held while the reference is copied, which is slow."""
+    with write_lock(access, client, _EXPERIMENT) as lock:
+        last = _last(ClientStore(client), experiment, model)
+        now = int(datetime.now(UTC).timestamp() * 1000)
+        end = now if last is None else max(now, (last.end or 0) + 1)
+        lock.check()
+        client.set_terminated(run, "FINISHED", end_time=end)
 
 
 def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:

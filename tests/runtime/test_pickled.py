@@ -23,7 +23,7 @@ from registry.trust import sign
 from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import Reopening, measured_session
+from runtime.loader import KEPT, Reopening, measured_session
 from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from tests.models.keys import make_keys
@@ -77,12 +77,14 @@ def test_a_process_that_has_it_open_opens_it_no_more(registry: Registry) -> None
     assert pickle.loads(pickle.dumps(session)) is not session
 
 
-def test_the_one_used_last_is_kept(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.loader._KEPT", 2)
-    sessions = [load("jets@production", registry=registry, threads=n) for n in (1, 2, 3)]
-    for session in (sessions[0], sessions[1], sessions[0], sessions[2]):
+def test_the_ones_used_last_are_kept(registry: Registry) -> None:
+    several = range(1, KEPT + 2)
+    sessions = [load("jets@production", registry=registry, threads=n) for n in several]
+    for session in (*sessions[:KEPT], sessions[0], sessions[KEPT]):
         reopening(session).share(session)
-    assert pickle.loads(pickle.dumps(sessions[0])) is sessions[0]
+    again = [pickle.loads(pickle.dumps(sessions[i])) is sessions[i] for i in (0, KEPT)]
+    assert again == [True, True]
+    assert pickle.loads(pickle.dumps(sessions[1])) is not sessions[1]
 
 
 def test_another_process_gives_the_same_bits_of_the_same_version(
