@@ -159,23 +159,42 @@ def complaint(words: list[str]) -> str | None:
     return f"no option {min(options - known)}" if options - known else None
 
 
-@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_named_is_there(page: Path) -> None:
-    """Every command, option, module, file, variable and error that snippets or inline code name."""
-    text = page.read_text()
-    for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
+every_page = pytest.mark.parametrize(
+    "page", [*PAGES, RESULTS], ids=lambda page: str(page.relative_to(ROOT))
+)
+
+
+def inline(page: Path) -> list[str]:
+    """The inline code of a page, outside of its snippets."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+
+
+@every_page
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text()):
         assert (page.parent / target).exists(), target
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    codes = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+
+
+@every_page
+def test_commands_and_their_options_exist(page: Path) -> None:
     ours = ("pipeline ", "python -m ", "make ")
-    inline = [shlex.split(code) for code in codes if code.startswith(ours)]
-    for words in [*inline, *(w for s in snippets(page) if s.language == "sh" for w in s.commands)]:
+    named = [shlex.split(code) for code in inline(page) if code.startswith(ours)]
+    for words in [*named, *(w for s in snippets(page) if s.language == "sh" for w in s.commands)]:
         assert complaint(words) is None, (words, complaint(words))
-    for code in codes:
+
+
+@every_page
+def test_files_that_inline_code_names_exist(page: Path) -> None:
+    for code in inline(page):
         if re.fullmatch(r"(\w+/)+[\w.-]+\.(py|hpp|json|yaml)", code):
             assert (ROOT / code).exists() or list(ROOT.glob(f"*/{code}")), code
-        for word in re.findall(r"PIPELINE_[A-Z_]+|[A-Z]\w+Error", code):
-            assert re.search(rf"\b{word}\b", SOURCES), word
+
+
+@every_page
+def test_variables_and_errors_that_inline_code_names_exist(page: Path) -> None:
+    for word in re.findall(r"PIPELINE_[A-Z_]+|[A-Z]\w+Error", "\n".join(inline(page))):
+        assert re.search(rf"\b{word}\b", SOURCES), word
 
 
 def test_the_drawing_of_the_layers_is_true() -> None:
