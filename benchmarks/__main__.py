@@ -1,21 +1,128 @@
-"""Run the benchmarks in `NAMES`, one after another: `python -m benchmarks`."""
+"""Run the benchmarks, one after another: `python -m benchmarks [NAME ...]`.
+
+`python -m benchmarks --results` runs all of `SECTIONS` and writes RESULTS.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
-NAMES = {  # by the name of its plot
-    "overhead": "benchmarks.speed.overhead",
-    "copies": "benchmarks.speed.copies",
-    "threads": "benchmarks.speed.threads",
-    "gnn": "benchmarks.speed.gnn",
-    "memory": "benchmarks.memory.weights",
-    "zoo": "benchmarks.speed.zoo",
-}
+from benchmarks.table import machine
+from soa.files import write_whole
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of RESULTS.md: a title, what the reader must know, a module and its arguments."""
+
+    title: str
+    text: str
+    module: str
+    arguments: str = ""
+
+    @property
+    def command(self) -> str:
+        return f"python -m benchmarks.{self.module} {self.arguments}".rstrip()
+
+
+SECTIONS = {
+    "overhead": Section(
+        "What a call costs",
+        "`Ours` is the engine `lanes`. Peers take rows, which are packed before the clock starts.",
+        "speed.overhead",
+    ),
+    "copies": Section(
+        "Copies against none",
+        "Columns in, columns out. A peer packs rows, computes, and unpacks; ours is bound once.",
+        "speed.copies", "10 1000 100000",
+    ),
+    "threads": Section(
+        "Two threads",
+        "Events a second by threads that share a session; then one call whose rows are shared.",
+        "speed.threads",
+    ),
+    "jagged": Section(
+        "Jagged columns",
+        "DeepSets on up to 16 jets an event, from Awkward's memory.",
+        "speed.jagged", "10000",
+    ),
+    "gnn": Section(
+        "A graph network",
+        "Nodes and edges have rows of their own, so the engine is `aoti`.",
+        "speed.gnn", "1000",
+    ),
+    "apply": Section(
+        "Files",
+        "`pipeline apply` beside scripts that users write with uproot, Parquet and ONNX Runtime.",
+        "serving.apply", "1000000",
+    ),
+    "zoo": Section(
+        "The zoo",
+        "Peers: eager torch, torch.compile, TorchScript, AOTInductor and ONNX Runtime, on rows, "
+        "each with its best settings for this processor.",
+        "speed.zoo", "--short",
+    ),
+    "unseen": Section(
+        "Networks that are not in the zoo",
+        "Nothing was tuned on them. The same peers.",
+        "speed.zoo", "--unseen --short",
+    ),
+    "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
+    "start": Section(
+        "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"
+    ),
+    "loading": Section(
+        "Loading", "The least of nine loads, or of five processes.", "memory.loading"
+    ),
+}  # fmt: skip
+"""By the names of their plots."""
+
+
+def results() -> str:
+    """RESULTS.md, measured now."""
+    parts = [
+        "# Measured\n",
+        f"Made by `python -m benchmarks --results` on {datetime.now(UTC):%Y-%m-%d} in "
+        f"{{minutes:.0f}} minutes. Machine: {machine()}; one thread unless a table says otherwise. "
+        "Contestants take turns in one process, so ratios are more reliable than times. No GPU has "
+        "run anything. Below a median, or beside it, stands its spread, p05 … p95.\n",
+    ]
+    begun = time.monotonic()
+    for each in SECTIONS.values():
+        print(f"== {each.command}", file=sys.stderr, flush=True)
+        done = subprocess.run(
+            [sys.executable, *each.command.split()[1:]], stdout=subprocess.PIPE, text=True
+        )
+        lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+        lines = [line for line in lines if line != machine()]
+        if done.returncode:
+            lines.append(f"ended with {done.returncode}")
+        shown = "\n".join(lines)
+        parts.append(f"## {each.title}\n\n`{each.command}`\n\n{each.text}\n\n```\n{shown}\n```\n")
+    return "\n".join(parts).replace("{minutes:.0f}", f"{(time.monotonic() - begun) / 60:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--results", action="store_true", help="run all, and write RESULTS.md")
+    asked = parser.parse_args()
+    if asked.results:
+        write_whole(RESULTS, results())
+        return
+    for name in asked.names or SECTIONS:
+        # Separate processes: threads and memory of one must not affect the next.
+        print(f"\n== {SECTIONS[name].command}\n", flush=True)
+        subprocess.run([sys.executable, *SECTIONS[name].command.split()[1:]], check=True)
+
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or NAMES:
-        print(f"\n== python -m {NAMES[name]}\n", flush=True)
-        # Separate processes: threads and memory of one must not affect the next.
-        subprocess.run([sys.executable, "-m", NAMES[name]], check=True)
+    main()

@@ -103,7 +103,7 @@ class Subject:
         files = engine(name).compile(source, target, options, out)
         return artifact_file(name, tuple(files), out, self.capture)
 
-    def session(self, name: str = "aoti", device: torch.device = CPU, **options: Any) -> Session:
+    def session(self, name: str = "lanes", device: torch.device = CPU, **options: Any) -> Session:
         executable = self.executable(name, device, **options)
         return Session(self.signature, executable, device, any_start=True)
 

@@ -56,9 +56,14 @@ def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], ba
     return Panel(title, x, "time of a call", "µs", "log lines", tuple(races), rows)
 
 
-def print_machine() -> None:
+def machine() -> str:
+    """This host and its torch, in one line."""
     facts = {**host(), "torch": tools().get("torch", "?")}
-    show([", ".join(f"{key}: {value}" for key, value in facts.items())])
+    return ", ".join(f"{key}: {value}" for key, value in facts.items())
+
+
+def print_machine() -> None:
+    show([machine()])
 
 
 def print_panels(caption: str, panels: Iterable[Panel]) -> None:

@@ -8,6 +8,7 @@ in memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,12 +27,12 @@ CAPTION = (
     f"A small MLP from SoA columns to SoA columns; ours copies nothing.\nx: to ours; {SPREAD}."
 )
 _OURS = "ours"
+SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
-def main() -> None:
+def main(sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
     print_machine()
-    sizes = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
     panels, shares = [], []
     for features in (3, 32):
         made = subject(features, highest=sizes[-1])
@@ -104,4 +105,4 @@ def _there_and_back(binding: Binding, n: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main([int(text) for text in sys.argv[1:]] or SIZES)

@@ -50,7 +50,7 @@ def main(sizes: list[int]) -> None:
 
 def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
     """Time on the CPU: ours, and other engines with packing into row-major tensors."""
-    session = made.session()
+    session = made.session("aoti")  # lanes has no rows of several dimensions
     engines = row_major_engines(made)
     races = {}
     for nodes in sizes:
@@ -72,7 +72,7 @@ def row_major_engines(made: Subject) -> dict[str, Model]:
 def measure_gpu(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
     """Time with the columns on the GPU; every call waits for its answer."""
     device = torch.device("cuda", torch.cuda.current_device())
-    session = made.session(device=device)
+    session = made.session("aoti", device)
     on_gpu = copy.deepcopy(made.model).to(device)
     on_host = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
     races = {}

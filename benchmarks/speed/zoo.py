@@ -25,7 +25,7 @@ import torch
 from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.speed.unseen import write_configs
-from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from benchmarks.table import SPREAD, WIDTH, Panel, print_machine, print_panels, race_panel
 from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
 from engines.exported import quiet_torch
@@ -34,6 +34,7 @@ from engines.target import host_targets
 from pipeline.building.run_config import run
 from pipeline.config import load_config
 from pipeline.config.assemble import source_of
+from pipeline.report.tables import Table, microseconds, new_table, show
 from registry.bundle.bundle import Bundle
 from registry.mlflow.access import Access
 from registry.store.registry import Registry
@@ -59,7 +60,7 @@ _SECONDS = 3.0
 _TOO_LONG_S = 3.0
 
 
-def main(configs: list[Path], work: Path, plot: str) -> None:
+def main(configs: list[Path], work: Path, plot: str, short: bool = False) -> None:
     torch.set_num_threads(1)
     print_machine()
     panels: list[Panel] = []
@@ -76,8 +77,11 @@ def main(configs: list[Path], work: Path, plot: str) -> None:
                 print(f"without {config.stem}: {error}", flush=True)
                 continue
             panels.append(panel)
-            print_panels(CAPTION if len(panels) == 1 else "", [panel])
-            print(summary(panel, bundle, seconds), flush=True)
+            if not short:
+                print_panels(CAPTION if len(panels) == 1 else "", [panel])
+                print(summary(panel, bundle, seconds), flush=True)
+    if short:
+        show([beside_peers(panels)], WIDTH)
     print(f"all of it: {(time.perf_counter() - begun) / 60:.1f} minutes")
     if panels:
         save_plot(plot, CAPTION, panels)
@@ -249,6 +253,27 @@ def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def beside_peers(panels: list[Panel]) -> Table:
+    """For each network and size: the time of the choice with its spread, and the ratio to it of the
+    best way by hand."""
+    sizes = sorted({int(n) for panel in panels for n in panel.columns})
+    table = new_table("ours; the best peer / ours", "", *(f"n = {n:,}" for n in sizes))
+    for panel in panels:
+        places = [[*panel.columns].index(n) if n in panel.columns else None for n in sizes]
+        table.add_row(panel.title, *("" if at is None else _beside(panel, at) for at in places))
+    return table
+
+
+def _beside(panel: Panel, at: int) -> str:
+    ours = panel.rows[_CHOSEN][at]
+    peers = [cells[at] for name, cells in panel.rows.items() if not name.startswith("ours, ")]
+    times = [cell.value for cell in peers if cell is not None]
+    if ours is None or not times:
+        return ""
+    low, high = (microseconds(each or ours.value) for each in (ours.low, ours.high))
+    return f"{microseconds(ours.value)} ({low} … {high}) {min(times) / ours.value:.2f}"
+
+
 def _best(panel: Panel, names: list[str]) -> str:
     """For each size: the fastest of these, and the ratio of its time to that of the choice."""
     parts = []
@@ -267,6 +292,7 @@ def asked() -> Iterator[argparse.Namespace]:
     parser = argparse.ArgumentParser()
     parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
     parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--short", action="store_true", help="one table of ratios to the best peer")
     parser.add_argument("--work", type=Path, help="keep what is built here, for the next command")
     given = parser.parse_args()
     known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
@@ -282,4 +308,4 @@ def asked() -> Iterator[argparse.Namespace]:
 
 if __name__ == "__main__":
     with asked() as given:
-        main(given.configs, given.work, "unseen" if given.unseen else "zoo")
+        main(given.configs, given.work, "unseen" if given.unseen else "zoo", given.short)
