@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.table import machine
 from soa.files import write_whole
 
+_ZOO = [f"configs/zoo/{each.name}" for each in sorted(Path("configs/zoo").glob("*.yaml"))]
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
@@ -68,12 +69,18 @@ SECTIONS = {
         "The zoo",
         "Peers: eager torch, torch.compile, TorchScript, AOTInductor and ONNX Runtime, on rows, "
         "each with its best settings for this processor.",
-        "speed.zoo", "--short",
+        "speed.zoo", f"--short configs/demo.yaml {' '.join(_ZOO)}",
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
         "Nothing was tuned on them. The same peers.",
         "speed.zoo", "--unseen --short",
+    ),
+    "limit": Section(
+        "The distance to the limit",
+        "The time of a call as a multiple of the least time that a core needs for its products, or "
+        "for moving its memory once.",
+        "speed.limit", "--unseen pointwise_first transformer_block small_resnet",
     ),
     "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
     "start": Section(
