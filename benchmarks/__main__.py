@@ -16,7 +16,8 @@ from pathlib import Path
 from benchmarks.table import machine
 from soa.files import write_whole
 
-_ZOO = [f"configs/zoo/{each.name}" for each in sorted(Path("configs/zoo").glob("*.yaml"))]
+ROOT = Path(__file__).parents[1]
+_ZOO = [f"configs/zoo/{each.name}" for each in sorted((ROOT / "configs" / "zoo").glob("*.yaml"))]
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
