@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import typing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 COMPILER = Path(__file__).parent / "compiler"
 
@@ -49,3 +52,14 @@ def remember_types() -> None:
         return known[key]
 
     typing.get_type_hints = answer  # type: ignore[assignment]
+
+
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new working folder and cache for one test, which sees no registry of this host."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache" / "soa-pipeline"))
+    return folder

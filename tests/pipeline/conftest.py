@@ -12,6 +12,7 @@ from registry.store.registry import Registry
 from runtime.opening import Opened
 from soa.files import digest_of
 from stages.reports import ValidationReport
+from tests.models import environment
 from tests.models.project import Built
 from tests.models.versions import copy_of, store_of
 
@@ -27,12 +28,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Each test works in a new folder, in which it may leave none of MLflow's default folders."""
-    folder = tmp_path / "cwd"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache" / "soa-pipeline"))
+    folder = environment.alone(tmp_path, monkeypatch)
     yield folder
     assert list(folder.iterdir()) == []
 

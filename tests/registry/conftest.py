@@ -10,7 +10,7 @@ import pytest
 
 from registry import Bundle, Decision, Manifest, Ref, Registry, Version
 from soa.records import as_record
-from tests.models import bundles, registries
+from tests.models import bundles, environment, registries
 from tests.models.bundles import PASSED
 from tests.models.shared import made_once
 
@@ -118,11 +118,6 @@ def promoted(registry: Registry, three: list[Version], store_of_promoted: Path) 
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Each test works in a new folder, in which it may leave none of MLflow's default folders."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache" / "soa-pipeline"))
+    folder = environment.alone(tmp_path, monkeypatch)
     yield folder
     assert {path.name for path in folder.iterdir()} <= {"pipeline-registry"}
