@@ -123,7 +123,7 @@ class TestRegister:
         assert files == {"registry.db", "registry.db.lock"}
         (run,) = client_of(registry).search_runs(["1"])
         assert run.info.status == "FAILED"
-        os.chdir(tmp_path / "work")
+        os.chdir(tmp_path / "cwd")
         assert registry.register(bundle).ref == "jets/1"
 
     def test_broken_off_after_the_version_was_made_keeps_its_files(
@@ -426,7 +426,7 @@ def test_relative_uri_is_of_the_folder_it_was_given_in(
     shutil.copy(empty_database, tmp_path / "r" / "r.db")
     monkeypatch.chdir(tmp_path)
     registry = Registry("sqlite:///r/r.db")
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "cwd")
     registry.register(bundle)
     assert registry.uri == f"sqlite:///{tmp_path}/r/r.db"
     assert sorted(os.listdir(tmp_path / "r")) == ["artifacts", "r.db", "r.db.lock"]
