@@ -96,10 +96,7 @@ def column_of(
     if not isinstance(given, np.ndarray):
         import awkward as ak
 
-        given = ak.from_arrow(given) if _library(given) == "pyarrow" else given
-        kind = str(given.type.content)
-        if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
-            raise ValueError(f"is {kind}: a column has numbers; leave it out")
+        given, kind = _of_numbers(given)
         given = _filled(given, fill) if missing or fill is not None else given
         nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
         if nulls:
@@ -122,6 +119,20 @@ def column_of(
     if axes:
         given = given.reshape(len(given), math.prod(axes))
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets, axes)
+
+
+def _of_numbers(given: Any) -> tuple[Any, str]:
+    """An array of Arrow or Awkward as Awkward's, with its type. ValueError if it has no numbers."""
+    import awkward as ak
+
+    if _library(given) == "pyarrow":
+        if "dictionary" in str(given.type):  # plain_arrow has decoded those of numbers
+            raise ValueError("is a category of text or objects: give its codes, or leave it out")
+        given = ak.from_arrow(given)
+    kind = str(given.type.content)
+    if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
+        raise ValueError(f"is {kind}: a column has numbers; leave it out")
+    return given, kind
 
 
 def _without_awkward(given: Any) -> Any:

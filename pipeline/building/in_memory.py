@@ -29,7 +29,15 @@ from pipeline.init import Request, Written, model_of, read_model, rewrite, writt
 from registry.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Binding, Collections, Session
-from soa.memory import Collection, as_collection, columns_of, from_jagged, to_numpy
+from soa.memory import (
+    Collection,
+    as_collection,
+    columns_of,
+    from_jagged,
+    plain_arrow,
+    require_column,
+    to_numpy,
+)
 from soa.options import AT_LEAST_ONE, BY_NAME, FLAG, FUNCTION, PATH, TEXT, at_least, takes
 from soa.text import number
 from stages.capture import example_case
@@ -70,15 +78,17 @@ class _Columns(Source):
         self.columns = [*self._data]
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
-        return {name: _plain(self._data[name])[:rows] for name in names}
+        return {name: _plain(name, self._data[name])[:rows] for name in names}
 
 
-def _plain(column: Any) -> Any:
+def _plain(name: str, column: Any) -> Any:
     """A column as NumPy's, Arrow's or Awkward's array."""
     library = type(column).__module__.partition(".")[0]
-    if library in ("numpy", "pyarrow", "awkward"):
+    if library == "pyarrow":
+        return plain_arrow(column)
+    if library in ("numpy", "awkward"):
         return column
-    return to_numpy(as_collection({"column": column}))["column"]
+    return to_numpy(as_collection({name: column}))[name]
 
 
 def _records(columns: Mapping[str, Any]) -> Any:
@@ -126,12 +136,14 @@ class Compiled:
         signature, columns = self.session.signature, columns_of(data)
         given: dict[str, Collection] = {}
         for name, own in self._made.config.columns.items():
-            mine = {here: columns[theirs] for here, theirs in own.items() if theirs in columns}
+            for theirs in own.values():
+                require_column(theirs, [*columns])
+            mine = {here: columns[theirs] for here, theirs in own.items()}
             if name in signature.jagged:
                 given |= from_jagged(_records(mine), signature, name)
             else:
                 layout = signature.layouts[name]
-                given[name] = as_collection({k: _plain(v) for k, v in mine.items()}, layout)
+                given[name] = as_collection(mine, layout)
         rows = {signature.rows_of[name]: part.n for name, part in given.items()}
         made = {
             name: self.session.collection(name, rows[signature.rows_of[name]])
@@ -246,11 +258,12 @@ def compile(
         length=length,
         rows=rows,
     )
+    columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
     key, progress = place.name, list[str]()
     compiled: Compiled | None = None
 
     def built(asked: Request) -> _Made:
-        config = in_fork("the model", lambda _: _config(asked, module, key, data))
+        config = in_fork("the model", lambda _: _config(asked, module, key, columns))
         return _Made(folder, config, unregistered(asked.out, folder / "work", progress.append))
 
     for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked

@@ -80,6 +80,11 @@ class Feed:
         return any(column.offsets is not None for column in self.columns)
 
     @property
+    def whole(self) -> bool:
+        """Whether the columns have whole numbers only; NaN and infinities do not count."""
+        return all(map(_whole, self.columns))
+
+    @property
     def shaped(self) -> bool:
         """Whether the config must name the shape of a row."""
         if self.mask:
@@ -89,13 +94,18 @@ class Feed:
         return len(self.option.shape) != 1 and self.trained is None
 
     def options(self, dtype: str, length: int) -> list[Option]:
-        """The ways to give this input, the likely ones first; only those that the user allows."""
-        likely = [dtype, "int64"]
+        """The ways to give this input, the likely ones first; only those that the user allows.
+
+        Integers are a way only for columns of whole numbers: else they would lose digits.
+        """
+        likely = [dtype]
         if self.mask or "mask" in self.port.name:
-            likely = [dtype, "bool", "int64"]
+            likely = [dtype, "bool"]
         bools = {column.values.dtype.name for column in self.columns} == {"bool"}
         if bools and not self.mask and not self.trained:
-            likely = ["bool", dtype, "int64"]
+            likely = ["bool", dtype]
+        if self.mask or self.trained or self.whole:
+            likely.append("int64")
         only = self.asked.dtype or self.port.dtype
         forms = self.forms(length)
         if self.asked.axes:
@@ -150,6 +160,14 @@ class Feed:
         if not lists or padded:
             return self
         return replace(self, columns=tuple(column.vectors for column in self.columns))
+
+
+def _whole(column: FileColumn) -> bool:
+    values = column.values
+    if values.dtype.kind != "f":
+        return True
+    finite = values[np.isfinite(values)]
+    return bool((finite == np.trunc(finite)).all())
 
 
 def _allowed(axes: Sequence[str], form: Option) -> bool:

@@ -172,6 +172,8 @@ def _said(feed: Feed, why: str) -> str:
         text += f": its axes are {', '.join(option.named)}"
     if feed.mask:
         text += ", 1 where there is an item"
+    elif not (option.dtype.startswith("float") or feed.trained or feed.whole):
+        text += ", which cuts off the fractions of its columns"
     return f"{text} ({why})"
 
 

@@ -73,6 +73,12 @@ class Outcome:
     independent: bool = False
     """Whether the other rows stayed the same when one row was changed."""
 
+    @property
+    def is_number(self) -> bool:
+        """Whether no answer to the random rows is NaN. A trace checks no sizes: with the wrong axes
+        it may read other memory."""
+        return not any(value.isnan().any() for _, value, _ in self.outputs)
+
 
 def rows_of_trial(options: Sequence[Option]) -> int:
     """A number of rows that is no other size of these inputs."""
@@ -156,27 +162,37 @@ def search(
     model: Model, choices: Sequence[Sequence[Option]]
 ) -> tuple[Outcome | None, list[Outcome]]:
     """The first combination that runs and whose rows are independent, else the first that runs;
-    and the combinations that failed, the likely ones first.
+    and the combinations that failed, the likely ones first. One that gives NaN comes last.
 
     If the model runs with the rows first, but mixes them, it may take them second. Only layers that
-    are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features.
+    are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features. It
+    keeps its dtypes: a trial with integers, which are all 0, shows no mixing.
     """
     places = product(*(range(len(options)) for options in choices))
     failed: list[Outcome] = []
     mixing: Outcome | None = None
+    not_a_number: Outcome | None = None
     for place in sorted(islice(places, 100_000), key=lambda each: (sum(each), each))[:_MOST]:
         options = [each[i] for each, i in zip(choices, place, strict=True)]
-        second = any(option.rows_axis for option in options)
-        if mixing is not None and second and not _made_for_rows_second(model):
+        if mixing is not None and not _may_replace(mixing, options, model):
             continue
         outcome = tried(model, options)
         if outcome.error:
             failed.append(outcome)
+        elif not outcome.is_number:
+            not_a_number = not_a_number or outcome
         elif outcome.independent:
             return outcome, failed
         else:
             mixing = mixing or outcome
-    return mixing, failed
+    return mixing or not_a_number, failed
+
+
+def _may_replace(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:
+    """Whether these options may be right although others, which run first, mix the rows."""
+    if [option.dtype for option in options] != [option.dtype for option in mixing.options]:
+        return False
+    return not any(option.rows_axis for option in options) or _made_for_rows_second(model)
 
 
 def _made_for_rows_second(model: Model) -> bool:
@@ -193,7 +209,8 @@ def rivals(model: Model, found: Outcome, choices: Sequence[Sequence[Option]]) ->
             if not alike or option.meaning in seen or len(option.meaning) < 2:
                 continue
             outcome = tried(model, [*found.options[:i], option, *found.options[i + 1 :]])
-            if not outcome.error and outcome.independent >= found.independent:
+            right = not outcome.error and outcome.is_number >= found.is_number
+            if right and outcome.independent >= found.independent:
                 seen.add(option.meaning)
                 yield outcome
 

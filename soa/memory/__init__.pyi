@@ -7,6 +7,7 @@ from .foreign import import_bytes as import_bytes
 from .from_libraries import as_collection as as_collection
 from .from_libraries import columns_of as columns_of
 from .from_libraries import plain_arrow as plain_arrow
+from .from_libraries import require_column as require_column
 from .jagged import from_jagged as from_jagged
 from .span import CPU as CPU
 from .span import Device as Device

@@ -78,9 +78,7 @@ def as_collection(
         data = to_numpy(data)
     names, column, loads = _source(data)
     for name in (*([] if layout is None else layout.by_name), *(fill or ())):
-        if name not in names:
-            have = ", ".join(map(str, names))
-            raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
+        require_column(name, names)
     wanted = names if layout is None else list(layout.by_name)
     found = {
         name: _values(
@@ -119,8 +117,15 @@ def _library(value: object) -> str:
 
 def columns_of(data: Any) -> dict[str, Any]:
     """The columns of what `as_collection` takes, by name, as their library has them."""
-    names, column, _ = _source(data)
+    names, column, _ = _source(to_numpy(data) if isinstance(data, Collection) else data)
     return {str(name): column(name) for name in names}
+
+
+def require_column(name: str, names: Sequence[Any]) -> None:
+    """Raises CollectionError if `name` is not among the names; it names the nearest one."""
+    if name not in names:
+        have = ", ".join(map(str, names))
+        raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
 
 
 def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
@@ -282,7 +287,7 @@ def _arrow(asked: _Asked, array: Any, copied: bool = False) -> _Found:
     name = asked.name
     if isinstance(array, pa.ChunkedArray):
         copied = copied or array.num_chunks > 1
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+        array = _joined(array)
     if not isinstance(array, pa.Array) or not array.is_cpu:
         raise CollectionError(
             f"column {name!r} is a {type(array).__name__}, not an Arrow array of the CPU"
@@ -322,12 +327,19 @@ def _no_numbers(asked: _Asked, kind: Any) -> str:
     return f"column {asked.name!r} is {kind}: {how}"
 
 
+def _joined(array: Any) -> Any:
+    """The chunks of an Arrow array as one; each may have a dictionary of its own."""
+    return array.chunk(0) if array.num_chunks == 1 else array.unify_dictionaries().combine_chunks()
+
+
 def plain_arrow(array: Any) -> Any:
-    """An Arrow array of numbers in the plainest form: a dictionary or runs of numbers are decoded.
-    A tensor of fixed shape becomes nested lists of fixed size, in place unless its dimensions are
-    permuted. Any other array is returned as it is."""
+    """An Arrow array of numbers in the plainest form: several chunks become one array, a dictionary
+    or runs of numbers are decoded. A tensor of fixed shape becomes nested lists of fixed size, in
+    place unless its dimensions are permuted. Any other array is returned as it is."""
     import pyarrow as pa
 
+    if isinstance(array, pa.ChunkedArray):
+        array = _joined(array)
     kind = array.type
     if pa.types.is_dictionary(kind) and str(kind.value_type) in (*_IN_PLACE, "bool"):
         return array.dictionary_decode()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import awkward as ak
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,3 +163,69 @@ def test_a_refusal_names_arguments_and_no_option() -> None:
         with pytest.raises(InitError) as caught:
             pipeline.compile(net, given)
         assert "--" not in str(caught.value) and "inputs" in str(caught.value)
+
+
+class SortedRows(nn.Module):
+    """Rows see each other: an integer in place of a float must not hide it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[torch.argsort(x[:, 0])]
+
+
+class Share(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.sum(0)
+
+
+@pytest.mark.parametrize("module", [SortedRows, Share])
+def test_fractions_are_not_cut_off_where_rows_see_each_other(module: type[nn.Module]) -> None:
+    net = module()
+    given = {name: np.abs(values[:100]) + np.float32(0.5) for name, values in JETS.items()}
+    with pipeline.compile(net, given, say=lambda line: None) as fast:
+        found = fast(given)
+    expected = net(torch.stack([torch.from_numpy(values) for values in given.values()], dim=1))
+    np.testing.assert_allclose(np.stack([*found.values()], 1), expected, rtol=1e-5)
+
+
+def category(values: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(np.round(values, 1)).dictionary_encode()
+
+
+def tables() -> Iterator[Any]:
+    whole = pa.table({**JETS, "kind": ["a", "b"] * 350})
+    yield pl.DataFrame(JETS), None
+    yield pl.LazyFrame(JETS), None
+    yield pa.RecordBatchReader.from_batches(whole.schema, whole.to_batches(100)), whole
+    halves = [
+        pa.table({**JETS, "pt": category(JETS["pt"])}).slice(first, 350) for first in (0, 350)
+    ]
+    yield pa.concat_tables(halves), None
+
+
+@pytest.mark.parametrize("i", range(4), ids=["polars", "lazy", "reader", "dictionaries"])
+def test_every_kind_of_table(net: Net, i: int) -> None:
+    data, again = [*tables()][i]
+    with pipeline.compile(net, data, inputs={"x": ["pt", "eta", "phi"]}, say=_quiet) as fast:
+        found = fast(data if again is None else again)
+    rows = data if again is None else again.select([*JETS])
+    columns = pipeline.to_numpy(pipeline.as_collection(rows))
+    with torch.no_grad():
+        expected = net.eval()(torch.from_numpy(np.stack([columns[k] for k in JETS], 1)))
+    net.train()
+    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
+
+
+def _quiet(line: str) -> None:
+    return None
+
+
+def test_messages_name_the_users_columns(net: Net) -> None:
+    missing = pd.DataFrame(JETS).convert_dtypes()
+    missing.loc[0, "eta"] = pd.NA
+    with pytest.raises(SoaPipelineError, match="column 'eta' has"):
+        pipeline.compile(net, missing, say=_quiet)
+    filled = pipeline.as_collection(missing.astype("Float32"), fill={"eta": 0})
+    other = {"pt": JETS["pt"], "etas": JETS["eta"], "phi": JETS["phi"]}
+    fast = pipeline.compile(net, filled, say=_quiet)
+    with fast, pytest.raises(SoaPipelineError, match=r"no column 'eta'.*did you mean 'etas'"):
+        fast(other)
