@@ -20,14 +20,15 @@ from engines.target import Target
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Ignore warnings and torch's log messages below ERROR inside the block. Not thread-safe.
+    """Ignore warnings and torch's log messages inside the block. Not thread-safe.
 
     torch warns about its own internals (pytree classes, TorchScript's future, tracing of sizes)
-    when it exports, compiles or loads. Users of this package cannot act on these warnings.
+    when it exports, compiles or loads, and logs an error that it also raises. Users of this package
+    cannot act on these lines.
     """
     logger = logging.getLogger("torch")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

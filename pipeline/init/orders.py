@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from pipeline.errors import InitError
 from pipeline.init.input_columns import Ask, Feed, check_cuts
@@ -16,6 +17,7 @@ from pipeline.init.model import Model
 from pipeline.init.trial import (
     Option,
     Outcome,
+    exports_so,
     ignores_item_order,
     rivals,
     same_answers,
@@ -110,6 +112,10 @@ def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> 
     if not several:
         return found, "the answers are the same in the other order" if others else "it runs so"
     both = [found, *several]
+    if isinstance(model.module, torch.jit.ScriptModule):
+        both = [each for each in both if exports_so(model, each)] or both
+        if len(both) == 1:
+            return both[0], "torch exports no other order"
     longer = [each for each in both if not why_not(model, with_more_items(each), 5)]
     if len(longer) == 1:
         return longer[0], "so it takes any number of items"
@@ -119,7 +125,7 @@ def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> 
     free = [each for each in both if ignores_item_order(model, each)]
     if len(free) == 1:
         return free[0], "so the order of the items does not matter"
-    raise InitError(_which(feeds, found, several[0]))
+    raise InitError(_which(feeds, *both[:2]))
 
 
 def _written(model: Model) -> tuple[str, ...]:

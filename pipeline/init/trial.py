@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from itertools import islice, product
 from typing import Any
 
 import torch
 
 from engines.errors import first_line
+from engines.exported import quiet_torch
 from pipeline.init.model import Model
 from soa.dtypes import torch_dtype
-from stages.model import Arrangement, Order, where_raised
+from stages.model import Arrangement, Order, exports, where_raised
 
 _MOST = 4000  # combinations that are tried at most
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
@@ -130,6 +133,9 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
     try:
         found = call(model, options, draw(options, n))
         outputs = tuple((name, *_rows_first(name, value, n)) for name, value in found.items())
+        repeated = call(model, options, draw(options, n))
+        if not all(_same(value, order.of(repeated[name])) for name, value, order in outputs):
+            return Outcome(given, "it gives two answers to the same rows: model.eval(), no state")
         drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
         changed = [torch.cat([b[:1], a[1:]]) for a, b in drawn]
         again = call(model, options, changed)
@@ -213,6 +219,23 @@ def rivals(model: Model, found: Outcome, choices: Sequence[Sequence[Option]]) ->
             if right and outcome.independent >= found.independent:
                 seen.add(option.meaning)
                 yield outcome
+
+
+def exports_so(model: Model, outcome: Outcome) -> bool:
+    """Whether torch exports the model with these options. Operators of TorchScript may read other
+    memory if a size is wrong; an export checks each size."""
+    options = outcome.options
+    given = [
+        option.order.of(block)
+        for option, block in zip(options, draw(options, rows_of_trial(options)), strict=True)
+    ]
+    try:
+        with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            module = exports(model.module, given)
+            torch.export.export(module, tuple(given), strict=False).run_decompositions({})
+    except Exception:  # torch raises many types
+        return False
+    return True
 
 
 def with_more_items(outcome: Outcome) -> list[Option]:

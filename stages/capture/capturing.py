@@ -25,6 +25,7 @@ from stages.capture.exporting import (
     example_case,
     export_convention,
     exported_in_convention,
+    why_refused,
 )
 from stages.capture.independence import rows_differ
 from stages.capture.torchscript import Route, torchscript, write_buffered
@@ -208,13 +209,16 @@ def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Array
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     try:
+        exportable = exports(as_torch(model), arguments)
+    except CaptureError as error:
+        return first_line(error)
+    try:
         with checks_off():
-            exportable = exports(as_torch(model), arguments)
             given = convention_arguments(signature, inputs, example)
             found = why_dependent(export_convention(exportable, signature, given))
         return found.text if found else ""
     except CaptureError as error:
-        return first_line(error)
+        return first_line(why_refused(exportable, signature, arguments) or error)
 
 
 @dataclass(frozen=True)

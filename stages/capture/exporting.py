@@ -99,14 +99,14 @@ def exported_in_convention(
     try:
         program = export_convention(model, signature, soa_arguments)
     except CaptureError as error:
-        refusal = _why_refused(model, signature, arguments) or error
+        refusal = why_refused(model, signature, arguments) or error
         made = _row_wise(model, signature, arguments, soa_arguments)
         if made is None:
             raise refusal from error
         return Exported(made, str(refusal))
     if _writes_state(program):
         plain = CaptureError("the model writes into its own state: an artifact keeps none")
-        raise _why_refused(model, signature, arguments) or plain
+        raise why_refused(model, signature, arguments) or plain
     return Exported(program)
 
 
@@ -135,7 +135,7 @@ def _row_wise(
         return None
 
 
-def _why_refused(
+def why_refused(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> CaptureError | None:
     """The reason why the bare model does not export with every row count dynamic, and the line at

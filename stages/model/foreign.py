@@ -26,8 +26,9 @@ _OTHERS = {
     ),
     ".cbm": "is CatBoost's: python -c \"import catboost; catboost.CatBoost().load_model("
     "'{path}').save_model('{stem}.onnx', format='onnx')\", then give {stem}.onnx",
-    ".keras .h5 .hdf5": "is Keras's: python -c \"import keras; keras.saving.load_model('{path}')"
-    ".export('{stem}.onnx', format='onnx')\", then give {stem}.onnx",
+    ".keras .h5 .hdf5": "is Keras's: python -c \"import keras, numpy; "
+    "m = keras.saving.load_model('{path}'); m(numpy.zeros((1, *m.input_shape[1:]), 'float32')); "
+    "m.export('{stem}.onnx', format='onnx')\", then give {stem}.onnx",
     ".model .bst .xgb .lgb": "is read if it is the text of boosted trees: booster.save_model("
     "'{stem}.json') of XGBoost, '{stem}.txt' of LightGBM",
 }
@@ -40,6 +41,11 @@ def is_program(path: Path) -> bool:
 
 def instead(path: Path) -> str:
     """What a file is that is no model by itself, and what to do; "" if that is not known."""
+    if path.name.endswith(".weights.h5"):
+        return (
+            f"{path} has Keras's weights alone: load them into their network (model.load_weights), "
+            "and give what model.export('net.onnx', format='onnx') writes"
+        )
     for suffixes, text in _OTHERS.items():
         if path.suffix in suffixes.split():
             return f"{path} {text.format(path=path, stem=path.stem)}"

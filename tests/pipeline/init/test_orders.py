@@ -97,6 +97,11 @@ class Image(nn.Module):
         return self.out(self.filters(x).mean((2, 3)))
 
 
+class Random(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
 class Wrong(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -204,6 +209,38 @@ def test_the_message_shows_each_shape_and_its_line(place: Path) -> None:
     for shape in ("(n, 4, 6)", "(n, 6, 4)", "(n, 24)"):
         assert shape in line
     assert "model.py" in line and "--input 'x=(n, items, features)" in line
+
+
+def test_a_model_that_is_not_reproducible_is_refused(place: Path) -> None:
+    assert "two answers" in refused(place, "model.py:Random", columns(place, 4))
+
+
+def test_fractions_are_no_integers(place: Path) -> None:
+    """Whole numbers may be the indices of an embedding, in a column of floats too."""
+    (place / "mixed.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return x.sort(0).values\n\n\n"
+        "class Words(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.e = torch.nn.Embedding(9, 4)\n\n"
+        "    def forward(self, x):\n        return self.e(x).sum(1)\n"
+    )
+    assert written(place, "mixed.py:Net", columns(place, 3)).inputs[0].dtype is None
+    whole = {f"w{i}": np.arange(60, dtype="f4") % 9 for i in range(2)}
+    np.savez(place / "words.npz", allow_pickle=False, **whole)
+    config = written(place, "mixed.py:Words", place / "words.npz", "--force")
+    assert config.inputs[0].dtype == "int64"
+    assert "forward does not run" in refused(place, "mixed.py:Words", columns(place, 3), "--force")
+
+
+def test_a_trace_that_reads_other_memory_is_not_chosen(place: Path) -> None:
+    """A traced LSTM checks no sizes: with features first it gives any number."""
+    (place / "trace.py").write_text(
+        "import torch\nfrom model import Lstm\n\nnet = Lstm().eval()\n"
+        "torch.jit.trace(net, torch.rand(3, 15, 6)).save('net.ts')\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "trace.py"], cwd=place, check=True)
+    config = written(place, "net.ts", columns(place, 6, 15))
+    assert config.inputs[0].permute == (0, 2, 1)
 
 
 def test_the_same_config_beside_busy_loops(place: Path) -> None:
