@@ -362,14 +362,21 @@ class Config(Part):
         return self._files
 
     def quick(self) -> Config:
-        """A copy for work in progress: one engine, a short race, and no many rows.
+        """A copy for work in progress: one engine, which needs no TorchScript, a short race, and no
+        many rows.
 
         Its digest is different.
         """
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
         reference = self.reference.model_copy(update={"many_rows": 0})
+        model = self.model.model_copy(update={"torchscript_route": "none"})
         made = self.model_copy(
-            update={"engines": QUICK_ENGINES, "compile": compiled, "reference": reference}
+            update={
+                "engines": QUICK_ENGINES,
+                "compile": compiled,
+                "reference": reference,
+                "model": model,
+            }
         )
         made._quick = True
         return made

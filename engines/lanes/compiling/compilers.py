@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from engines.target import Target
 
 # Floating-point arithmetic as written in the source. Flags in the environment are ignored.
 _FLAGS = (
-    "-O3", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+    "-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-nodefaultlibs",
     "-Wno-psabi", "-Wno-ignored-attributes", "-Wno-unknown-warning-option",
 )  # fmt: skip
@@ -103,10 +104,23 @@ def version_of(words: tuple[str, ...]) -> str:
     return (done.stdout.decode(errors="replace").splitlines() or ["unknown"])[0]
 
 
-def compile_library(source: Path, include: Path, target: Target, out: Path) -> None:
-    """Compile `source` to the shared library `out`. EngineError has the compiler's message."""
+def compile_library(source: Path, include: Path, target: Target, out: Path, parts: int) -> None:
+    """Compile `source` to the shared library `out`. EngineError has the compiler's message.
+
+    Its `parts` are compiled at the same time, as far as this process has cores, and then linked.
+    """
     command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
-    run_compiler([*command, "-o", str(out), source.name, "-lc"], source.parent, out)
+    folder = source.parent
+
+    def one(part: int) -> str:
+        made = folder / f"part{part}.o"
+        options = [f"-DPART={part}", "-c", "-o", made.name, source.name]
+        run_compiler([*command, *options], folder, made)
+        return made.name
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = [*pool.map(one, range(parts))]
+    run_compiler([*command, "-shared", "-o", str(out), *objects, "-lc"], folder, out)
 
 
 def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:

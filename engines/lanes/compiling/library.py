@@ -40,7 +40,7 @@ def build_row(program: Program, target: Target, out: Path) -> list[str]:
         file = Path(scratch) / "network.cpp"
         file.write_text(source.text)
         (file.parent / "weights.bin").write_bytes(source.weights)
-        compile_library(file, HEADERS, target, out / "network.so")
+        compile_library(file, HEADERS, target, out / "network.so", parts=1 + len(widths))
     (out / "network.cpp").write_text(source.text)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return ["network.so", "network.cpp", "target.txt"]

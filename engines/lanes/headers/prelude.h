@@ -6,6 +6,14 @@
 #else
 #include <immintrin.h>
 #endif
+// A network's file is compiled as a whole, or in parts: -DPART=0 and so on.
+#ifdef PART
+#define HAS_PART(part) (PART == (part))
+#define OF_PART __attribute__((noinline))
+#else
+#define HAS_PART(part) 1
+#define OF_PART static __attribute__((noinline))
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define ALWAYS_INLINE __attribute__((always_inline))

@@ -35,13 +35,17 @@ class Source:
 
 
 def written(plan: Plan, widths: Sequence[Width]) -> Source:
-    """The C++ code of a plan for the given widths; the widest must come first."""
+    """The C++ code of a plan for the given widths; the widest must come first.
+
+    The file compiles as a whole, or in parts: PART=0 is the calls, PART=1 the first width, and so
+    on.
+    """
     constants = Constants()
     blocks = [
         (width, Writer(plan, constants, width.registers, width.vectors).body()) for width in widths
     ]
     parts = [_HEAD, *(_array("int", name, entries) for entries, name in constants.tables.items())]
-    parts += [_block(width, body) for width, body in blocks]
+    parts += [_block(part, width, body) for part, (width, body) in enumerate(blocks, 1)]
     parts.append(_entry(plan, widths))
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
 
@@ -111,21 +115,39 @@ KERNEL({threads}) soa_rows(GIVEN Given given) {{
 _HEAD = """\
 #include "prelude.h"
 
+#if HAS_PART(0)
 asm(".section .rodata\\n.balign 64\\n.hidden soa_lanes_weights\\n.global soa_lanes_weights\\n"
     "soa_lanes_weights: .incbin \\"weights.bin\\"\\n.text\\n");
+#endif
 extern "C" const char soa_lanes_weights[] __attribute__((visibility("hidden")));
 #define weights soa_lanes_weights
 """
 
 
-def _block(width: Width, body: str) -> str:
-    includes = "".join(f'#include "{name}.h"\n' for name in ("lanes", "functions", "kernels"))
-    return (
-        f"#define LANES {width.lanes}\n#define RV {width.vectors}\n"
-        f"namespace {width.name} {{\n{includes}"
-        "static __attribute__((noinline)) void block(void *const *columns, const int64_t *items, "
-        "int64_t row, char *arena) {\n"
-        f"  (void)items;\n{body}}}\n}}  // namespace {width.name}\n#undef LANES\n#undef RV\n"
+_BLOCK = """\
+#define LANES {lanes}
+#define RV {vectors}
+namespace {name} {{
+#if HAS_PART({part})
+#include "lanes.h"
+#include "functions.h"
+#include "kernels.h"
+OF_PART void block(void *const *columns, const int64_t *items, int64_t row, char *arena) {{
+  (void)items;
+{body}}}
+#else
+constexpr int kRows = LANES * RV;
+void block(void *const *columns, const int64_t *items, int64_t row, char *arena);
+#endif
+}}  // namespace {name}
+#undef LANES
+#undef RV
+"""
+
+
+def _block(part: int, width: Width, body: str) -> str:
+    return _BLOCK.format(
+        part=part, name=width.name, lanes=width.lanes, vectors=width.vectors, body=body
     )
 
 
@@ -153,7 +175,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
             _array("bool", "kWritten", [int(column.output) for column in columns]),
             "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
             "#define LAST_ROWS " + " ".join(f"RUN_FEW({w.name})" for w in rest),
-            '#include "entry.h"',
+            '#if HAS_PART(0)\n#include "entry.h"\n#endif',
             "",
         ]
     )
