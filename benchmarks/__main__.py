@@ -91,7 +91,6 @@ SECTIONS = {
         "Loading", "The least of nine loads, or of five processes.", "memory.loading"
     ),
 }  # fmt: skip
-"""By the names of their plots."""
 
 
 def results() -> str:

@@ -26,17 +26,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows that are printed as one part of a table and drawn as one part of a plot.
-
-    `columns` are the places on the x axis (`lines`, `log lines`), the bars of a row (`bars`), or
-    the parts of a row's bar (`stack`). `unit` is µs, MB, or a count per second.
-    """
+    """Rows that are printed as one table. `x`: what the columns are; `unit` is µs, MB, or a count
+    per second."""
 
     title: str
     x: str
-    y: str
     unit: Literal["µs", "MB", "1/s"]
-    kind: Literal["lines", "log lines", "bars", "stack"]
     columns: tuple[float, ...] | tuple[str, ...]
     rows: Mapping[str, tuple[Cell | None, ...]]
 
@@ -53,7 +48,7 @@ def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], ba
         return Cell(t.median_us, t.p05_us, t.p95_us, ratio)
 
     rows = {name: tuple(cell(name, race) for race in races.values()) for name in names}
-    return Panel(title, x, "time of a call", "µs", "log lines", tuple(races), rows)
+    return Panel(title, x, "µs", tuple(races), rows)
 
 
 def machine() -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.row_major import onnx_options, onnx_session
 from benchmarks.subject import Subject, Wide, subject
 from benchmarks.table import Cell, Panel, print_machine, print_panels
@@ -37,7 +36,6 @@ def main() -> None:
     made = subject(features=6, highest=4096, model=Wide(6))
     panels = [measure(made, (1, 16))]
     print_panels(CAPTION, panels)
-    save_plot("memory", CAPTION, panels)
     small = subject(features=6, highest=4096)
     million(small.session().bind(*small.collections(100)), 1_000_000)
 
@@ -63,9 +61,7 @@ def measure(made: Subject, threads: Sequence[int]) -> Panel:
             _run(way, file, 1, threads[-1], {"MALLOC_ARENA_MAX": "1"})
         )
         rows[f"{way}, 4 processes, each"] = _cells(_run(way, file, 4, 1))
-    return Panel(
-        "a model of 100 MB, n = 10", "", "MB", "MB", "bars", ("RSS", "PSS", "private"), rows
-    )
+    return Panel("a model of 100 MB, n = 10", "", "MB", ("RSS", "PSS", "private"), rows)
 
 
 def _cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:

@@ -67,7 +67,7 @@ def measure(
             if records:
                 notes.append(f"{n:,} rows, {name}: {compared:,} compared, {dropped:,} dropped")
     panel = Panel(
-        "one production thread", "rows", "time of a call", "µs", "log lines", tuple(sizes),
+        "one production thread", "rows", "µs", tuple(sizes),
         {name: tuple(cells) for name, cells in rows.items()},
     )  # fmt: skip
     return panel, notes

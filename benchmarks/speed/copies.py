@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.row_major import Model, aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
@@ -43,7 +42,6 @@ def main(sizes: Sequence[int]) -> None:
         shares += [cost_of_a_start(made, session, n, seconds=2.0) for n in (10, 1_000, 100_000)]
     print_panels(CAPTION, panels)
     print("\n".join(shares))
-    save_plot("copies", CAPTION, panels)
 
 
 def measure(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.row_major import (
     Model,
     aoti,
@@ -45,7 +44,6 @@ def main(sizes: list[int]) -> None:
     if torch.cuda.is_available():
         panels.append(measure_gpu(made, sizes, seconds=3.0))
     print_panels(CAPTION, panels)
-    save_plot("gnn", CAPTION, panels)
 
 
 def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.plot import save_plot
 from benchmarks.speed.zoo import asked, built, chosen_target, new_registry, sizes
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from engines.aoti.engine import AotiEngine
@@ -91,12 +90,12 @@ def measure(bundle: Bundle, peak: tuple[float, float]) -> Panel:
         rows[names[2]].append(Cell(least[1]))
     columns = tuple(max(case.values()) for case in sizes(opened.signature))
     return Panel(
-        f"{bundle.manifest.name} ({record.choice()}, {target})", "rows", "time", "µs", "log lines",
+        f"{bundle.manifest.name} ({record.choice()}, {target})", "rows", "µs",
         columns, {name: tuple(cells) for name, cells in rows.items()},
     )  # fmt: skip
 
 
-def main(configs: list[Path], work: Path, plot: str) -> None:
+def main(configs: list[Path], work: Path) -> None:
     torch.set_num_threads(1)
     print_machine()
     peak = peaks()
@@ -111,10 +110,8 @@ def main(configs: list[Path], work: Path, plot: str) -> None:
                 print(f"without {config.stem}: {error}", flush=True)
                 continue
             print_panels(CAPTION if len(panels) == 1 else "", panels[-1:])
-    if panels:
-        save_plot(plot, CAPTION, panels)
 
 
 if __name__ == "__main__":
     with asked() as given:
-        main(given.configs, given.work, "limit_unseen" if given.unseen else "limit")
+        main(given.configs, given.work)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx_session
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
@@ -38,7 +37,6 @@ def main() -> None:
     ours = {_OURS: made.session("lanes"), "ours, bound, aoti": made.session("aoti")}
     panels = [measure(made, ours, (1, 10, 100, 1000), seconds=2.0)]
     print_panels(CAPTION, panels)
-    save_plot("overhead", CAPTION, panels)
 
 
 def measure(

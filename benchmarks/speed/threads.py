@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.subject import CPU, Subject, Wide, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from engines import engine
@@ -39,7 +38,6 @@ def main(counts: list[int]) -> None:
     print(by_length(made, made.session(), (64, 256, 1000, 4000), _ROUNDS))
     show_shared_rows()
     print(f"the machine itself: {_machine():.2f} times the work of one process with two at once")
-    save_plot("threads", CAPTION, panels)
 
 
 def measure(
@@ -66,7 +64,7 @@ def measure(
                 for m, lo, hi in zip(middle, low, high, strict=True)
             )
         panels.append(
-            Panel(f"{n:,} rows", "threads", "events a second", "1/s", "log lines",
+            Panel(f"{n:,} rows", "threads: events a second", "1/s",
                   tuple(counts), rows)
         )  # fmt: skip
     return panels

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.speed.unseen import write_configs
 from benchmarks.table import SPREAD, WIDTH, Panel, print_machine, print_panels, race_panel
@@ -60,7 +59,7 @@ _SECONDS = 3.0
 _TOO_LONG_S = 3.0
 
 
-def main(configs: list[Path], work: Path, plot: str, short: bool = False) -> None:
+def main(configs: list[Path], work: Path, short: bool = False) -> None:
     torch.set_num_threads(1)
     print_machine()
     panels: list[Panel] = []
@@ -83,8 +82,6 @@ def main(configs: list[Path], work: Path, plot: str, short: bool = False) -> Non
     if short:
         show([beside_peers(panels)], WIDTH)
     print(f"all of it: {(time.perf_counter() - begun) / 60:.1f} minutes")
-    if panels:
-        save_plot(plot, CAPTION, panels)
 
 
 def new_registry(folder: Path) -> Registry:
@@ -308,4 +305,4 @@ def asked() -> Iterator[argparse.Namespace]:
 
 if __name__ == "__main__":
     with asked() as given:
-        main(given.configs, given.work, "unseen" if given.unseen else "zoo", given.short)
+        main(given.configs, given.work, given.short)

@@ -76,7 +76,7 @@ def test_a_bound_call_copies_nothing_between_host_and_gpu(tmp_path: Path) -> Non
     made = graph_subject(200, gnn.EDGES_PER_NODE)
     device = torch.device("cuda", torch.cuda.current_device())
     given, written = gnn.event(made, 100, device)
-    binding = made.session(device=device).bind(given, written)
+    binding = made.session("aoti", device).bind(given, written)
     assert gnn.count_host_copies(binding) == 0
 
 
