@@ -18,18 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.speed.devices import captured_from
 from benchmarks.speed.zoo import CONFIGS
 from engines import Portable, Target, engine
 from engines.errors import NotApplicableError
-from pipeline.config import load_config, reference_inputs, source_of, tolerances_of
-from runtime.checked import Tolerance
-from stages.capture import Capture, capture
 from stages.judging.emulate import Emulator, emulate_candidate
 from stages.judging.validate import Trial, validate_candidate
-from stages.model import build_model
 
 _LIMIT_S = 3600.0
 _BIOS = Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32")
@@ -65,14 +61,6 @@ done
 /bin/busybox sleep 1
 /bin/busybox poweroff -f
 """
-
-
-def captured_from(config: Path, folder: Path) -> tuple[Capture, Mapping[str, Tolerance]]:
-    found = load_config(config)
-    signature = found.signature()
-    model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
-    made = capture(model, signature, inputs, folder, "none", nonfinite=found.reference.nonfinite)
-    return made, tolerances_of(found, signature)
 
 
 def main(configs: list[Path], kernel: Path) -> int:
