@@ -65,11 +65,16 @@ class Source:
         """The text that says what made the file; None if `pipeline apply` did not write it."""
         raise NotImplementedError
 
+    @property
+    def advice(self) -> str:
+        """What may be wrong with a file in which a column is not found."""
+        return ""
+
     def require(self, names: Sequence[str]) -> None:
         """Raise DataError unless the file has all these columns."""
         for name in names:
             if name not in self:
-                hint = nearest(name, self.columns)
+                hint = nearest(name, self.columns) or self.advice
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}{hint}")
 
     def counter(self, name: str) -> str | None:
@@ -347,6 +352,11 @@ class _Csv(_Arrow):
     """
 
     seeks = False
+
+    @property
+    def advice(self) -> str:
+        divided = len(self.columns) == 1 and set(self.columns[0]) & {";", "\t", "|"}
+        return ": the values of a CSV file have commas between them" if divided else ""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa

@@ -270,7 +270,7 @@ def _filling(asked: _Asked, dtype: np.dtype[Any], missing: int) -> Any:
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
-            f"column {name!r} has {missing} missing values (nulls), and a column needs a value in "
+            f"column {name!r} has nulls (missing values: {missing}), and a column needs a value in "
             f"every row: give one, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
             "rows"
         )

@@ -896,6 +896,9 @@ def test_text_with_gaps_and_integers(tmp_path: Path, production: Registry) -> No
     frame["a"] = frame["a"].round().astype(int).astype(str)
     frame.loc[29, "a"] = ""
     gap, out = tmp_path / "gap.csv", tmp_path / "gap.npz"
+    frame.to_csv(tmp_path / "other.csv", index=False, sep=";")
+    with pytest.raises(DataError, match="commas"):
+        pipeline.apply(REF, tmp_path / "other.csv", out, registry=production)
     frame.to_csv(gap, index=False)
     with pytest.raises(DataError, match=r"gap.csv, rows 0 to 30: 'a' has 1 nulls"):
         pipeline.apply(REF, gap, out, registry=production)
