@@ -356,7 +356,7 @@ class _Csv(_Arrow):
     @property
     def advice(self) -> str:
         divided = len(self.columns) == 1 and set(self.columns[0]) & {";", "\t", "|"}
-        return ": the values of a CSV file have commas between them" if divided else ""
+        return " (the values of a CSV file have commas between them)" if divided else ""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
