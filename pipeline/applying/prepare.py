@@ -151,8 +151,8 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
         there = [each for each in likely if each in source]
         if not there:
             raise DataError(
-                f"{source.path} has no {likely[-1]!r}; it has {source.listed}{source.advice}: say which column "
-                f"it is, --columns {key}=NAME or `apply: columns:` in the config"
+                f"{source.path} has no {likely[-1]!r}; it has {source.listed}{source.advice}: say "
+                f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
                 f"{nearest(likely[-1], source.columns)}"
             )
         found[key] = there[0]
