@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from mkdocs.structure.files import File
 
-from pipeline.cli.main import _GROUPS
+from pipeline.cli.main import main
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -55,13 +55,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def commands() -> str:
     """What `pipeline COMMAND --help` prints, in the groups of `pipeline --help`."""
     text = ""
-    for title, group in _GROUPS.items():
+    for title, group in main.sections.items():
         text += f"\n## {title}\n"
         for command in group:
-            name = f"pipeline {command.name}"
-            shown = click.Context(command, info_name=name, max_content_width=80).get_help()
-            text += f"\n### {name}\n\n```text\n{shown}\n```\n"
+            text += command_help(command, f"pipeline {command.name}")
+            for inner in getattr(command, "commands", {}).values():
+                text += command_help(inner, f"pipeline {command.name} {inner.name}")
     return text
+
+
+def command_help(command: click.Command, name: str) -> str:
+    shown = click.Context(command, info_name=name, max_content_width=80).get_help()
+    return f"\n### {name}\n\n```text\n{shown}\n```\n"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

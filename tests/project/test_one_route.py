@@ -126,7 +126,7 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
 def test_candidates_are_opened_by_the_stages() -> None:
     """The only other way: stages open an artifact, to validate it, before a bundle has it."""
     used_in = folders(users("runtime.opening.open_candidate"))
-    assert used_in == {"stages/", "stages/judging/", "pipeline/building/"}
+    assert used_in == {"stages/timing/", "stages/judging/", "pipeline/building/"}
 
 
 def test_others_use_its_public_api() -> None:

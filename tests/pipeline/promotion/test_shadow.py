@@ -332,7 +332,7 @@ def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path
 
     registry.register(resealed(gated.bad, tmp_path / "wider", edit))
     with pytest.raises(
-        LoadError, match="jets/3 has another signature than jets/1: `pipeline diff jets/1 jets/3`"
+        LoadError, match="jets/3 has another signature than jets/1: `pipeline show jets/1 jets/3`"
     ):
         shadowed(registry, shadow="jets/3")
 

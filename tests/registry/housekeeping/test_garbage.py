@@ -143,7 +143,7 @@ def test_a_registration_that_is_at_work(
 
     with monkeypatch.context() as patch:
         patch.setattr(upload, "upload", slow)
-        with pytest.raises(BundleError, match="`pipeline gc` took it for abandoned"):
+        with pytest.raises(BundleError, match="`pipeline registry gc` took it for abandoned"):
             registry.register(bundle)
     assert registry.list() == []
     assert stored_files(registry) == []
@@ -182,7 +182,7 @@ def test_an_annex_that_is_being_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(upload, "upload_annex", slow)
-        with pytest.raises(RegistryError, match="`pipeline gc` took it for abandoned"):
+        with pytest.raises(RegistryError, match="`pipeline registry gc` took it for abandoned"):
             registry.add_target(version, annex)
     assert registry.find("jets/1").annexes == {}
     assert list(registry.history("jets")) == []
