@@ -71,7 +71,7 @@ def main(configs: list[Path], work: Path, short: bool = False) -> None:
             folder.mkdir()
             try:
                 bundle, seconds = built(config, registry, work / config.stem)
-                panel = measure(config, bundle, folder, _SECONDS)
+                panel = measure(config, bundle, folder, 1.0 if short else _SECONDS)
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
                 continue
