@@ -6,6 +6,7 @@
 #else
 #include <immintrin.h>
 #endif
+#define HIDDEN __attribute__((visibility("hidden")))
 // A network's file is compiled as a whole, or in parts: -DPART=0 and so on.
 #ifdef PART
 #define HAS_PART(part) (PART == (part))

@@ -119,7 +119,7 @@ _HEAD = """\
 asm(".section .rodata\\n.balign 64\\n.hidden soa_lanes_weights\\n.global soa_lanes_weights\\n"
     "soa_lanes_weights: .incbin \\"weights.bin\\"\\n.text\\n");
 #endif
-extern "C" const char soa_lanes_weights[] __attribute__((visibility("hidden")));
+extern "C" HIDDEN const char soa_lanes_weights[];
 #define weights soa_lanes_weights
 """
 
@@ -137,7 +137,7 @@ OF_PART void block(void *const *columns, const int64_t *items, int64_t row, char
 {body}}}
 #else
 constexpr int kRows = LANES * RV;
-void block(void *const *columns, const int64_t *items, int64_t row, char *arena);
+HIDDEN void block(void *const *columns, const int64_t *items, int64_t row, char *arena);
 #endif
 }}  // namespace {name}
 #undef LANES
