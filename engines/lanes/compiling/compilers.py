@@ -107,10 +107,14 @@ def version_of(words: tuple[str, ...]) -> str:
 def compile_library(source: Path, include: Path, target: Target, out: Path, parts: int) -> None:
     """Compile `source` to the shared library `out`. EngineError has the compiler's message.
 
-    Its `parts` are compiled at the same time, as far as this process has cores, and then linked.
+    Its `parts` are compiled at the same time, as far as this process has cores, and then linked; 0:
+    it is compiled as a whole.
     """
     command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
     folder = source.parent
+    if not parts:
+        run_compiler([*command, "-shared", "-o", str(out), source.name, "-lc"], folder, out)
+        return
 
     def one(part: int) -> str:
         made = folder / f"part{part}.o"

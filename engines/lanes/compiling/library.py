@@ -17,6 +17,7 @@ _SHAPES = {
     "aarch64": (4, 32), "armv8.2-a": (4, 32),
 }  # fmt: skip
 _L1 = 24 << 10  # bytes for the intermediate values of a row block, out of 32 kB of L1 cache
+_WHOLE = 20_000  # characters: a shorter text is compiled faster as a whole
 _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate values
 
 
@@ -40,7 +41,8 @@ def build_row(program: Program, target: Target, out: Path) -> list[str]:
         file = Path(scratch) / "network.cpp"
         file.write_text(source.text)
         (file.parent / "weights.bin").write_bytes(source.weights)
-        compile_library(file, HEADERS, target, out / "network.so", parts=1 + len(widths))
+        parts = 1 + len(widths) if len(source.text) > _WHOLE else 0
+        compile_library(file, HEADERS, target, out / "network.so", parts)
     (out / "network.cpp").write_text(source.text)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return ["network.so", "network.cpp", "target.txt"]
