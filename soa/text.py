@@ -11,6 +11,7 @@ import logging
 import math
 import re
 import unicodedata
+from collections.abc import Mapping
 
 # The characters that are markup in CommonMark with GitHub's tables.
 _MARKDOWN = re.compile(
@@ -56,11 +57,16 @@ def logger(name: str) -> logging.Logger:
 
 
 def _plain_arguments(record: logging.LogRecord) -> bool:
-    if isinstance(record.args, tuple):
-        record.args = tuple(
-            each if isinstance(each, int | float) else plain(each) for each in record.args
-        )
+    """A filter that lets every record pass, with its arguments as one line of plain text."""
+    if isinstance(record.args, Mapping):  # of "%(name)s"
+        record.args = {key: _plain_argument(each) for key, each in record.args.items()}
+    elif record.args:
+        record.args = tuple(map(_plain_argument, record.args))
     return True
+
+
+def _plain_argument(given: object) -> object:
+    return given if isinstance(given, int | float) else plain(given)
 
 
 def listed(words: list[str]) -> str:

@@ -285,16 +285,12 @@ class Reduction(Tensor):
 
     def term(self, index: Indices, at: At) -> Value:
         """The element of the source that is reduced at a step."""
-        inner, outer = iter(self.steps()), iter(index)
-        whole = []
-        for d in range(len(self.source.shape)):
-            if d in self.dims:
-                whole.append(next(inner))
-                if self.keep:
-                    next(outer)
-            else:
-                whole.append(next(outer))
-        return at(self.source, tuple(whole))
+        rank = len(self.source.shape)
+        left = range(rank) if self.keep else [d for d in range(rank) if d not in self.dims]
+        place = dict(zip(left, index, strict=True)) | dict(
+            zip(self.dims, self.steps(), strict=True)
+        )
+        return at(self.source, tuple(place[d] for d in range(rank)))
 
 
 class Product(Tensor):

@@ -413,9 +413,9 @@ class _Arrays(Source):
             if counts[one] != counts[other]:
                 raise DataError(
                     f"{self.path}: {one} has {counts[one]} rows, {other} has {counts[other]} rows: "
-                    "name columns that have the same"
+                    "columns of one job have as many rows as each other"
                 )
-        return [0, next(iter(counts.values()), 0)]
+        return [0, max(counts.values(), default=0)]
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         found = {}

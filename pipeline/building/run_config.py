@@ -134,6 +134,7 @@ def run(
     return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun, report)
 
 
+_SOURCES = "sources.json"
 _MEASURED = ("manifest.json", "MLmodel", "reports/")
 """The files of a bundle that hold times, and so differ from run to run."""
 
@@ -307,28 +308,36 @@ def _build(
 def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, str]]:
     """The capture, and the files of the user's code that it depends on, with digests."""
 
-    sources: dict[str, str] = {}
-
     def build(folder: Path) -> Capture:
         with work.step("capture"):
-            first = first_engines(config.engines, not config.names_engines)
-            jobs = min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2)
-            expect_jobs(jobs, TO_READ_PROGRAMS)
-            signature = config.signature()
-
-            def made(say: Say) -> dict[str, str]:
-                _capture_here(config, signature, folder, say)
-                return loaded_sources()
-
-            sources.update(in_fork("the model", made, lambda text: work.say(f"  {text}")))
+            _expect_compilers(config)
+            sources = in_fork(
+                "the model",
+                lambda say: _capture_here(config, config.signature(), folder, say),
+                lambda text: work.say(f"  {text}"),
+            )
+            (folder / _SOURCES).write_text(json.dumps(sources))
         return Capture.load(folder)
 
-    captured = work.cache.result("capture", key, build, Capture.load, depends_on=lambda: sources)
+    captured = work.cache.result("capture", key, build, Capture.load, depends_on=_sources_in)
     return captured, work.cache.files(captured.folder)
 
 
-def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
-    """Build and run the user's model. If it crashes, this process ends."""
+def _expect_compilers(config: Config) -> None:
+    """Start the processes that compile the first candidates, so that they import while the model
+    is captured. Each holds torch: there are never more than two."""
+    first = first_engines(config.engines, not config.names_engines)
+    jobs = min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2)
+    expect_jobs(jobs, TO_READ_PROGRAMS)
+
+
+def _sources_in(folder: Path) -> dict[str, str]:
+    return as_record(dict[str, str], parse_json(read_plain(folder / _SOURCES)))
+
+
+def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> dict[str, str]:
+    """Build and run the user's model; if it crashes, this process ends. Returns the files of the
+    user's code that were read, with their digests."""
     try:
         capture(
             build_model(source_of(config), say),
@@ -344,6 +353,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
             tried_is_enough=config.gates.independence == "tried",
             many=config.reference.many_rows,
         )
+        return loaded_sources()
     except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
         if not out_of_memory(error):
             raise

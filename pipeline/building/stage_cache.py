@@ -41,13 +41,13 @@ class StageCache:
         build: Callable[[Path], T],
         load: Callable[[Path], T],
         keep: Callable[[T], bool] = lambda made: True,
-        depends_on: Callable[[], Mapping[str, str]] = dict,
+        depends_on: Callable[[Path], Mapping[str, str]] = lambda folder: {},
     ) -> T:
         """The result of a stage: `load` reads it from its folder, or `build` makes it there.
 
         A result for which `keep` is false is used now, and built again by the next run.
-        `depends_on` is called after `build`, and returns the files that the stage used, with their
-        digests. If one of them has changed later, the stage is built again.
+        `depends_on(folder)` is called after `build`, and returns the files that the stage used,
+        with their digests. If one of them has changed later, the stage is built again.
         """
         folder = self.folder(stage, key)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class StageCache:
             folder.mkdir()
             made = build(folder)
             if keep(made):
-                write_whole(folder / _DONE, json.dumps(dict(depends_on())))
+                write_whole(folder / _DONE, json.dumps(dict(depends_on(folder))))
             return made
 
     def record(

@@ -76,14 +76,14 @@ def as_collection(
         if layout is None or layout == data.layout:
             return data
         data = to_numpy(data)
-    names, column, loads = _source(data)
+    source = _source(data)
     for name in (*([] if layout is None else layout.by_name), *(fill or ())):
-        require_column(name, names)
-    wanted = names if layout is None else list(layout.by_name)
+        require_column(name, source.names)
+    wanted = source.names if layout is None else list(layout.by_name)
     found = {
         name: _values(
             _Asked(name, (fill or {}).get(name), layout[name].dtype if layout else None),
-            column(name),
+            source.column(name),
         )
         for name in wanted
     }
@@ -92,7 +92,7 @@ def as_collection(
             [_member_of(name, each.values) for name, each in found.items()], 1, "columns"
         )
     apart = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
-    copied = {name for name, each in found.items() if each.copied or loads}
+    copied = {name for name, each in found.items() if each.copied or source.computed}
     pieces: dict[str, Any] = {}
     for member in layout.columns:
         values = found[member.name].values
@@ -117,8 +117,8 @@ def _library(value: object) -> str:
 
 def columns_of(data: Any) -> dict[str, Any]:
     """The columns of what `as_collection` takes, by name, as their library has them."""
-    names, column, _ = _source(to_numpy(data) if isinstance(data, Collection) else data)
-    return {str(name): column(name) for name in names}
+    source = _source(to_numpy(data) if isinstance(data, Collection) else data)
+    return {str(name): source.column(name) for name in source.names}
 
 
 def require_column(name: str, names: Sequence[Any]) -> None:
@@ -128,38 +128,66 @@ def require_column(name: str, names: Sequence[Any]) -> None:
         raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
 
 
-def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
-    """The names of the columns; a function that gives a column by name; whether it
-    reads a file or computes the values."""
-    library = _library(data)
-    computed = library == "polars" and hasattr(data, "collect")  # a LazyFrame
-    if computed:
-        data = data.collect()
-    if library == "polars" and hasattr(data, "columns"):
-        data, library = data.to_arrow(), "pyarrow"
-    if library == "pyarrow" and hasattr(data, "schema") and not hasattr(data, "column"):
-        # A RecordBatchReader, which can be read once, or a dataset
-        data, computed = data.read_all() if hasattr(data, "read_all") else data.to_table(), True
+@dataclass(frozen=True)
+class _Source:
+    """Columns by name. `computed`: the values are read from a file, or made, when they are asked
+    for, so that nobody else holds their memory."""
+
     names: Sequence[Any]
-    if library == "pyarrow" and hasattr(data, "schema"):
-        names, column = data.schema.names, data.column
-    elif library == "awkward":
-        names, column = data.fields, data.__getitem__
-    elif isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
-        names, column = list(data), data.__getitem__
-    else:  # a column of a structured array
-        names = getattr(getattr(data, "dtype", None), "names", None) or ()
-        column = getattr(data, "__getitem__", None)
-    if not names:
+    column: Callable[[Any], Any]
+    computed: bool = False
+
+
+def _source(data: Any) -> _Source:
+    """The columns of `data`. Raises CollectionError if they have no names, or two have the same."""
+    found = _of_table(data) or _of_mapping(data)
+    if not found.names:
         raise CollectionError(
             f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
             "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
             "memory, n)"
         )
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
-    file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))
-    return names, column, file or computed
+    seen = set[Any]()
+    for name in found.names:
+        if name in seen:
+            raise CollectionError(f"two columns are called {name!r}: rename one")
+        seen.add(name)
+    return found
+
+
+def _of_table(data: Any) -> _Source | None:
+    """The columns of a table of Arrow or polars, of a reader, or of something lazy; None if `data`
+    is none of these."""
+    library, lazy = _library(data), False
+    if library == "polars":
+        lazy = hasattr(data, "collect")  # a LazyFrame
+        frame = data.collect() if lazy else data
+        if not hasattr(frame, "columns"):
+            return None
+        data = frame.to_arrow()
+    elif library != "pyarrow" or not hasattr(data, "schema"):
+        return None
+    elif not hasattr(data, "column"):  # a RecordBatchReader, which can be read once, or a dataset
+        lazy = True
+        data = data.read_all() if hasattr(data, "read_all") else data.to_table()
+    return _Source(data.schema.names, data.column, lazy)
+
+
+def _of_mapping(data: Any) -> _Source:
+    """The columns of a dict, records, a DataFrame of pandas, or a group of HDF5; no name if there
+    are none."""
+    library = _library(data)
+    if library == "awkward":
+        return _Source(data.fields, data.__getitem__)
+    in_file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))  # an .npz
+    if isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
+        return _Source(list(data), data.__getitem__, in_file)
+    fields = getattr(getattr(data, "dtype", None), "names", None) or ()  # a structured array
+    return _Source(fields, data.__getitem__ if fields else _no_column, in_file)
+
+
+def _no_column(name: Any) -> Any:
+    raise KeyError(name)
 
 
 # -- a column of any library -----------------------------------------------------------------------

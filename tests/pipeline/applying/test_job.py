@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -116,13 +117,10 @@ def test_rows_that_see_each_other(
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_every_dtype_and_shape(
-    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Eigen columns in a buffer and as separate ones; a collection that is read and written."""
-    promoted(empty, served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED))
+def mixed_rows() -> dict[str, Any]:
+    """Rows of `served.MIXED`: every kind of dtype and shape."""
     draw = np.random.default_rng(3)
-    rows: dict[str, Any] = {
+    return {
         "pt": draw.normal(size=500).astype("f4"),
         "dir": draw.normal(size=(500, 3)).astype("f4"),
         "cov": draw.normal(size=(500, 2, 3)),
@@ -132,18 +130,26 @@ def test_every_dtype_and_shape(
         "run": draw.integers(0, 99, 500).astype("u4"),
         "half": draw.normal(size=500).astype("f2"),
     }
-    np.savez(tmp_path / "rows.npz", **rows)
-    pipeline.apply("mixed@production", tmp_path / "rows.npz", tmp_path / "o.h5", registry=empty)
-    wrong = {**rows, "cov": rows["cov"].astype("f4")}
-    np.savez(tmp_path / "wrong.npz", **wrong)
-    with pytest.raises(DataError, match=r"wrong.npz, rows 0 to 256: .*'cov' is float32"):
-        pipeline.apply(
-            "mixed@production", tmp_path / "wrong.npz", tmp_path / "o.npz", registry=empty
-        )
-    import h5py
 
-    with h5py.File(tmp_path / "o.h5") as file:
-        found = {name: file[name][:] for name in file}
+
+@pytest.fixture
+def mixed(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    promoted(empty, served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED))
+    return empty
+
+
+def scored(source: Path, out: Path, registry: Registry, **given: Any) -> dict[str, Any]:
+    """The columns of the output for a file of such rows."""
+    pipeline.apply("mixed@production", source, out, registry=registry, **given)
+    with h5py.File(out) as file:
+        return {name: file[name][:] for name in file}
+
+
+def test_every_dtype_and_shape(tmp_path: Path, mixed: Registry) -> None:
+    """Eigen columns in a buffer and as separate ones; a collection that is read and written."""
+    rows = mixed_rows()
+    np.savez(tmp_path / "rows.npz", **rows)
+    found = scored(tmp_path / "rows.npz", tmp_path / "o.h5", mixed)
     assert found["vec"].shape == (500, 2) and found["mat"].shape == (500, 2, 2)
     np.testing.assert_allclose(found["vec"], rows["dir"][:, :2] - rows["dir"][:, 1:], rtol=1e-6)
     np.testing.assert_allclose(found["mat"], rows["cov"][..., :2] * 2 + rows["cov"][..., 1:])
@@ -154,16 +160,29 @@ def test_every_dtype_and_shape(
     )
     assert found["count"].dtype == np.int32 and found["ok"].dtype == np.bool_
 
-    # The same rows in the form of `to_arrow`: an Eigen column is a struct of its entries.
+
+def test_another_dtype_than_the_models_is_refused(tmp_path: Path, mixed: Registry) -> None:
+    rows = mixed_rows()
+    np.savez(tmp_path / "wrong.npz", **{**rows, "cov": rows["cov"].astype("f4")})
+    with pytest.raises(DataError, match=r"wrong.npz, rows 0 to 256: .*'cov' is float32"):
+        scored(tmp_path / "wrong.npz", tmp_path / "o.h5", mixed)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_every_dtype_and_shape_in_the_form_of_to_arrow(
+    tmp_path: Path, mixed: Registry, suffix: str
+) -> None:
+    """An Eigen column is a struct of its entries; columns and entries may be kept."""
+    rows = mixed_rows()
+    np.savez(tmp_path / "rows.npz", **rows)
+    expected = scored(tmp_path / "rows.npz", tmp_path / "o.h5", mixed)
     parts = as_collection(rows, Layout([served.MIXED.layouts["parts"][name] for name in rows]))
-    table = pa.Table.from_batches([to_arrow(parts)])
-    pq.write_table(table, tmp_path / "rows.parquet")
-    pyarrow.feather.write_feather(table, tmp_path / "rows.arrow")
-    for source in (tmp_path / "rows.parquet", tmp_path / "rows.arrow"):
-        out = tmp_path / f"{source.suffix}.h5"
-        pipeline.apply("mixed@production", source, out, registry=empty, keep=["cov", "dir.e2"])
-        with h5py.File(out) as file:
-            for name, values in found.items():
-                np.testing.assert_array_equal(file[name][:], values)
-            np.testing.assert_array_equal(file["cov"][:], rows["cov"])
-            np.testing.assert_array_equal(file["dir.e2"][:], rows["dir"][:, 2])
+    table, source = pa.Table.from_batches([to_arrow(parts)]), tmp_path / f"rows{suffix}"
+    write = pq.write_table if suffix == ".parquet" else pyarrow.feather.write_feather
+    write(table, source)
+    found = scored(source, tmp_path / "again.h5", mixed, keep=["cov", "dir.e2"])
+    np.testing.assert_array_equal(found.pop("cov"), rows["cov"])
+    np.testing.assert_array_equal(found.pop("dir.e2"), rows["dir"][:, 2])
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 import pipeline
 from engines.errors import RunError
+from pipeline.building.in_memory import Compiled
 from pipeline.errors import DataError, InitError
 from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
@@ -75,40 +78,77 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("temporary")
 
 
-def test_answers_of_all_rows_and_a_config_that_gives_them_again(
-    net: Net, place: Path, tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Before:
+    """A network before it is compiled, and what was said while that was done."""
+
+    weights: dict[str, Tensor]
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def before(net: Net) -> Before:
+    return Before({name: value.clone() for name, value in net.state_dict().items()}, [])
+
+
+@pytest.fixture(scope="module")
+def fast(net: Net, before: Before) -> Iterator[Compiled]:
+    with pipeline.compile(net, JETS, say=before.said.append) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(net: Net) -> dict[str, Tensor]:
+    with torch.no_grad():
+        found: dict[str, Tensor] = net.eval()(stacked())
+    net.train()
+    return found
+
+
+def test_the_answers_are_those_of_the_network(fast: Compiled, expected: dict[str, Tensor]) -> None:
+    found = fast({**JETS, "other": np.zeros(700)})
+    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
+    probabilities = np.stack([found["p0"], found["p1"]], axis=1)
+    np.testing.assert_allclose(probabilities, expected["p"], rtol=1e-4, atol=1e-5)
+    fewer = fast({name: values[:5] for name, values in JETS.items()})
+    np.testing.assert_array_equal(fewer["score"], found["score"][:5])
+
+
+def test_the_network_stays_as_it_was(net: Net, before: Before, fast: Compiled) -> None:
+    assert net.training and all(p.requires_grad for p in net.parameters())
+    now = net.state_dict()
+    assert all(torch.equal(value, now[name]) for name, value in before.weights.items())
+
+
+def test_what_was_chosen_is_said(before: Before, fast: Compiled) -> None:
+    assert any("lanes" in line for line in before.said)
+    assert any("speed" in line for line in before.said)
+
+
+def test_no_file_stays_after_close(
+    net: Net, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    said: list[str] = []
-    with pipeline.compile(net, JETS, say=said.append) as fast:
-        found = fast({**JETS, "other": np.zeros(700)})
-        fewer = fast({name: values[:5] for name, values in JETS.items()})
-        files = fast.save(tmp_path / "config.yaml")
+    with pipeline.compile(net, JETS, say=_quiet) as fast:
         assert list(place.glob("pipeline-compile-*"))
     assert not list(place.glob("pipeline-compile-*"))
     with pytest.raises(RunError):
         fast.save(tmp_path / "late" / "config.yaml")
     assert not (tmp_path / "late").exists()
-    assert net.training and all(p.requires_grad for p in net.parameters())
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
-    with torch.no_grad():
-        expected = net.eval()(stacked())
-    net.train()
-    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
-    probabilities = np.stack([found["p0"], found["p1"]], axis=1)
-    np.testing.assert_allclose(probabilities, expected["p"], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(fewer["score"], found["score"][:5])
-    assert any("lanes" in line for line in said) and any("speed" in line for line in said)
 
-    where = ("--registry", empty.uri, "--work", tmp_path / "work")
-    ran = cli("run", files[0], "--quick", *where, "--json")
-    assert '"jets/' not in ran.stdout and '"model/1"' in ran.stdout
-    session = pipeline.load("model", registry=empty.uri, mode="test")
-    again = session.collection("outputs", 700)
-    session.run(pipeline.as_collection(JETS, session.layout("events")), again)
-    np.testing.assert_allclose(again["score"], found["score"], rtol=1e-5)
-    session.close()
+
+def test_the_saved_config_gives_the_same_answers(
+    fast: Compiled, tmp_path: Path, empty: Registry
+) -> None:
+    config, *_ = fast.save(tmp_path / "config.yaml")
+    ran = cli(
+        "run", config, "--quick", "--registry", empty.uri, "--work", tmp_path / "work", "--json"
+    )
+    assert json.loads(ran.stdout)["version"] == "model/1"
+    with pipeline.load("model", registry=empty.uri, mode="test") as session:
+        again = session.collection("outputs", 700)
+        session.run(pipeline.as_collection(JETS, session.layout("events")), again)
+        np.testing.assert_allclose(again["score"], fast(JETS)["score"], rtol=1e-5)
 
 
 def test_jagged_items_by_a_mask() -> None:
