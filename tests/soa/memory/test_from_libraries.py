@@ -317,7 +317,7 @@ def test_missing_values_are_filled_or_refused(values: Any) -> None:
         values = ak.values_astype(values, "float32")
     collection = as_collection({"x": values}, ONE, fill={"x": -1})
     assert (collection["x"].tolist(), collection.copied) == ([1, -1, 3], ("x",))
-    with pytest.raises(CollectionError, match=r"column 'x' has 1 missing .*fill=\{'x': 0\}"):
+    with pytest.raises(CollectionError, match=r"column 'x' has nulls .*fill=\{'x': 0\}"):
         as_collection({"x": values}, ONE)
 
 
