@@ -1,6 +1,6 @@
 """Run the benchmarks, one after another: `python -m benchmarks [NAME ...]`.
 
-`python -m benchmarks --results` runs all of `SECTIONS` and writes RESULTS.md.
+`python -m benchmarks --results [NAME ...]` writes their output to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.table import machine
 from soa.files import write_whole
 
 ROOT = Path(__file__).parents[1]
-_ZOO = [f"configs/zoo/{each.name}" for each in sorted((ROOT / "configs" / "zoo").glob("*.yaml"))]
+_ZOO = [f"configs/zoo/{name}.yaml" for name in ("deep_sets", "mlp", "particle_transformer")]
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
@@ -75,13 +76,13 @@ SECTIONS = {
     "unseen": Section(
         "Networks that are not in the zoo",
         "Nothing was tuned on them. The same peers.",
-        "speed.zoo", "--unseen --short",
+        "speed.zoo", "--unseen --short pointwise_first transformer_block small_resnet edge_conv",
     ),
     "limit": Section(
         "The distance to the limit",
         "The time of a call as a multiple of the least time that a core needs for its products, or "
         "for moving its memory once.",
-        "speed.limit", "--unseen pointwise_first transformer_block small_resnet",
+        "speed.limit", "--unseen pointwise_first small_resnet",
     ),
     "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
     "start": Section(
@@ -93,39 +94,57 @@ SECTIONS = {
 }  # fmt: skip
 
 
-def results() -> str:
-    """RESULTS.md, measured now."""
-    parts = [
-        "# Measured\n",
-        f"Made by `python -m benchmarks --results` on {datetime.now(UTC):%Y-%m-%d} in "
-        f"{{minutes:.0f}} minutes. Machine: {machine()}; one thread unless a table says otherwise. "
-        "Contestants take turns in one process, so ratios are more reliable than times. No GPU has "
-        "run anything. Below a median, or beside it, stands its spread, p05 … p95.\n",
-    ]
+_HEAD = f"""\
+# Measured
+
+Made by `python -m benchmarks --results`. Machine: {machine()}; one thread unless a table says
+otherwise. Contestants take turns in one process, so ratios are more reliable than times. No GPU has
+run anything. Below a median, or beside it, stands its spread, p05 … p95.
+"""
+
+
+def measured(section: Section) -> str:
+    """A section of RESULTS.md, measured now."""
+    print(f"== {section.command}", file=sys.stderr, flush=True)
     begun = time.monotonic()
-    for each in SECTIONS.values():
-        print(f"== {each.command}", file=sys.stderr, flush=True)
-        done = subprocess.run(
-            [sys.executable, *each.command.split()[1:]], stdout=subprocess.PIPE, text=True
-        )
-        lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
-        lines = [line for line in lines if line != machine()]
-        if done.returncode:
-            lines.append(f"ended with {done.returncode}")
-        shown = "\n".join(lines)
-        parts.append(f"## {each.title}\n\n`{each.command}`\n\n{each.text}\n\n```\n{shown}\n```\n")
-    return "\n".join(parts).replace("{minutes:.0f}", f"{(time.monotonic() - begun) / 60:.0f}")
+    done = subprocess.run(
+        [sys.executable, *section.command.split()[1:]],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+    shown = "\n".join(line for line in lines if line != machine())
+    when = f"{datetime.now(UTC):%Y-%m-%d}, {(time.monotonic() - begun) / 60:.1f} minutes"
+    return (
+        f"## {section.title}\n\n`{section.command}` ({when})\n\n{section.text}\n\n"
+        f"```\n{shown}\n```\n"
+    )
+
+
+def write_results(names: Sequence[str]) -> None:
+    """Measure these sections of RESULTS.md, and write the file after each. Other sections stay as
+    they are, if their command is still the same."""
+    old = dict.fromkeys(SECTIONS, "")
+    for part in RESULTS.read_text().split("\n## ")[1:] if RESULTS.exists() else ():
+        for name, section in SECTIONS.items():
+            if part.startswith(f"{section.title}\n") and f"`{section.command}` (" in part:
+                old[name] = f"## {part.rstrip()}\n"
+    for name in names:
+        old[name] = measured(SECTIONS[name])
+        write_whole(RESULTS, "\n".join([_HEAD, *(part for part in old.values() if part)]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--results", action="store_true", help="run all, and write RESULTS.md")
+    parser.add_argument("--results", action="store_true", help="write the output to RESULTS.md")
     asked = parser.parse_args()
+    names = asked.names or [*SECTIONS]
     if asked.results:
-        write_whole(RESULTS, results())
+        write_results(names)
         return
-    for name in asked.names or SECTIONS:
+    for name in names:
         # Separate processes: threads and memory of one must not affect the next.
         print(f"\n== {SECTIONS[name].command}\n", flush=True)
         subprocess.run([sys.executable, *SECTIONS[name].command.split()[1:]], check=True)
