@@ -17,7 +17,6 @@ from pathlib import Path
 from benchmarks.table import machine
 from soa.files import write_whole
 
-ROOT = Path(__file__).parents[1]
 _ZOO = [f"configs/zoo/{name}.yaml" for name in ("deep_sets", "mlp", "particle_transformer")]
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -94,10 +93,10 @@ SECTIONS = {
 }  # fmt: skip
 
 
-_HEAD = f"""\
+_HEAD = """\
 # Measured
 
-Made by `python -m benchmarks --results`. Machine: {machine()}; one thread unless a table says
+Made by `python -m benchmarks --results`. Machine: {machine}; one thread unless a table says
 otherwise. Contestants take turns in one process, so ratios are more reliable than times. No GPU has
 run anything. Below a median, or beside it, stands its spread, p05 … p95.
 """
@@ -132,7 +131,10 @@ def write_results(names: Sequence[str]) -> None:
                 old[name] = f"## {part.rstrip()}\n"
     for name in names:
         old[name] = measured(SECTIONS[name])
-        write_whole(RESULTS, "\n".join([_HEAD, *(part for part in old.values() if part)]))
+        write_whole(
+            RESULTS,
+            "\n".join([_HEAD.format(machine=machine()), *(part for part in old.values() if part)]),
+        )
 
 
 def main() -> None:
