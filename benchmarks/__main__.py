@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -112,7 +113,8 @@ def measured(section: Section) -> str:
         text=True,
         check=True,
     )
-    lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip()]
+    text = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # colours
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     shown = "\n".join(line for line in lines if line != machine())
     when = f"{datetime.now(UTC):%Y-%m-%d}, {(time.monotonic() - begun) / 60:.1f} minutes"
     return (
