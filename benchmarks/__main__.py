@@ -88,9 +88,6 @@ SECTIONS = {
     "start": Section(
         "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"
     ),
-    "loading": Section(
-        "Loading", "The least of nine loads, or of five processes.", "memory.loading"
-    ),
 }  # fmt: skip
 
 
