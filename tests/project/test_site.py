@@ -42,7 +42,7 @@ def test_links_lead_somewhere(site: Path) -> None:
 
 def test_the_command_and_the_api_are_in_it(site: Path) -> None:
     command = (site / "reference/command.html").read_text()
-    for name in ("init", "run", "promote", "apply", "gc", "doctor"):
+    for name in ("init", "run", "promote", "apply", "registry-gc", "doctor"):
         assert f'id="pipeline-{name}"' in command, name
     api = (site / "reference/api.html").read_text()
     for name in ("load", "Session", "Collection", "Layout", "Registry", "apply"):
