@@ -83,12 +83,13 @@ class Values:
         self, function: str, *arguments: Value, dtype: str, bounds: Bounds | None = None
     ) -> Value:
         """A call. `bounds`: given if they are known to be narrower than those of the dtype."""
+        known: Bounds | None = None  # of a float nothing is known
         if dtype in RANGES:
             bounds = bounds or _bounds(function, arguments)
             low, high = RANGES[dtype]
             fits = bounds is not None and low <= bounds[0] and bounds[1] <= high
-            bounds = bounds if fits else (low, high)
-        made = Call(dtype, bounds, function, arguments)
+            known = bounds if fits else (low, high)
+        made = Call(dtype, known, function, arguments)
         return self._made.setdefault(("call", function, arguments, dtype), made)
 
 

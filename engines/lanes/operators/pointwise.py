@@ -114,10 +114,11 @@ def where(build: Builder, op: Operator, condition: Any, a: Any, b: Any, /) -> Te
 
 
 def select(build: Builder, op: Operator, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    def call(*values: Any) -> Any:
-        low, high = zip(*(v.bounds or (0, 0) for v in values[1:]), strict=True)
-        bounds = min(low), max(high)
-        return build.values.call("select", *values, dtype=op.dtype, bounds=bounds)
+    def call(chosen: Value, one: Value, other: Value) -> Value:
+        bounds = None
+        if one.bounds is not None and other.bounds is not None:
+            bounds = min(one.bounds[0], other.bounds[0]), max(one.bounds[1], other.bounds[1])
+        return build.values.call("select", chosen, one, other, dtype=op.dtype, bounds=bounds)
 
     given = [build.expand(each, op.shape) for each in (condition, a, b)]
     return build.add(Map(build.values, op.dtype, call, given, 1))

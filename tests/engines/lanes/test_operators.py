@@ -159,6 +159,13 @@ def _set(x: Tensor, where: Any, values: Any) -> Tensor:
 
 
 SELECTIONS: Table = {
+    "an index that is a choice of two floats": lambda v, i: v.gather(
+        1, torch.where(v[:, :1] > 0, 4.0, 2.0).long()
+    ),
+    **{
+        f"quantile, {how}": lambda v, i, how=how: torch.quantile(v, 0.3, 1, interpolation=how)
+        for how in ("linear", "midpoint", "lower", "higher", "nearest")
+    },
     "topk": lambda x, i: x.topk(3, 1).values,
     "least": lambda x, i: x.topk(2, 2, largest=False).values,
     "sorted": lambda x, i: x.sort(2, descending=True).values,
