@@ -35,6 +35,12 @@ class Section:
     def command(self) -> str:
         return f"python -m benchmarks.{self.module} {self.arguments}".rstrip()
 
+    def run(self, output: int | None = None) -> str:
+        """Run it in a process of its own: threads and memory of one must not affect the next.
+        Returns what it printed, if `output` is subprocess.PIPE."""
+        command = [sys.executable, *self.command.split()[1:]]
+        return subprocess.run(command, stdout=output, text=True, check=True).stdout or ""
+
 
 SECTIONS = {
     "overhead": Section(
@@ -104,13 +110,7 @@ def measured(section: Section) -> str:
     """A section of RESULTS.md, measured now."""
     print(f"== {section.command}", file=sys.stderr, flush=True)
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *section.command.split()[1:]],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    text = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # colours
+    text = re.sub(r"\x1b\[[\d;]*m", "", section.run(subprocess.PIPE))  # colours
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     shown = "\n".join(line for line in lines if line != machine())
     when = f"{datetime.now(UTC):%Y-%m-%d}, {(time.monotonic() - begun) / 60:.1f} minutes"
@@ -123,17 +123,16 @@ def measured(section: Section) -> str:
 def write_results(names: Sequence[str]) -> None:
     """Measure these sections of RESULTS.md, and write the file after each. Other sections stay as
     they are, if their command is still the same."""
-    old = dict.fromkeys(SECTIONS, "")
-    for part in RESULTS.read_text().split("\n## ")[1:] if RESULTS.exists() else ():
-        for name, section in SECTIONS.items():
+    parts = dict.fromkeys(SECTIONS, "")
+    before = RESULTS.read_text().split("\n## ")[1:] if RESULTS.exists() else []
+    for name, section in SECTIONS.items():
+        for part in before:
             if part.startswith(f"{section.title}\n") and f"`{section.command}` (" in part:
-                old[name] = f"## {part.rstrip()}\n"
+                parts[name] = f"## {part.rstrip()}\n"
     for name in names:
-        old[name] = measured(SECTIONS[name])
-        write_whole(
-            RESULTS,
-            "\n".join([_HEAD.format(machine=machine()), *(part for part in old.values() if part)]),
-        )
+        parts[name] = measured(SECTIONS[name])
+        there = [part for part in parts.values() if part]
+        write_whole(RESULTS, "\n".join([_HEAD.format(machine=machine()), *there]))
 
 
 def main() -> None:
@@ -146,9 +145,8 @@ def main() -> None:
         write_results(names)
         return
     for name in names:
-        # Separate processes: threads and memory of one must not affect the next.
         print(f"\n== {SECTIONS[name].command}\n", flush=True)
-        subprocess.run([sys.executable, *SECTIONS[name].command.split()[1:]], check=True)
+        SECTIONS[name].run()
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def prepare(folder: Path) -> None:
 
 
 def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
-    """The table's rows by name, in the order of running: `explain` reads the output of `apply`."""
+    """The table's rows by name, in the order of running: `show FILE` reads what `apply` wrote."""
 
     def answer(package: str, ref: str, options: str = "") -> tuple[str, str]:
         code = ANSWER.format(package=package, ref=ref, options=options, rows=ROWS)
@@ -137,7 +137,7 @@ def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
         "pipeline ls": command("ls"),
         "pipeline show": command("show", "start/1"),
         "pipeline history": command("history", "start"),
-        "pipeline policy": command("policy"),
+        "pipeline registry policy": command("registry", "policy"),
         f"pipeline apply, {ROWS:,} rows": command(
             "apply",
             "start@production",
@@ -146,7 +146,7 @@ def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
             f"{folder}/scored",
             "--force",
         ),
-        "pipeline explain": command("explain", f"{folder}/scored/rows.parquet"),
+        "pipeline show FILE": command("show", f"{folder}/scored/rows.parquet"),
         "pipeline.load(NAME@production)": answer("pipeline", "start@production"),
         "the same, from the cache": answer("pipeline", "start@production", cached),
         "pipeline.load(FOLDER)": answer("pipeline", f"{folder}/pulled"),

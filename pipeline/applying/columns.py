@@ -15,7 +15,7 @@ import numpy.typing as npt
 from soa.dtypes import DTYPES
 from soa.errors import LayoutError
 from soa.layout import eigen
-from soa.memory import plain_arrow
+from soa.memory import library_of, plain_arrow
 
 Array = npt.NDArray[Any]
 
@@ -60,22 +60,18 @@ class FileColumn:
         return None if self.offsets is None else self.offsets.tobytes()
 
 
-def _library(given: Any) -> str:
-    return type(given).__module__.partition(".")[0]
-
-
 def is_jagged(given: Any) -> bool:
     """True if each row is a list, and the lengths may differ."""
-    if _library(given) == "pyarrow":
+    if library_of(given) == "pyarrow":
         import pyarrow as pa
 
         return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
-    return _library(given) == "awkward" and "var" in str(given.type.content)
+    return library_of(given) == "awkward" and "var" in str(given.type.content)
 
 
 def counts_of(given: Any) -> Array:
     """How many items each row of a jagged column has."""
-    if _library(given) == "pyarrow":
+    if library_of(given) == "pyarrow":
         found: Array = given.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         return found
     import awkward as ak
@@ -125,7 +121,7 @@ def _of_numbers(given: Any) -> tuple[Any, str]:
     """An array of Arrow or Awkward as Awkward's, with its type. ValueError if it has no numbers."""
     import awkward as ak
 
-    if _library(given) == "pyarrow":
+    if library_of(given) == "pyarrow":
         if "dictionary" in str(given.type):  # plain_arrow has decoded those of numbers
             raise ValueError("is a category of text or objects: give its codes, or leave it out")
         given = ak.from_arrow(given)
@@ -137,7 +133,7 @@ def _of_numbers(given: Any) -> tuple[Any, str]:
 
 def _without_awkward(given: Any) -> Any:
     """An Arrow array as NumPy where it needs no Awkward, else in its plainest form."""
-    if _library(given) != "pyarrow":
+    if library_of(given) != "pyarrow":
         return given
     plain = plain_arrow(given)
     return as_numpy(plain) if _is_plain(plain) else plain

@@ -34,6 +34,7 @@ from soa.memory import (
     as_collection,
     columns_of,
     from_jagged,
+    library_of,
     plain_arrow,
     require_column,
     to_numpy,
@@ -83,7 +84,7 @@ class _Columns(Source):
 
 def _plain(name: str, column: Any) -> Any:
     """A column as NumPy's, Arrow's or Awkward's array."""
-    library = type(column).__module__.partition(".")[0]
+    library = library_of(column)
     if library == "pyarrow":
         return plain_arrow(column)
     if library in ("numpy", "awkward"):

@@ -5,10 +5,11 @@ from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes
 from .from_libraries import as_collection as as_collection
-from .from_libraries import columns_of as columns_of
 from .from_libraries import plain_arrow as plain_arrow
-from .from_libraries import require_column as require_column
 from .jagged import from_jagged as from_jagged
+from .named_columns import columns_of as columns_of
+from .named_columns import library_of as library_of
+from .named_columns import require_column as require_column
 from .span import CPU as CPU
 from .span import Device as Device
 from .span import Span as Span

@@ -8,7 +8,7 @@ in place only in Fortran order. Lists that all have the same length count as suc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +19,10 @@ from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import LAYOUT, Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
+from soa.memory.named_columns import library_of, named_columns, require_column
 from soa.memory.span import Array, Device, allocate, is_tensor
 from soa.memory.to_libraries import to_numpy
-from soa.options import BY_NAME, nearest, takes
+from soa.options import BY_NAME, takes
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -76,7 +77,7 @@ def as_collection(
         if layout is None or layout == data.layout:
             return data
         data = to_numpy(data)
-    source = _source(data)
+    source = named_columns(data)
     for name in (*([] if layout is None else layout.by_name), *(fill or ())):
         require_column(name, source.names)
     wanted = source.names if layout is None else list(layout.by_name)
@@ -111,85 +112,6 @@ def as_collection(
     return made
 
 
-def _library(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
-def columns_of(data: Any) -> dict[str, Any]:
-    """The columns of what `as_collection` takes, by name, as their library has them."""
-    source = _source(to_numpy(data) if isinstance(data, Collection) else data)
-    return {str(name): source.column(name) for name in source.names}
-
-
-def require_column(name: str, names: Sequence[Any]) -> None:
-    """Raises CollectionError if `name` is not among the names; it names the nearest one."""
-    if name not in names:
-        have = ", ".join(map(str, names))
-        raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Columns by name. `computed`: the values are read from a file, or made, when they are asked
-    for, so that nobody else holds their memory."""
-
-    names: Sequence[Any]
-    column: Callable[[Any], Any]
-    computed: bool = False
-
-
-def _source(data: Any) -> _Source:
-    """The columns of `data`. Raises CollectionError if they have no names, or two have the same."""
-    found = _of_table(data) or _of_mapping(data)
-    if not found.names:
-        raise CollectionError(
-            f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
-            "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
-            "memory, n)"
-        )
-    seen = set[Any]()
-    for name in found.names:
-        if name in seen:
-            raise CollectionError(f"two columns are called {name!r}: rename one")
-        seen.add(name)
-    return found
-
-
-def _of_table(data: Any) -> _Source | None:
-    """The columns of a table of Arrow or polars, of a reader, or of something lazy; None if `data`
-    is none of these."""
-    library, lazy = _library(data), False
-    if library == "polars":
-        lazy = hasattr(data, "collect")  # a LazyFrame
-        frame = data.collect() if lazy else data
-        if not hasattr(frame, "columns"):
-            return None
-        data = frame.to_arrow()
-    elif library != "pyarrow" or not hasattr(data, "schema"):
-        return None
-    elif not hasattr(data, "column"):  # a RecordBatchReader, which can be read once, or a dataset
-        lazy = True
-        data = data.read_all() if hasattr(data, "read_all") else data.to_table()
-    return _Source(data.schema.names, data.column, lazy)
-
-
-def _of_mapping(data: Any) -> _Source:
-    """The columns of a dict, records, a DataFrame of pandas, or a group of HDF5; no name if there
-    are none."""
-    library = _library(data)
-    if library == "awkward":
-        return _Source(data.fields, data.__getitem__)
-    in_file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))  # an .npz
-    if isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
-        return _Source(list(data), data.__getitem__, in_file)
-    fields = getattr(getattr(data, "dtype", None), "names", None) or ()  # a structured array
-    return _Source(fields, data.__getitem__ if fields else _no_column, in_file)
-
-
-def _no_column(name: Any) -> Any:
-    raise KeyError(name)
-
-
 # -- a column of any library -----------------------------------------------------------------------
 
 
@@ -214,7 +136,7 @@ class _Found(NamedTuple):
 
 def _values(asked: _Asked, value: Any) -> _Found:
     """The values as an array of NumPy or torch, in place if possible."""
-    library, copied = _library(value), False
+    library, copied = library_of(value), False
     if library == "polars":
         value, library = value.to_arrow(), "pyarrow"
     elif library == "pandas" and not isinstance(value.dtype, np.dtype):

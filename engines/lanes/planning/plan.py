@@ -103,7 +103,7 @@ class Kernel:
 
 
 Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
-
+"""A step of a plan: loops that write elements, or a sort, a sum so far, or a scatter of a row."""
 
 Store: TypeAlias = Literal["registers", "local", "shared"]
 """Where a kernel keeps the intermediate values of a row."""

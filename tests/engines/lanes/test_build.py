@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from engines import EngineError, NotApplicableError, Portable, Target, engine
-from engines.lanes.compiling import compilers
+from engines.lanes.compiling import choose_widths, compilers
 from engines.lanes.index import Indices
 from engines.lanes.operators import LOWERINGS, Operator
+from engines.lanes.planning import HEADERS, planned, row_program, written
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Tensor as Lowered
+from runtime.session.session import Session
 from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
 
 
@@ -165,10 +167,32 @@ def test_flags_of_the_environment_change_no_bit(
 def test_every_compiler_gives_the_same_bits(
     small: Prepared, usual: Tensor, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not any((Path(folder) / name).exists() for folder in os.environ["PATH"].split(":")):
+    if shutil.which(name) is None:
         pytest.skip(f"{name} is not here")
     monkeypatch.setenv("CXX", name)
     assert torch.equal(small.compiled()(X)["y"], usual)
+
+
+@pytest.mark.parametrize("name", ["g++", "clang++"])
+def test_a_network_in_parts_gives_the_bits_of_the_whole(
+    small: Prepared, usual: Tensor, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not here")
+    monkeypatch.setenv("CXX", name)
+    target = Target.parse("cpu")
+    plan = planned(row_program(small.program))
+    widths = choose_widths(plan, target)
+    source = written(plan, widths)
+    (tmp_path / "network.cpp").write_text(source.text)
+    (tmp_path / "weights.bin").write_bytes(source.weights)
+    (tmp_path / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    library = tmp_path / "network.so"
+    compilers.compile_library(tmp_path / "network.cpp", HEADERS, target, library, 1 + len(widths))
+    assert len([*tmp_path.glob("*.o")]) == 1 + len(widths)
+    opened = engine("lanes").open(library, torch.device("cpu"))
+    whole = Compiled(small.model, small.signature, Session(small.signature, opened))
+    assert torch.equal(whole(X)["y"], usual)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`pipeline cache`: lists what this host keeps, and makes room."""
+"""`pipeline registry cache`: lists what this host keeps, and makes room."""
 
 from __future__ import annotations
 
