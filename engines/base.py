@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # reading a config needs only the names of engines, and no to
     import torch
 
     from soa.memory import Span
+    from soa.signature import Signature
 
 _FOUND = declared("engines", "engine")
 
@@ -97,6 +98,7 @@ class Portable:
 
     program: Path
     torchscript: Path | None
+    signature: Signature | None = None
 
 
 class Engine(ABC):

@@ -26,6 +26,10 @@ class Kind(ABC):
     name: ClassVar[str]
     torch_device: ClassVar[str]
     """torch's name of the device; for ROCm it is `cuda`, too."""
+    engines: ClassVar[tuple[str, ...]] = ()
+    """The only engines that build for it; empty: any may."""
+    chosen: ClassVar[bool] = True
+    """Whether a session takes its artifacts when no target is named."""
 
     def __init_subclass__(cls, kind: str, order: int, arch: str, said: str) -> None:
         cls.name = kind
@@ -65,6 +69,10 @@ class Target:
     def torch_device(self) -> str:
         """torch's name of the device."""
         return _kind(self.device).torch_device
+
+    def allows(self, engine: str) -> bool:
+        """Whether an engine may build for it."""
+        return engine in (_kind(self.device).engines or (engine,))
 
     @property
     def has_tf32(self) -> bool:
@@ -141,7 +149,11 @@ def host_targets(device: str) -> list[Target]:
     Raises TargetError if there is no such device.
     """
     name, _, index = device.partition(":")
-    kinds = [kind for kind in map(_kind, declared("engines", "kind")) if kind.torch_device == name]
+    kinds = [
+        kind
+        for kind in map(_kind, declared("engines", "kind"))
+        if kind.torch_device == name and kind.chosen
+    ]
     if not kinds or not (index or "0").isdecimal():
         raise TargetError(f"unknown device {device!r}: use cpu, cuda or cuda:<index>")
     number = int(index or 0)

@@ -15,6 +15,7 @@ from engines.errors import EngineError
 from engines.processes import run_isolated
 from engines.target import Target, check_torch_runs
 from soa.declared import declared
+from soa.signature import Signature
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
 
@@ -91,6 +92,7 @@ def compile_candidate(
             "options": dict(options),
             "out": str(artifact.resolve()),
             "precision": capture.precision,
+            "signature": capture.signature.to_dict(),
         },
         folder / "compile",
         timeout_s,
@@ -120,6 +122,7 @@ def compile_here(
     options: dict[str, Any],
     out: str,
     precision: Precision = "fp32",
+    signature: dict[str, Any] | None = None,
 ) -> list[str]:
     """Run the engine's own `compile`, in the child process."""
     chosen = Target.parse(target)
@@ -127,7 +130,11 @@ def compile_here(
     made_by = engine(name)
     if not (made_by.anywhere or made_by.crosses):
         check_torch_runs(chosen)
-    source = Portable(Path(program), Path(torchscript) if torchscript else None)
+    source = Portable(
+        Path(program),
+        Path(torchscript) if torchscript else None,
+        None if signature is None else Signature.from_dict(signature),
+    )
     folder = Path(out)
     with tf32_switches(precision):
         files = made_by.compile(source, chosen, options, folder)

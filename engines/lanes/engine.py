@@ -24,7 +24,12 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build a library or a kernel. Also writes its source, and the target for the runner."""
+        """Build a library, a kernel or a header. Also writes the target for the runner, and the
+        source of a library or kernel."""
+        if target.device == "source":
+            from engines.lanes.compiling import build_header
+
+            return build_header(source, target, out)
         if target.device != "cpu":
             from engines.lanes.compiling import build_kernel
 

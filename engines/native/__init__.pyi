@@ -1,3 +1,5 @@
+from .cxx_header import cxx_names as cxx_names
+from .cxx_header import namespace_of as namespace_of
 from .cxx_header import typed_header as typed_header
 from .runner import SHIM as SHIM
 from .runner import NativeExecutable as NativeExecutable

@@ -131,25 +131,31 @@ struct {name} {{
 
 
 def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
-    """The text of the header. Its namespace is the model's name, with `_` for characters that C++
-    does not allow. `_cxx_names` says which names are changed, and how.
+    """The text of the header. Its namespace is `namespace_of(model)`. `cxx_names` says which names
+    are changed, and how.
     """
-    space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
-    names = _cxx_names(signature.layouts)
+    names = cxx_names(signature.layouts)
     lines = describe(signature).splitlines(keepends=True)
     return _HEADER.format(
         ref=ref,
         short=digest[:12],
-        space=_cxx_names([space], {space} if _in_c_library(space) else ())[space],
+        space=namespace_of(model),
         digest=digest,
         structs="".join(_struct(name, names[name], signature) for name in names),
         layouts="".join(line for line in lines if not line.startswith("argument ")),
     )
 
 
+def namespace_of(model: str) -> str:
+    """The model's name, with `_` for characters that C++ does not allow, and at the end if C++ has
+    another meaning for the name."""
+    space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
+    return cxx_names([space], {space} if _in_c_library(space) else ())[space]
+
+
 def _struct(collection: str, name: str, signature: Signature) -> str:
     layout, rows = signature.layouts[collection], signature.ranges[signature.rows_of[collection]]
-    names = _cxx_names((column.name for column in layout.columns), {name})
+    names = cxx_names((column.name for column in layout.columns), {name})
     const = "" if collection in signature.output_collections else "const "
     members, walk, addresses = [], [], []
     for column in layout.columns:
@@ -185,7 +191,7 @@ def _type(column: Column) -> str:
     return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
-def _cxx_names(given: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+def cxx_names(given: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
     """A C++ name for each of the names of one scope, in which no name of `others` may be declared.
 
     A name stays as it is if it can: it is no keyword, no macro of a standard header, and not used

@@ -60,7 +60,7 @@ def chosen_session(captured: Capture, result: TargetResult) -> Session:
 def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
     """The candidates of all targets, in the order of the recipe's engines."""
     recipe = steps.recipe
-    pairs = [(target, name) for target in targets for name in recipe.engines]
+    pairs = [(t, name) for t in targets for name in recipe.engines if t.allows(name)]
     found: Made = {}
     first = first_engines(recipe.engines, recipe.by_default)
     rest = [name for name in recipe.engines if name not in first]
@@ -90,7 +90,7 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
     tile = max(tiles_of(captured.signature)) if unbounded else 0
     if compiled.error:
         report = _not_compiled(compiled)
-    elif unbounded and target.device != "cpu":
+    elif unbounded and target.torch_device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif unbounded and captured.why_dependent:
         why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"

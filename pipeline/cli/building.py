@@ -123,6 +123,38 @@ def _shown_build(added: Added) -> Iterator[Part]:
 
 
 @command()
+@click.argument("ref", shell_complete=refs)
+@click.option(
+    "--as", "language", type=click.Choice(["cpp", "cuda", "hip"]), default="cpp",
+    show_default=True, help="C++ for CPUs, or with a kernel for NVIDIA's or AMD's GPUs.",
+)  # fmt: skip
+@click.option(
+    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The header file. Default: ./MODEL.h.",
+)  # fmt: skip
+@_work_option(", as for `run`.")
+def source(ref: str, language: str, out: Path | None, work: Path, registry: Registry) -> Answer:
+    """Write the network of REF as one C++17 header, for your own loop or kernel.
+
+    It includes no other file of ours. `row` computes one row, `rows` whole columns, and `self_test`
+    computes rows of the reference again and compares the bits. The header is an artifact of REF:
+    validated on the whole reference, sealed, and added to REF the first time.
+    """
+    from pipeline.building import write_header
+
+    with steps() as show:
+        made = write_header(registry, ref, language, out, work, sayer(), show)
+    same = f", the bits of {', '.join(made.compared)}" if made.compared else ""
+    return Answer(
+        {
+            "version": made.ref, "target": made.target, "header": str(made.file),
+            "namespace": made.namespace, "self_test_rows": made.rows, "same_bits": made.compared,
+        },
+        [f"wrote {made.file}: namespace {made.namespace}{same}; its self-test passes here"],
+    )  # fmt: skip
+
+
+@command()
 @click.argument("ref", required=False, shell_complete=refs)
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",

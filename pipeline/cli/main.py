@@ -13,7 +13,7 @@ import click
 from engines.errors import FULL_DISK
 from pipeline.cli.answers import complain, fail
 from pipeline.cli.applying import apply, explain
-from pipeline.cli.building import build, cxx, run
+from pipeline.cli.building import build, cxx, run, source
 from pipeline.cli.checking import bench, check, validate, verify
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
@@ -86,7 +86,7 @@ registry = _Group(
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     sections={
-        "Build": (init, run, build, cxx, doctor),
+        "Build": (init, run, build, source, cxx, doctor),
         "Judge": (ls, show, check, ui, promote, approve),
         "Run": (apply, deploy, serve),
         "Keep": (history, rollback, sign, pull, push, registry),

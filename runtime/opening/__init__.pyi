@@ -17,6 +17,7 @@ from .request import Opening as Opening
 from .request import Options as Options
 from .same_bits import answer_bits as answer_bits
 from .same_bits import case_of_bits as case_of_bits
+from .same_bits import few_rows as few_rows
 from .target_choice import OpenedHere as OpenedHere
 from .target_choice import engine_without_torch as engine_without_torch
 from .target_choice import open_here as open_here

@@ -56,6 +56,13 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
     return None if _unreadable(session.signature) else found.hexdigest()
 
 
+def few_rows(
+    signature: Signature, reference: Path
+) -> tuple[Mapping[str, int], dict[str, Collection], dict[str, Collection]]:
+    """The case of `case_of_bits` of a stored reference, with its inputs, and empty outputs."""
+    return next(_collections(signature, reference, every=False))
+
+
 def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
     """The case used for the digest: the largest one with up to 33 rows, else the smallest one."""
     some = [case for case in cases if min(case.values()) > 0]

@@ -5,5 +5,8 @@ from .compilers import named_compiler as named_compiler
 from .compilers import run_compiler as run_compiler
 from .compilers import version_of as version_of
 from .devices import build_kernel as build_kernel
+from .header import HEADER as HEADER
+from .header import build_header as build_header
+from .header import self_tested as self_tested
 from .library import build as build
 from .library import choose_widths as choose_widths

@@ -110,7 +110,7 @@ def compile_library(source: Path, include: Path, target: Target, out: Path, part
     Its `parts` are compiled at the same time, as far as this process has cores, and then linked; 0:
     it is compiled as a whole.
     """
-    command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
+    command = [*compiler(family(target)), *_FLAGS, *machine_flags(target), "-I", str(include)]
     folder = source.parent
     if not parts:
         run_compiler([*command, "-shared", "-o", str(out), source.name, "-lc"], folder, out)
@@ -148,7 +148,8 @@ def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
     return done.stderr
 
 
-def _machine(target: Target) -> list[str]:
+def machine_flags(target: Target) -> list[str]:
+    """The options that name a CPU target."""
     if target.arch == "aarch64":
         return ["-march=armv8-a"]
     wide = ["-mprefer-vector-width=512"] if target.arch == "x86-64-v4" else []

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,9 +99,9 @@ def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
 
 
 def _smallest(plan: Plan, target: Target, out: Path) -> Report:
-    """Compile with the first of `_stores` that has enough room for a row's intermediate values."""
+    """Compile with the first of `stores` that has enough room for a row's intermediate values."""
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
-    for store in _stores(plan):
+    for store in stores(plan):
         (out / "network.cu").write_text(written_kernel(plan, THREADS, store).text)
         made = compile_for(out, target, store)
         if store != "registers" or made.spilled_bytes <= _MOST_SPILLED:
@@ -108,7 +109,7 @@ def _smallest(plan: Plan, target: Target, out: Path) -> Report:
     return made
 
 
-def _stores(plan: Plan) -> list[Store]:
+def stores(plan: Plan) -> list[Store]:
     """The places for intermediate values to try, in order."""
     size, work = 4 * plan.size, sum(map(_steps, plan.steps))
     found: list[Store] = []
@@ -150,42 +151,60 @@ def nvrtc() -> ctypes.CDLL:
 
 
 def _nvidia(out: Path, target: Target, store: Store) -> Report:
-    library = nvrtc()
-    known = _known(library)
-    if int(re.sub("[^0-9]", "", target.arch)) not in known:
-        listed = ", ".join(f"sm_{each}" for each in known)
-        raise EngineError(f"this NVRTC does not know {target.arch}; it knows {listed}")
-    program = ctypes.c_void_p()
     text = (out / "network.cu").read_bytes()  # ours
-    library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
-    given = (
-        f"--gpu-architecture={target.arch}", "--fmad=false", "--std=c++20", "--device-int128",
-        "--ptxas-options=-v", "--disable-warnings", f"--include-path={HEADERS}",
-    )  # fmt: skip
-    flags = (ctypes.c_char_p * len(given))(*(each.encode() for each in given))
-    try:
-        failed = library.nvrtcCompileProgram(program, len(given), flags)
-        said = _part(library, program, "ProgramLog").decode(errors="replace")
-        if failed:
-            wrong = [line for line in said.splitlines() if "error" in line] or [f"code {failed}"]
-            raise EngineError(f"NVRTC failed: {wrong[0].strip()}")
-        (out / "network.image").write_bytes(_part(library, program, "CUBIN"))
-        (out / "network.ptx").write_bytes(_part(library, program, "PTX"))
-    finally:
-        library.nvrtcDestroyProgram(ctypes.byref(program))
-
-    def found(pattern: str) -> int:
-        return int((re.search(pattern, said) or ["", "0"])[1])
-
-    registers, shared = found(r"Used (\d+) registers"), found(r"(\d+) bytes smem")
+    made = nvrtc_image(text, target.arch, HEADERS)
+    (out / "network.image").write_bytes(made.cubin)
+    (out / "network.ptx").write_bytes(made.ptx)
+    registers = number_in(made.log, r"Used (\d+) registers")
+    shared = number_in(made.log, r"(\d+) bytes smem")
     return Report(
         registers,
-        found(r"(\d+) bytes spill stores"),
-        found(r"(\d+) bytes stack frame"),
+        number_in(made.log, r"(\d+) bytes spill stores"),
+        number_in(made.log, r"(\d+) bytes stack frame"),
         shared,
         store,
         _occupancy(int(re.sub("[^0-9]", "", target.arch)), registers, shared),
     )
+
+
+@dataclass(frozen=True)
+class Image:
+    """What NVRTC made of a text: code for one architecture, and its log."""
+
+    cubin: bytes
+    ptx: bytes
+    log: str
+
+
+def number_in(log: str, pattern: str) -> int:
+    """The number that a regular expression finds in a compiler's log; 0 if there is none."""
+    return int((re.search(pattern, log) or ["", "0"])[1])
+
+
+def nvrtc_image(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
+    """Compile a text with NVRTC. EngineError has its first error. `fmad`: as nvcc does by default,
+    the compiler makes an fma of a product and a sum."""
+    library = nvrtc()
+    known = _known(library)
+    if int(re.sub("[^0-9]", "", arch)) not in known:
+        listed = ", ".join(f"sm_{each}" for each in known)
+        raise EngineError(f"this NVRTC does not know {arch}; it knows {listed}")
+    program = ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
+    given = (
+        f"--gpu-architecture={arch}", f"--fmad={str(fmad).lower()}", "--std=c++20",
+        "--device-int128", "--ptxas-options=-v", "--disable-warnings", f"--include-path={include}",
+    )  # fmt: skip
+    flags = (ctypes.c_char_p * len(given))(*(each.encode() for each in given))
+    try:
+        failed = library.nvrtcCompileProgram(program, len(given), flags)
+        log = _part(library, program, "ProgramLog").decode(errors="replace")
+        if failed:
+            wrong = [line for line in log.splitlines() if "error" in line] or [f"code {failed}"]
+            raise EngineError(f"NVRTC failed: {wrong[0].strip()}")
+        return Image(_part(library, program, "CUBIN"), _part(library, program, "PTX"), log)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _occupancy(arch: int, registers: int, shared: int) -> float:
@@ -237,17 +256,22 @@ def clang() -> str:
     )
 
 
-def _amd(out: Path, target: Target, store: Store) -> Report:
+def amd_image(file: str, arch: str, folder: Path, include: Path, flags: Sequence[str] = ()) -> str:
+    """Compile a file of a folder to its `network.image`. Returns what clang says of resources."""
     command = [
         clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
-        "-nogpulib", f"--offload-arch={target.arch}", "-std=c++20", "-O3", "-ffp-contract=off",
-        "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(HEADERS),
-        "-o", "network.image", "network.cu",
+        "-nogpulib", f"--offload-arch={arch}", "-std=c++20", "-O3", *flags,
+        "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(include),
+        "-o", "network.image", file,
     ]  # fmt: skip
-    said = run_compiler(command, out, out / "network.image")
+    return run_compiler(command, folder, folder / "network.image")
+
+
+def _amd(out: Path, target: Target, store: Store) -> Report:
+    said = amd_image("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
 
     def found(what: str) -> int:
-        return int((re.search(rf"{what}: (\d+)", said) or ["", "0"])[1])
+        return number_in(said, rf"{what}: (\d+)")
 
     return Report(
         found("VGPRs") + found("AGPRs"),

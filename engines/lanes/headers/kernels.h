@@ -21,12 +21,6 @@ INLINE void walk(Loops<First, Rest...>, const V *left, const V *right, const Bod
   }
 }
 
-// The sums of a product: m times j of them, and how many are in registers at a time. left, right: the distance of two
-// rows of the left operand, and of two columns of the right one. loop: the code for a sum is not repeated for each.
-struct Sums {
-  bool loop;
-  int m, most_m, j, most_j, left, right;
-};
 // Calls `out(m, j, r, sum)` for each sum of a block. kLoop: `out` is long, so the loop is not unrolled.
 template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
 INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
@@ -77,15 +71,17 @@ INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const
     weighted_block<kLoop, kM, kJ % kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
   }
 }
-// k.m times k.j sums, at most k.most_m times k.most_j at a time. Rows of the left operand are k.left elements apart.
-template <Sums k, class S, class V, class N, class Out>
+// `K` describes the sums of a product by named constants. There are m times j sums, at most most_m times most_j in
+// registers at a time. left, right: the distance of two rows of the left operand, and of two columns of the right one.
+// loop: the code for a sum is not repeated for each.
+template <class K, class S, class V, class N, class Out>
 INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   int m = 0;
-  LOOP for (; m + k.most_m <= k.m; m += k.most_m) {
-    weighted_rows<k.loop, k.most_m, k.j, k.most_j, k.left>(steps, left + m * k.left * RV, weights, m, out);
+  LOOP for (; m + K::most_m <= K::m; m += K::most_m) {
+    weighted_rows<K::loop != 0, K::most_m, K::j, K::most_j, K::left>(steps, left + m * K::left * RV, weights, m, out);
   }
-  if constexpr (k.m % k.most_m != 0) {
-    weighted_rows<k.loop, k.m % k.most_m, k.j, k.most_j, k.left>(steps, left + m * k.left * RV, weights, m, out);
+  if constexpr (K::m % K::most_m != 0) {
+    weighted_rows<K::loop != 0, K::m % K::most_m, K::j, K::most_j, K::left>(steps, left + m * K::left * RV, weights, m, out);
   }
 }
 
@@ -118,14 +114,14 @@ INLINE void paired_rows(S steps, const V *left, const V *right, int m, const Out
     paired_block<kLoop, kM, kJ % kMostJ, kLeft, kRight>(steps, left, right + j * kRight * RV, m, j, out);
   }
 }
-template <Sums k, class S, class V, class Out>
+template <class K, class S, class V, class Out>
 INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   int m = 0;
-  LOOP for (; m + k.most_m <= k.m; m += k.most_m) {
-    paired_rows<k.loop, k.most_m, k.j, k.most_j, k.left, k.right>(steps, left + m * k.left * RV, right, m, out);
+  LOOP for (; m + K::most_m <= K::m; m += K::most_m) {
+    paired_rows<K::loop != 0, K::most_m, K::j, K::most_j, K::left, K::right>(steps, left + m * K::left * RV, right, m, out);
   }
-  if constexpr (k.m % k.most_m != 0) {
-    paired_rows<k.loop, k.m % k.most_m, k.j, k.most_j, k.left, k.right>(steps, left + m * k.left * RV, right, m, out);
+  if constexpr (K::m % K::most_m != 0) {
+    paired_rows<K::loop != 0, K::m % K::most_m, K::j, K::most_j, K::left, K::right>(steps, left + m * K::left * RV, right, m, out);
   }
 }
 

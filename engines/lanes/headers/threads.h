@@ -50,7 +50,13 @@ INLINE Q splat(int64_t x) { return {x}; }
 
 #define OF_TWO(V, op) \
   INLINE V operator op(V a, V b) { return {a.v op b.v}; }
-OF_TWO(F, +) OF_TWO(F, -) OF_TWO(F, *) OF_TWO(F, /) OF_TWO(D, +) OF_TWO(D, -) OF_TWO(D, *) OF_TWO(D, /)
+OF_TWO(F, +) OF_TWO(F, -) OF_TWO(F, /) OF_TWO(D, +) OF_TWO(D, -) OF_TWO(D, /)
+#if defined(ROUNDED_PRODUCTF)  // for compilers that make an fma of a product and a sum
+INLINE F operator*(F a, F b) { return {ROUNDED_PRODUCTF(a.v, b.v)}; }
+INLINE D operator*(D a, D b) { return {ROUNDED_PRODUCT(a.v, b.v)}; }
+#else
+OF_TWO(F, *) OF_TWO(D, *)
+#endif
 OF_TWO(I, &) OF_TWO(I, |) OF_TWO(I, ^) OF_TWO(Q, &) OF_TWO(Q, |) OF_TWO(Q, ^)
 #undef OF_TWO
 // Integers wrap around.

@@ -1,3 +1,11 @@
+from .one_header import NAME as NAME
+from .one_header import Header as Header
+from .one_header import Language as Language
+from .one_header import Members as Members
+from .one_header import Rows as Rows
+from .one_header import members_of as members_of
+from .one_header import named_header as named_header
+from .one_header import written_header as written_header
 from .plan import Kernel as Kernel
 from .plan import Plan as Plan
 from .plan import Step as Step

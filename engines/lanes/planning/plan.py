@@ -130,7 +130,8 @@ def planned(program: Program) -> Plan:
     steps = list(_unrolled(_steps(program, stored), elements))
     apart = _apart(steps, elements)
     elements = Elements(stored | apart)
-    steps = [_even(step, elements) for step in _fused(steps, apart, elements)]
+    fused = _unrolled(_fused(steps, apart, elements), elements)
+    steps = [_even(step, elements) for step in fused]
     places, size = _arena(steps, elements)
     return Plan(program, elements, tuple(steps), places, size)
 
@@ -280,16 +281,26 @@ def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
     waiting = list(steps)[::-1]
     while waiting:
         step = waiting.pop()
-        if not isinstance(step, Kernel) or step.inner is not None:
+        variable = _open_variable(step, elements) if isinstance(step, Kernel) else None
+        if variable is None or not isinstance(step, Kernel):
             yield step
-            continue
-        value = step.value(elements)
-        variable = next((each.variable for each in walk(value) if isinstance(each, Open)), None)
-        if variable is None:
-            yield step
+        elif variable not in step.loops:
+            raise NotApplicableError(
+                f"{step.source.line} goes over several columns of items at once: sum the items of "
+                "each column first"
+            )
         else:
             last = variable.extent - 1
             waiting += [step.replaced({variable: constant(last - k)}) for k in range(last + 1)]
+
+
+def _open_variable(kernel: Kernel, elements: Elements) -> Variable | None:
+    """A variable that has to be a constant, so that it is known which column of items is read."""
+    values = [kernel.value(elements)]
+    if isinstance(kernel.inner, Reduction):
+        values.append(kernel.inner.term(kernel.inner_at, elements.at))
+    found = (each for value in values for each in walk(value))
+    return next((each.variable for each in found if isinstance(each, Open)), None)
 
 
 def _apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:

@@ -10,7 +10,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 
 from engines.lanes.functions import RANGES, call, carrier, enclosed
@@ -47,13 +49,26 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": 
                "argmax": "ArgMax", "argmin": "ArgMin"}  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Segment:
+    """A tensor among the constants, and the first line of the model that uses it."""
+
+    data: np.ndarray[Any, Any]
+    line: str
+
+
 @dataclass
 class Constants:
-    """Constants shared by all rows: weights, one after the other, and tables of indices."""
+    """Constants shared by all rows: weights, one after the other, and tables of indices.
+
+    `line`: the line of the model that is being written.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     places: dict[bytes, int] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
+    line: str = ""
 
     def add(self, values: torch.Tensor) -> int:
         """Add a tensor; returns the position of its first element, in units of its item size."""
@@ -62,6 +77,7 @@ class Constants:
             self.data += bytes(-len(self.data) % 64)
             self.places[raw] = len(self.data)
             self.data += raw
+            self.segments.append(Segment(values.contiguous().numpy(), self.line))
         return self.places[raw] // values.itemsize
 
     def table(self, entries: tuple[int, ...]) -> str:
@@ -113,7 +129,7 @@ class Writer:
         for step in self.plan.steps:
             source = step.source if isinstance(step, Kernel) else step
             if source.line and source.line != line:
-                line = source.line
+                line = self.constants.line = source.line
                 lines.append(f"// {line}")
             with named(source):
                 lines += self.step(step)
@@ -230,27 +246,31 @@ class Writer:
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
         left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
-        long = "true" if _operations(kernel.value(self.plan.elements)) > _MANY else "false"
-        sizes = (
-            f".loop = {long}, .m = {blocked.m.extent}, .most_m = {blocked.most_m}, "
-            f".j = {blocked.j.extent}, .most_j = {blocked.most_j}, .left = {blocked.left.by_m}"
-        )
+        constants = {
+            "loop": int(_operations(kernel.value(self.plan.elements)) > _MANY),
+            "m": blocked.m.extent, "most_m": blocked.most_m,
+            "j": blocked.j.extent, "most_j": blocked.most_j,
+            "left": blocked.left.by_m,
+        }  # fmt: skip
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
             place = self.constants.add(blocked.weights.data)
             rest = formula(blocked.weights.rest + place, self.constants)
-            call = f"weighted<Sums{{{sizes}}}>"
+            call = "weighted<Sums>"
             right = f"({scalar} const *)weights + {rest}"
         else:
             assert blocked.right is not None
-            call = f"paired<Sums{{{sizes}, .right = {blocked.right.by_j}}}>"
+            constants["right"] = blocked.right.by_j
+            call = "paired<Sums>"
             right = f"{self.names[blocked.right.tensor]} + {self.offset(blocked.right.rest)}"
         after = Names(self, {inner: "sum"})
         body = self.assign(kernel, after)
         m, j = blocked.m.name, blocked.j.name
         after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
+        sizes = ", ".join(f"{name} = {value}" for name, value in constants.items())
         head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
-        return self.nest(blocked.outer, [head, *indented(body), "});"])
+        lines = [f"struct Sums {{ enum : int {{ {sizes} }}; }};", head, *indented(body), "});"]
+        return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
 
     def offset(self, index: Index) -> str:
         return scaled(formula(index, self.constants))

@@ -44,7 +44,7 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     blocks = [
         (width, Writer(plan, constants, width.registers, width.vectors).body()) for width in widths
     ]
-    parts = [_HEAD, *(_array("int", name, entries) for entries, name in constants.tables.items())]
+    parts = [_HEAD, *(array("int", name, entries) for entries, name in constants.tables.items())]
     parts += [_block(part, width, body) for part, (width, body) in enumerate(blocks, 1)]
     parts.append(_entry(plan, widths))
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
@@ -58,14 +58,14 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     """
     constants = Constants()
     own, shared = store == "registers", store == "shared"
-    body = Writer(plan, constants, _REGISTERS, 1, store).body()
+    body = Writer(plan, constants, REGISTERS, 1, store).body()
     data = bytes(constants.data) or b"\0"
     words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
     # Constant memory is fast if all threads read the same address.
     constant = len(data) <= _CONSTANT_MEMORY and not shared
     memory = "IN_CONSTANT_MEMORY" if constant else "IN_MEMORY"
     entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
-    tables = (_array("int", n, each, "IN_MEMORY") for each, n in constants.tables.items())
+    tables = (array("int", n, each, "IN_MEMORY") for each, n in constants.tables.items())
     items = plan.program.kinds.count("i")
     text = _KERNEL.format(
         unrolled="#define UNROLLED\n" if own else "",
@@ -81,7 +81,7 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     return Source(text, b"")
 
 
-_REGISTERS = 48  # of a thread, for the sums of a product
+REGISTERS = 48  # of a thread, for the sums of a product
 _CONSTANT_MEMORY = 60 << 10  # the most bytes to use, of the 64 kB that a kernel may have
 _ARENAS = {
     "registers": "",
@@ -171,8 +171,8 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
         [
             *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
             f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{letters(program)}";',
-            _array("int", "kBytes", [column.bytes for column in columns]),
-            _array("bool", "kWritten", [int(column.output) for column in columns]),
+            array("int", "kBytes", [column.bytes for column in columns]),
+            array("bool", "kWritten", [int(column.output) for column in columns]),
             "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
             "#define LAST_ROWS " + " ".join(f"RUN_FEW({w.name})" for w in rest),
             '#if HAS_PART(0)\n#include "entry.h"\n#endif',
@@ -186,7 +186,7 @@ def letters(program: Program) -> str:
     return "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
 
 
-def _array(kind: str, name: str, entries: Sequence[int], memory: str = "static") -> str:
+def array(kind: str, name: str, entries: Sequence[int], memory: str = "static") -> str:
     return f"{memory} const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
 
 

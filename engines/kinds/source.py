@@ -1,0 +1,26 @@
+"""C++ headers of networks, for a user's own code. Any host that has the compilers makes them.
+
+A header is proven by a library of this host's level that includes it. Sessions do not choose it.
+"""
+
+from __future__ import annotations
+
+from engines.target import Kind
+
+
+class SourceText(
+    Kind,
+    kind="source",
+    order=3,
+    arch="cpp|cuda|hip",
+    said="source/cpp, source/cuda, source/hip",
+):
+    torch_device = "cpu"
+    engines = ("lanes",)
+    chosen = False
+
+    def here(self, index: int = 0) -> tuple[str, ...]:
+        return ("cpp", "cuda", "hip")
+
+    def why_not(self, arch: str) -> str:
+        return "it has no compiler"

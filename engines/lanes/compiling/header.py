@@ -1,0 +1,85 @@
+"""Builds a network's C++ header and a library that includes it, which the pipeline validates.
+
+The library is compiled as a user's code may be: C++17, for this host's level, without flags for
+arithmetic. A header for GPUs is compiled for several of them, too; no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from engines.base import FACTS, Portable
+from engines.errors import EngineError
+from engines.lanes.compiling.compilers import compiler, family, machine_flags, run_compiler
+from engines.lanes.compiling.devices import amd_image, number_in, nvrtc_image, stores
+from engines.lanes.planning import Language, members_of, planned, row_program, written_header
+from engines.target import Target
+
+HEADER = "network.h"
+_NVIDIA = ("sm_75", "sm_80", "sm_90", "sm_100")
+_AMD = ("gfx90a", "gfx942", "gfx1100")
+_KERNEL = f"""\
+#include "{HEADER}"
+extern "C" __attribute__((global)) void soa_rows(soa_network::Columns of, long n) {{
+  soa_network::thread_rows(of, n);
+}}
+"""
+
+
+def build_header(source: Portable, target: Target, out: Path) -> list[str]:
+    """See `Engine.compile`. Writes network.so, network.h, network.cpp, target.txt, facts.json."""
+    if source.signature is None:
+        raise EngineError("a header needs the signature of its columns")
+    plan = planned(row_program(source.program))
+    store = stores(plan)[0]
+    language: Language = target.arch  # type: ignore[assignment]
+    made = written_header(
+        plan, members_of(source.signature), language, "local" if store == "shared" else store
+    )
+    (out / HEADER).write_text(made.text)
+    (out / "network.cpp").write_text(made.library)
+    facts = _on_gpus(out, language) if language != "cpp" else {}
+    here = Target.parse("cpu")
+    command = [
+        *compiler(family(here)), "-O2", "-std=c++17", "-fPIC", *machine_flags(here), "-shared",
+        "-o", "network.so", "network.cpp",
+    ]  # fmt: skip
+    run_compiler(command, out, out / "network.so")
+    (out / "target.txt").write_text(f"soa-target 1\n{here}\n")
+    (out / FACTS).write_text(json.dumps({"header_bytes": len(made.text.encode()), **facts}))
+    return ["network.so", HEADER, "network.cpp", "target.txt", FACTS]
+
+
+def self_tested(header: Path, name: str) -> int:
+    """Compile a header with this host's compiler, and run its `self_test`: the number of values
+    with other bits."""
+    here = Target.parse("cpu")
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        text = f'#include "{header.resolve()}"\nint main() {{ return {name}::self_test() != 0; }}\n'
+        (place / "main.cpp").write_text(text)
+        command = [*compiler(family(here)), "-O2", "-std=c++17", *machine_flags(here)]
+        run_compiler([*command, "-o", "main", "main.cpp"], place, place / "main")
+        return subprocess.run([str(place / "main")], check=False).returncode
+
+
+def _on_gpus(folder: Path, language: Language) -> dict[str, Any]:
+    """Compile the header's kernel for GPUs. Returns the architectures and registers of each."""
+    found: dict[str, int] = {}
+    if language == "cuda":
+        for arch in _NVIDIA:
+            # As nvcc does by default, which the header must withstand.
+            made = nvrtc_image(_KERNEL.encode(), arch, folder, fmad=True)
+            found[arch] = number_in(made.log, r"Used (\d+) registers")
+        return {"registers": found}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        (place / "kernel.hip").write_text(_KERNEL)
+        for arch in _AMD:
+            said = amd_image("kernel.hip", arch, place, folder)
+            found[arch] = number_in(said, r"VGPRs: (\d+)")
+    return {"registers": found}

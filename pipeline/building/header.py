@@ -1,0 +1,155 @@
+"""Writes the C++ header of a version, for a user's own loop or kernel.
+
+The header is an artifact of the target `source/cpp`, `source/cuda` or `source/hip`: built, proven,
+sealed and promoted as any other. What is written to a file is this artifact with the model's name
+as its namespace, and with a self-test of some rows of the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engines.errors import EngineError
+from engines.kinds import host_cpu_levels
+from engines.lanes import HEADER, Rows, members_of, named_header, self_tested
+from engines.native import namespace_of
+from pipeline.building.add_target import build
+from pipeline.building.run_state import Say, Show, show_nothing
+from registry.store import Registry
+from runtime.opening import Opened, Opening, answer_bits, few_rows, open_artifact, open_version
+from runtime.session import Session
+from soa.files import write_whole
+from soa.memory import Span
+from soa.signature import Signature
+
+Array = np.ndarray[Any, Any]
+_MOST_VALUES = 20_000  # of the self-test
+_ENGINE = "lanes"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A header that was written. `rows`: those of its self-test. `compared`: the targets of the
+    version whose artifacts give the same bits."""
+
+    ref: str
+    target: str
+    file: Path
+    namespace: str
+    rows: int
+    compared: tuple[str, ...]
+
+
+def write_header(
+    registry: Registry,
+    ref: str,
+    language: str,
+    out: Path | None = None,
+    work: Path | None = None,
+    say: Say = lambda text: None,
+    show: Show = show_nothing,
+) -> Written:
+    """Write the header of a version to a file (default: `./MODEL.h`).
+
+    `language`: cpp, cuda or hip. If the version has no such artifact, it is built and added to it.
+    Its bits are compared with those of the version's artifacts of `lanes` for this host, on the
+    whole reference; then the file is compiled here, and its self-test run. EngineError if bits
+    differ.
+    """
+    target = f"source/{language}"
+    opened = open_version(Opening(ref, mode="test", registry=registry))
+    known = opened.bundle.manifest.targets.get(target)
+    if known is None or known.status != "verified":
+        build(registry, ref, target, (_ENGINE,), work, say, show)
+        opened = open_version(Opening(ref, mode="test", registry=registry))
+    session = _session(opened, target)
+    compared = _compared(opened, session, target)
+    record = opened.bundle.manifest.targets[target]
+    name = next(f for f in record.candidates[_ENGINE].files if Path(f).name == HEADER)
+    model = opened.bundle.manifest.name
+    namespace = namespace_of(model)
+    file = out or Path(f"{namespace}.h")
+    rows = rows_to_test(session, opened.bundle.file(opened.bundle.manifest.reference))
+    head = _HEAD.format(label=opened.label, digest=opened.bundle.digest,
+                        own=opened.bundle.files[name], space=namespace)  # fmt: skip
+    members = members_of(opened.signature)
+    text = opened.bundle.file(name).read_text()
+    write_whole(file, named_header(text, namespace, head, members, rows))
+    if wrong := self_tested(file, namespace):
+        file.unlink()
+        raise EngineError(f"the header's self-test failed here ({wrong}): it was removed")
+    return Written(opened.label, target, file, namespace, rows.n, compared)
+
+
+_HEAD = """\
+// {label}: the network as C++ code. Written by soa-pipeline; do not edit.
+// Version {digest}
+// Artifact sha256:{own} (before the namespace was named)
+// SPDX-License-Identifier: Apache-2.0
+// {space}::row computes a row, {space}::self_test() is 0 if this compiler gives the same bits.
+"""
+
+
+def _session(opened: Opened, target: str) -> Session:
+    device = torch.device("cpu")
+    return Session(opened.signature, open_artifact(opened, target, _ENGINE, device), device)
+
+
+def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
+    """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
+    gives others. Those without fma round twice, and are not compared."""
+    manifest, found = opened.bundle.manifest, []
+    reference = opened.bundle.file(manifest.reference)
+    own = answer_bits(session, reference, every=True)
+    for level in host_cpu_levels():
+        other = f"cpu/{level}"
+        record = manifest.targets.get(other)
+        made = record.candidates.get(_ENGINE) if record else None
+        if level == "x86-64-v2" or made is None or made.status != "valid":
+            continue
+        if answer_bits(_session(opened, other), reference, every=True) != own:
+            raise EngineError(f"{target} gives other bits than {other} for the reference")
+        found.append(other)
+    return tuple(found)
+
+
+def rows_to_test(session: Session, reference: Path) -> Rows:
+    """Some rows of a stored reference with finite answers, and the answers of an artifact."""
+    signature = session.signature
+    case, given, written = few_rows(signature, reference)
+    session.run(given, written)
+    values: dict[tuple[str, str], dict[int, Array]] = {}
+    for bound in (*signature.inputs, *signature.outputs):
+        place = bound.block.collection
+        for column, k in bound.plan.components:
+            shared = signature.layouts[place][column].kind == "scalar"
+            n = 1 if shared else case[signature.rows_of[place]]
+            span = {**given, **written}[place].span(column, k).first(n)
+            values.setdefault((place, column), {})[k] = _copied(span)
+    return _chosen(signature, {key: [own[k] for k in sorted(own)] for key, own in values.items()})
+
+
+def _chosen(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
+    """Rows whose answers are finite: each twice and one three times, so that there is more than one
+    block of any vector; fewer, if rows are large."""
+    answers = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
+    finite = np.logical_and.reduce([np.isfinite(each) for key in answers for each in values[key]])
+    size = sum(len(own) for own in values.values())
+    rows = np.flatnonzero(finite)
+    rows = np.concatenate([rows, rows, rows[:1]])[: max(_MOST_VALUES // size, 1)]
+    for (place, column), own in values.items():
+        shared = signature.layouts[place][column].kind == "scalar"
+        if not shared and place not in signature.jagged:
+            values[place, column] = [each[rows] for each in own]
+    return Rows(values, len(rows))
+
+
+def _copied(span: Span) -> Array:
+    """A copy of a column; of float16, the bits, because C++17 has no such type."""
+    found: Array = span.numpy().copy()
+    return found.view("uint16") if found.dtype == "float16" else found

@@ -1,0 +1,302 @@
+"""The C++ header of a network: right on whole references, the bits of the library, any compiler."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines import Portable, Target, engine
+from engines.errors import EngineError
+from engines.lanes import Rows, members_of, named_header
+from engines.lanes.compiling.devices import nvrtc, nvrtc_image
+from engines.lanes.planning.one_header import number_text
+from runtime.session.session import Session
+from tests.engines.lanes.harness import Compiled, Prepared, prepared
+
+CPP, CUDA = Target("source", "cpp"), Target("source", "cuda")
+CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)), None)
+
+
+class TrackPurity(nn.Module):
+    """15 features of a track: batch norm, ELU, residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(15, 32), nn.BatchNorm1d(32), nn.ELU())
+        self.blocks = nn.ModuleList([nn.Linear(32, 32) for _ in range(3)])
+        self.last = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        return (torch.sigmoid(self.last(x)),)
+
+
+class Steps(nn.Module):
+    """An LSTM over eight steps of three features, and a sine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 12, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        steps, _ = self.lstm(x)
+        return torch.sin(steps[:, -1] * 1000), steps.argmax(1)[:, :2]
+
+
+class Neighbours(nn.Module):
+    """Edge convolution: the three nearest of ten points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        near = torch.cdist(x, x).topk(4, largest=False).indices[:, :, 1:]
+        others = x[:, None].expand(-1, 10, -1, -1).gather(2, near[..., None].expand(-1, -1, -1, 4))
+        own = x[:, :, None].expand(-1, -1, 3, -1)
+        return (self.edge(torch.cat([own, others - own], -1)).relu().amax(2).mean(1),)
+
+
+class Whole(nn.Module):
+    """Integers and bools in and out, sorted and summed."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        ordered, _ = x.sort(-1)
+        return ordered.cumsum(-1), ordered[:, :1] > 2
+
+
+NETWORKS = {
+    "track purity": (TrackPurity, (15,), torch.float32, ("p",)),
+    "lstm": (Steps, (8, 3), torch.float32, ("a", "b")),
+    "edge convolution": (Neighbours, (10, 4), torch.float32, ("f",)),
+    "integers": (Whole, (6,), torch.int64, ("sums", "above")),
+}
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> tuple[Prepared, Tensor]:
+    kind, shape, dtype, names = NETWORKS[request.param]
+    torch.manual_seed(5)
+    rows = (
+        torch.randn(64, *shape) if dtype.is_floating_point else torch.randint(-9, 9, (64, *shape))
+    )
+    return prepared(kind(), [rows.to(dtype)], names), rows.to(dtype)
+
+
+def made(network: Prepared, target: Target, folder: Path) -> Compiled:
+    """The library that includes the network's header."""
+    source = Portable(network.program, None, network.signature)
+    files = engine("lanes").compile(source, target, {}, folder)
+    opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
+    return Compiled(network.model, network.signature, Session(network.signature, opened))
+
+
+@pytest.mark.parametrize("language", ["cpp", "cuda"])
+def test_a_header_has_the_bits_of_the_library(
+    network: tuple[Prepared, Tensor], language: str, tmp_path: Path
+) -> None:
+    """`rows` for C++; `row`, as in a thread of a GPU, for CUDA."""
+    prepared, rows = network
+    if language == "cuda":
+        _require_nvrtc()
+    header, library = made(prepared, Target("source", language), tmp_path), prepared.compiled()
+    for n in (0, 1, 7, 33, 64):
+        wanted, found = library(rows[:n]), header(rows[:n])
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted), n
+
+
+def _require_nvrtc() -> None:
+    try:
+        nvrtc()
+    except EngineError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def written(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A header with its name and a self-test, as `pipeline source` writes it."""
+    prepared, rows = network
+    folder = tmp_path_factory.mktemp("written")
+    return with_self_test(prepared, rows, folder, CPP)
+
+
+def with_self_test(prepared: Prepared, rows: Tensor, folder: Path, target: Target) -> Path:
+    answers = made(prepared, target, folder)(rows)
+    (bound,) = prepared.signature.inputs
+    flat = rows.reshape(len(rows), -1)
+    values = {
+        (bound.block.collection, c): [flat[:, k].numpy()] for k, c in enumerate(bound.block.columns)
+    }
+    for out in prepared.signature.outputs:
+        own = answers[out.name].reshape(len(rows), -1)
+        values |= {
+            (out.block.collection, c): [own[:, k].numpy()] for k, c in enumerate(out.block.columns)
+        }
+    text = (folder / "network.h").read_text()
+    members = members_of(prepared.signature)
+    whole = named_header(text, "net", "// a network\n", members, Rows(values, len(rows)))
+    (folder / "net.h").write_text(whole)
+    return folder / "net.h"
+
+
+COMPILERS = [
+    "g++ -std=c++17 -O0",
+    "g++ -std=c++20 -O3 -march=native -Wall -Wextra -Wpedantic -Werror",
+    "g++ -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=fast",
+    "clang++ -std=c++17 -O2 -march=x86-64-v3 -Wall -Wextra -Wpedantic -Werror",
+    "zig -std=c++20 -O1",
+]
+
+
+def compiler(words: str) -> list[str]:
+    """A compiler's command; skips if it is not installed."""
+    name, *flags = words.split()
+    if name == "clang++":
+        if CLANG is None:
+            pytest.skip("clang++ is not installed")
+        name = CLANG
+    if name == "zig":
+        pytest.importorskip("ziglang")
+        return [sys.executable, "-m", "ziglang", "c++", *flags]
+    return [name, *flags]
+
+
+def run(words: str, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Compiles a program and runs it; the result of the compiler if that fails."""
+    (folder / "main.cpp").write_text(text)
+    program = folder / "main"
+    done = subprocess.run(
+        [*compiler(words), "-I", str(folder), "-o", str(program), str(folder / "main.cpp")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return done
+    return subprocess.run([str(program)], capture_output=True, text=True, check=False)
+
+
+TEST = '#include "net.h"\nint main() { return net::self_test(); }\n'
+
+
+@pytest.mark.parametrize("words", COMPILERS)
+def test_any_compiler_gives_the_bits(written: Path, words: str) -> None:
+    done = run(words, written.parent, TEST)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def purity(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(5)
+    rows = torch.randn(64, 15)
+    folder = tmp_path_factory.mktemp("purity")
+    return with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP)
+
+
+def test_fast_math_is_refused(purity: Path) -> None:
+    done = run("g++ -O2 -ffast-math", purity.parent, TEST)
+    assert done.returncode != 0 and "-ffast-math" in done.stderr
+
+
+def test_the_self_test_sees_other_arithmetic(purity: Path) -> None:
+    """A fused product and sum that rounds twice."""
+    twice = "#define __builtin_fmaf(a, b, c) ((a) * (b) + (c))\n"
+    assert run("g++ -std=c++17 -O2", purity.parent, twice + TEST).returncode != 0
+
+
+def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(tmp_path: Path) -> None:
+    """`nvcc` makes an fma of each product and sum unless `--fmad=false` is given."""
+    _require_nvrtc()
+    torch.manual_seed(5)
+    rows = torch.randn(64, 15)
+    with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, tmp_path, CUDA)
+    kernel = '#include "net.h"\nextern "C" __global__ void k(int *n) { *n = net::self_test(); }\n'
+    plain, contracted = (
+        nvrtc_image(kernel.encode(), "sm_80", tmp_path, fmad=fmad) for fmad in (False, True)
+    )
+    assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0
+
+
+def test_the_self_test_sees_another_weight(purity: Path, tmp_path: Path) -> None:
+    text = purity.read_text()
+    weight = re.search(r"// w0: .*\n    (-?[0-9.]+)f,", text)
+    assert weight is not None
+    changed = text[: weight.start(1)] + "0.75" + text[weight.end(1) :]
+    (tmp_path / "net.h").write_text(changed)
+    assert run("g++ -O1", tmp_path, TEST).returncode != 0
+
+
+def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
+    purity: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        text = (
+            purity.read_text()
+            .replace("net_", f"{name}_")
+            .replace("namespace net ", f"namespace {name} ")
+        )
+        (tmp_path / f"{name}.h").write_text(text)
+    program = (
+        "#define SOA_FN __attribute__((cold))\n#include <cmath>\n"
+        '#include "one.h"\n#include "two.h"\n#include "one.h"\n'
+        "double weights = std::fma(1.0, 2.0, 3.0);  // no macro of a header is left\n"
+        "int main() { return one::self_test() + two::self_test() + (weights != 5.0); }\n"
+    )
+    done = run("g++ -std=c++17 -Wall -Wextra -Wpedantic -Werror", tmp_path, program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path) -> None:
+    """In one file their names are ambiguous; in two files of one program each keeps its own."""
+    shutil.copy(purity, tmp_path / "net.h")
+    torch.manual_seed(6)
+    rows = torch.randn(64, 15)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP)
+    both = f'#include "net.h"\n#include "{other}"\nint main() {{ return net::self_test(); }}\n'
+    assert "ambiguous" in run("g++ -std=c++17", tmp_path, both).stderr
+    (tmp_path / "second.cpp").write_text(
+        f'#include "{other}"\nint second() {{ return net::self_test(); }}\n'
+    )
+    first = '#include "net.h"\nint second();\nint main() { return net::self_test() + second(); }\n'
+    done = run(f"g++ -std=c++17 -O1 {tmp_path / 'second.cpp'}", tmp_path, first)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_row_takes_and_gives_numbers(purity: Path, tmp_path: Path) -> None:
+    """One output is a number: what ROOT's `Define` takes."""
+    numbers = ", ".join(["0.5f"] * 15)
+    program = (
+        f'#include "net.h"\n#include <cstdio>\nint main() {{ net::Input in = {{{numbers}}};\n'
+        f'std::printf("%.9g %.9g", net::row({numbers}), net::row(in).p_0); }}\n'
+    )
+    first, second = run("g++ -std=c++17", purity.parent, program).stdout.split()
+    assert first == second and 0 < float(first) < 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    [np.float32(-0.0), np.float32(1e-45), np.float32(3.4028235e38), np.float64(0.1),
+     np.float64(-5e-324), np.int32(-(2**31)), np.int64(-(2**63)), np.uint8(255), np.int8(-128),
+     np.uint32(2**32 - 1), np.float32(np.inf), np.float64(-np.inf)],
+)  # fmt: skip
+def test_a_number_keeps_its_bits(number: np.generic, tmp_path: Path) -> None:
+    kinds = {"f4": "float", "f8": "double"}
+    kind = kinds.get(number.dtype.str[1:], f"{number.dtype}_t")
+    wanted = ", ".join(map(str, number.tobytes()))
+    program = (
+        "#include <cstdint>\n#include <cstring>\n"
+        f"int main() {{ const {kind} x = {number_text(number)};"
+        f" const unsigned char w[] = {{{wanted}}}; return std::memcmp(&x, w, sizeof x) != 0; }}"
+    )
+    done = run("g++ -std=c++17 -Wall -Werror", tmp_path, program)
+    assert done.returncode == 0, done.stderr

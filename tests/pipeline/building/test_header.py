@@ -1,0 +1,146 @@
+"""`pipeline source`: a version's network as a C++ header, sealed, promoted and written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pipeline
+from engines import Portable, Target, engine
+from engines.lanes import members_of, named_header
+from engines.native import namespace_of
+from pipeline.building.header import rows_to_test
+from registry.store.registry import Registry
+from runtime.checked import Tolerance
+from runtime.session.session import Session
+from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
+from stages.capture import capture
+from stages.judging.validate import validate_session
+from stages.reference.answers import Reference, random_inputs
+from tests.models.project import Built, answer, cli, refusal
+
+TEST = '#include "{file}"\n#include <cstdio>\nint main() {{ return {name}::self_test(); }}\n'
+
+
+def passes(header: Path, name: str) -> bool:
+    """Compiles a program with a written header, and runs its self-test."""
+    place = header.parent
+    (place / "main.cpp").write_text(TEST.format(file=header.name, name=name))
+    command = ["g++", "-std=c++17", "-O1", "-o", place / "main", place / "main.cpp"]
+    subprocess.run([str(word) for word in command], check=True)
+    return subprocess.run([str(place / "main")], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def registered(
+    jets: Built, lists: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Registry:
+    """jets/1, and jets/2, whose columns are jagged."""
+    folder = tmp_path_factory.mktemp("source")
+    shutil.copy(empty_database, folder / "registry.db")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    registry.register(jets.bundle)
+    registry.register(lists.bundle)
+    return registry
+
+
+@pytest.mark.parametrize("ref", ["jets/1", "jets/2"])
+def test_a_version_becomes_a_header(ref: str, registered: Registry, tmp_path: Path) -> None:
+    header = tmp_path / "net.h"
+    words = ("source", ref, "--out", header, "--work", tmp_path / "work")
+    said = answer(*words, registry=registered)
+    assert said["target"] == "source/cpp" and said["self_test_rows"] > 2
+    assert passes(header, said["namespace"])
+    assert "source/cpp" in answer("show", ref, registry=registered)["annexes"]
+    again = tmp_path / "again.h"
+    cli("source", ref, "--out", again, "--registry", registered.uri)  # builds nothing
+    assert again.read_text() == header.read_text()
+
+
+def test_it_is_promoted_as_any_target_and_no_session_takes_it(
+    registered: Registry, jets: Built, tmp_path: Path
+) -> None:
+    words = ("--out", tmp_path / "net.h", "--work", tmp_path / "work", "--registry", registered.uri)
+    cli("source", "jets/1", *words)
+    cli("promote", "jets/1", "--to", "production", "--registry", registered.uri)
+    with pipeline.load("jets@production", registry=registered.uri) as session:
+        assert session.origin.target.startswith("cpu/")
+    assert cli("check", "jets/1", "--registry", registered.uri)
+
+
+def test_bad_words_are_refused(registered: Registry, tmp_path: Path) -> None:
+    assert "no such" in refusal("source", "nothing/1", "--registry", registered.uri)
+    out = tmp_path / "missing" / "net.h"
+    said = refusal("source", "jets/1", "--out", out, "--registry", registered.uri)
+    assert str(out) in said or "missing" in said
+
+
+# --- columns of every kind ---
+
+
+TOLERANCES = {"made": Tolerance(1e-5, 1e-5), "above": Tolerance(0.0, 0.0)}
+
+
+class Kinds(nn.Module):
+    """An Eigen matrix, a number that all rows share, float64 and int16 columns."""
+
+    def forward(self, m: Tensor, shared: Tensor, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        made = m * shared + x[:, None, None]
+        return made.transpose(1, 2), m.sum((1, 2)) > count[:, 0].float()
+
+
+KINDS = Signature.build(
+    {
+        "hits": Layout(
+            [eigen("m", "float32", 2, 3), scalar("int", "float32"), column("x", "float64"),
+             column("count", "int16"), column("half", "float16")],
+        ),
+        "out": Layout([eigen("m", "float32", 3, 2), column("x", "bool")]),
+    },
+    [
+        Block("m", "hits", ("m",)),
+        Block("shared", "hits", ("int",)),
+        Block("x", "hits", ("x",), dtype="float32", shape=()),
+        Block("count", "hits", ("count", "half"), dtype="float32"),
+    ],
+    [Block("made", "out", ("m",)), Block("above", "out", ("x",), shape=())],
+    {"n": RowRange(0, 100)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["cpp", "cuda"])
+def test_columns_of_every_kind(language: str, tmp_path: Path) -> None:
+    """Names that are C++ keywords or stand twice, components by columns, shared values, 16 bits."""
+    (tmp_path / "captured").mkdir()
+    captured = capture(
+        Kinds(), KINDS, random_inputs(KINDS, 1, {}), tmp_path / "captured", route="auto"
+    )
+    out = tmp_path / "out"
+    out.mkdir()
+    source = Portable(captured.program, None, KINDS)
+    first, *_ = engine("lanes").compile(source, Target("source", language), {}, out)
+    session = Session(KINDS, engine("lanes").open(out / first, torch.device("cpu")))
+    reference = Reference.load(captured.reference)
+    assert validate_session(session, "lanes", reference, TOLERANCES).valid
+    text = (out / "network.h").read_text()
+    for line in (
+        "float hits_m[6];",
+        "float int_;",
+        "double hits_x;",
+        "uint16_t half;",
+        "bool out_x;",
+    ):
+        assert line in text
+    rows = rows_to_test(session, captured.reference)
+    (tmp_path / "net.h").write_text(named_header(text, "net", "", members_of(KINDS), rows))
+    assert passes(tmp_path / "net.h", "net")
+
+
+def test_a_model_may_have_any_name() -> None:
+    assert namespace_of("jet-tagger") == "jet_tagger"
+    assert namespace_of("class") == "class_"
