@@ -344,24 +344,21 @@ def _numbers(data: Array) -> Iterator[str]:
         yield f"    {', '.join(texts[k : k + _ON_A_LINE])},"
 
 
-def number_text(number: np.generic) -> str:
-    """A number as C++ text that gives the same bits (of a NaN: some NaN)."""
+def number_text(number: Any) -> str:
+    """A number of NumPy as C++ text that gives the same bits (of a NaN: some NaN)."""
     if isinstance(number, np.bool_):
         return str(bool(number)).lower()
     if isinstance(number, np.integer):
-        least = int(number) == np.iinfo(number.dtype).min and number.itemsize > 2 and number < 0
-        suffix = {8: "ll"}.get(number.itemsize, "")
-        text = f"{int(number) + 1}{suffix} - 1" if least else f"{int(number)}{suffix}"
-        return text
+        suffix = "ll" if number.itemsize == 8 else ""
+        if int(number) in (-(2**31), -(2**63)):  # C++ has no literal for these
+            return f"{int(number) + 1}{suffix} - 1"
+        return f"{int(number)}{suffix}"
     single = isinstance(number, np.float32)
     if np.isnan(number):
         return '__builtin_nanf("")' if single else '__builtin_nan("")'
     if np.isinf(number):
         return f"{'-' if number < 0 else ''}__builtin_inf{'f' if single else ''}()"
-    text = np.format_float_scientific(number, unique=True, trim="0")
-    short = np.format_float_positional(number, unique=True, trim="0")
-    text = short if len(short) <= len(text) + 3 else text
-    return f"{text}f" if single else text
+    return f"{number!s}{'f' if single else ''}"  # the shortest text that gives this number
 
 
 # --- functions ---

@@ -69,7 +69,7 @@ def test_it_is_promoted_as_any_target_and_no_session_takes_it(
     cli("source", "jets/1", *words)
     cli("promote", "jets/1", "--to", "production", "--registry", registered.uri)
     with pipeline.load("jets@production", registry=registered.uri) as session:
-        assert session.origin.target.startswith("cpu/")
+        assert session.origin is not None and session.origin.target.startswith("cpu/")
     assert cli("check", "jets/1", "--registry", registered.uri)
 
 
