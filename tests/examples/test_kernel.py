@@ -1,0 +1,130 @@
+"""The kernel of two networks: tracks and bits as NumPy finds with the library's scores."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engines.lanes.harness import MOST, Compiled, prepared
+from tests.engines.lanes.test_header import CPP, with_self_test
+from tests.models.cplusplus import ROOT
+
+Array = np.ndarray[Any, Any]
+N = 3000
+COLUMNS = (
+    "pt", "eta", "phi", "dxy", "dz", "pt_error", "dxy_error", "dz_error", "chi2", "ndof", "hits",
+    "pixel_hits", "lost_hits",
+)  # fmt: skip
+DERIVED = ("pt_over_error", "dxy_over_error")
+INPUTS = {"purity": (*COLUMNS, *DERIVED), "vertex": ("pt", "eta", "dxy", "dz", *DERIVED)}
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+class Scores(nn.Module):
+    """A score from features of a track."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.sigmoid(self.layers(x)),)
+
+
+@dataclass(frozen=True)
+class Example:
+    """The program, and the networks' libraries."""
+
+    program: Path
+    libraries: dict[str, Compiled]
+
+
+def network(name: str, layers: nn.Sequential, folder: Path) -> Compiled:
+    """Writes `NAME.h` to a folder. Returns the library."""
+    rows = torch.randn(MOST, len(INPUTS[name]))
+    made = prepared(Scores(layers), [rows], ["score"])
+    (folder / name).mkdir()
+    text = with_self_test(made, rows, folder / name, CPP).read_text()
+    text = text.replace("net_", f"{name}_").replace("namespace net ", f"namespace {name} ")
+    (folder / f"{name}.h").write_text(text)
+    return made.compiled()
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    folder = tmp_path_factory.mktemp("kernel")
+    torch.manual_seed(5)
+    layers = {
+        "purity": nn.Sequential(nn.Linear(15, 32), nn.ELU(), nn.Linear(32, 1)),
+        "vertex": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)),
+    }
+    libraries = {name: network(name, own, folder) for name, own in layers.items()}
+    program = folder / "select_tracks"
+    command = ["g++", "-std=c++17", "-O2", *WARNINGS, "-pthread", "-I", folder, "-o", program]
+    command.append(ROOT / "examples" / "kernel" / "main.cpp")
+    subprocess.run([str(word) for word in command], check=True)
+    return Example(program, libraries)
+
+
+def random_tracks(n: int) -> dict[str, Array]:
+    """Columns of the file, and the derived ones."""
+    draw = np.random.default_rng(5)
+    found = {name: draw.normal(size=n) for name in COLUMNS}
+    found |= {name: draw.uniform(0.5, 2, n) for name in COLUMNS if name.endswith("_error")}
+    found |= {"pt": draw.exponential(2, n), "eta": draw.uniform(-3, 3, n)}
+    tracks = {name: found[name].astype("float32") for name in COLUMNS}
+    tracks["pt_over_error"] = np.abs(tracks["pt"]) / tracks["pt_error"]
+    tracks["dxy_over_error"] = np.abs(tracks["dxy"]) / tracks["dxy_error"]
+    return tracks
+
+
+def scores(library: Compiled, name: str, tracks: dict[str, Array]) -> Array:
+    """The library's scores of all tracks."""
+    rows = torch.from_numpy(np.stack([tracks[column] for column in INPUTS[name]], 1))
+    parts = [library(part)["score"].reshape(-1).clone() for part in rows.split(MOST)]
+    return np.asarray(torch.cat(parts).numpy())
+
+
+def selected(file: Path) -> tuple[Array, Array, Array]:
+    """Index and scores of the selected tracks, in order."""
+    index, purity, vertex = np.fromfile(file, "int32").reshape(3, -1)
+    order = np.argsort(index)
+    return index[order], purity[order].view("float32"), vertex[order].view("float32")
+
+
+@pytest.mark.parametrize("n", [0, 1, N])
+def test_one_launch_selects_with_the_bits_of_the_library(
+    example: Example, n: int, tmp_path: Path
+) -> None:
+    tracks = {name: values[:n] for name, values in random_tracks(N).items()}
+    purity, vertex = (scores(example.libraries[name], name, tracks) for name in INPUTS)
+    preselected = (tracks["pt"] > np.float32(0.75)) & (np.abs(tracks["eta"]) < np.float32(2.5))
+    # Scores of tracks: these tracks do not pass.
+    at = [np.sort(each[preselected])[preselected.sum() // 3] if n > 1 else np.float32(0.1)
+          for each in (purity, vertex)]  # fmt: skip
+    wanted = np.flatnonzero(preselected & (purity > at[0]) & (vertex > at[1]))
+    np.concatenate([tracks[name] for name in COLUMNS]).tofile(tmp_path / "tracks")
+    words = [example.program, tmp_path / "tracks", tmp_path / "selected", 0.75, *map(float, at), 1]
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(wanted)} of {n} tracks" in done.stdout
+    index, *found = selected(tmp_path / "selected")
+    assert np.array_equal(index, wanted)
+    for each, own in zip(found, (purity, vertex), strict=True):
+        assert each.tobytes() == own[wanted].tobytes()
+    assert n < N or N / 20 < len(wanted) < preselected.sum() < N
+
+
+def test_wrong_files_are_refused(example: Example, tmp_path: Path) -> None:
+    (tmp_path / "tracks").write_bytes(b"short")
+    for name, said in (("tracks", "13 columns"), ("missing", "cannot read")):
+        words = [example.program, tmp_path / name, tmp_path / "selected", 1, 0.5, 0.5]
+        done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and said in done.stderr
