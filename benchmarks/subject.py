@@ -118,13 +118,16 @@ class Subject:
         return given, Collection(self.signature.layouts["outputs"], n)
 
 
-def subject(features: int, highest: int, model: nn.Module | None = None) -> Subject:
+def subject(
+    features: int, highest: int, model: nn.Module | None = None, outputs: int = 3
+) -> Subject:
     """A model with one input and one output collection, of up to `highest` rows."""
     names = tuple(f"x{i}" for i in range(features))
+    made = ("p", "q", "r") if outputs == 3 else tuple(f"y{i}" for i in range(outputs))
     signature = Signature.build(
-        {"inputs": _floats(names), "outputs": _floats(("p", "q", "r"))},
+        {"inputs": _floats(names), "outputs": _floats(made)},
         [Block("features", "inputs", names)],
-        [Block("probabilities", "outputs", ("p", "q", "r"))],
+        [Block("probabilities", "outputs", made)],
         {"n": RowRange(0, highest, (10,))},
     )
     return _captured(model or Mlp(features), signature)

@@ -6,6 +6,7 @@ each.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ SHAPES = {
     "waveform": (64, 64, 10_000),
     "wide_tabular": (40, 1, 100_000),
     "coupling_flow": (8, 8, 100_000),
+    "track_purity": (15, 1, 10_000),
 }
 
 _CONFIG = """\
@@ -188,6 +190,28 @@ class _CouplingFlow(nn.Module):
         return x
 
 
+class _TrackPurity(nn.Module):
+    """54,000 weights, as in a trigger: layers with batch norm, then three residual blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (15, 32, 64, 128, 256)
+        layers: list[nn.Module] = []
+        for given, made in pairwise(sizes):
+            layers += [nn.Linear(given, made), nn.BatchNorm1d(made), nn.ELU()]
+        self.wide, self.narrow = nn.Sequential(*layers), nn.Linear(256, 32)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ELU()) for _ in range(3)
+        )
+        self.classify = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.narrow(self.wide(x))
+        for block in self.blocks:
+            h = h + block(h)
+        return torch.sigmoid(self.classify(h))
+
+
 _NETWORKS: dict[str, type[nn.Module]] = {
     "pointwise_first": _PointwiseFirst,
     "transformer_block": _TransformerBlock,
@@ -196,6 +220,7 @@ _NETWORKS: dict[str, type[nn.Module]] = {
     "waveform": _Waveform,
     "wide_tabular": _WideTabular,
     "coupling_flow": _CouplingFlow,
+    "track_purity": _TrackPurity,
 }
 
 
