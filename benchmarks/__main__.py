@@ -90,6 +90,12 @@ SECTIONS = {
         "for moving its memory once.",
         "speed.limit", "--unseen pointwise_first small_resnet",
     ),
+    "headers": Section(
+        "Headers",
+        "Networks as C++ headers (`pipeline source`): seconds of compilers, and `rows` beside the "
+        "library, µs for 1,000 rows.",
+        "speed.headers",
+    ),
     "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
     "start": Section(
         "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"

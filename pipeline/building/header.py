@@ -20,6 +20,7 @@ from engines.lanes import HEADER, Rows, members_of, named_header, self_tested
 from engines.native import namespace_of
 from pipeline.building.add_target import build
 from pipeline.building.run_state import Say, Show, show_nothing
+from registry.bundle import read_sealed
 from registry.store import Registry
 from runtime.opening import Opened, Opening, answer_bits, few_rows, open_artifact, open_version
 from runtime.session import Session
@@ -78,7 +79,7 @@ def write_header(
     head = _HEAD.format(label=opened.label, digest=opened.bundle.digest,
                         own=opened.bundle.files[name], space=namespace)  # fmt: skip
     members = members_of(opened.signature)
-    text = opened.bundle.file(name).read_text()
+    text = read_sealed(*opened.bundle.place(name)).decode()
     write_whole(file, named_header(text, namespace, head, members, rows))
     if wrong := self_tested(file, namespace):
         file.unlink()

@@ -13,6 +13,7 @@ from .card import CARD as CARD
 from .digests import MLFLOW_NOTE as MLFLOW_NOTE
 from .digests import SIGNATURE as SIGNATURE
 from .digests import SUMS as SUMS
+from .digests import read_sealed as read_sealed
 from .digests import seal as seal
 from .manifest import MOST_THREADS as MOST_THREADS
 from .manifest import SCHEMA_VERSION as SCHEMA_VERSION

@@ -94,4 +94,6 @@ typedef unsigned long uint64_t;
 #elif defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off")
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // no function of this file is called by other files
 #endif

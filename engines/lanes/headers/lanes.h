@@ -43,7 +43,7 @@ ELEMENT(F, float) ELEMENT(I, int32_t) ELEMENT(D, double) ELEMENT(Q, int64_t)
 #undef ELEMENT
 
 template <class To, class From>
-INLINE To same_bits(From from) {
+INLINE To same_bits(const From &from) {
   static_assert(sizeof(To) == sizeof(From), "bits are lost");
   To to;
   __builtin_memcpy(&to, &from, sizeof to);
@@ -75,10 +75,10 @@ INLINE Q shifted_right(Q x, Q by) { return {x.low >> by.low, x.high >> by.high};
 // Conversions as in the processor: to an integer towards zero; a number that does not fit gives the least integer.
 INLINE D to_float64(F x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
 INLINE D to_float64(I x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
-INLINE F to_float32(D x) { return __builtin_convertvector(same_bits<D_>(x), F); }
+INLINE F to_float32(D x) { return __builtin_convertvector(__builtin_bit_cast(D_, x), F); }
 INLINE F to_float32(I x) { return __builtin_convertvector(x, F); }
 INLINE Q wide(I x) { return same_bits<Q>(__builtin_convertvector(x, Q_)); }
-INLINE I narrow(Q x) { return __builtin_convertvector(same_bits<Q_>(x), I); }
+INLINE I narrow(Q x) { return __builtin_convertvector(__builtin_bit_cast(Q_, x), I); }
 
 // Comparisons; with a NaN they are false.
 INLINE I less(F a, F b) { return a < b; }
@@ -204,12 +204,17 @@ INLINE Q div_trunc(Q a, Q b) { return {quotient(a.low, b.low), quotient(a.high, 
   }
 COLUMN(float32, float, F) COLUMN(int8, int8_t, I) COLUMN(uint8, uint8_t, I) COLUMN(int16, int16_t, I)
 COLUMN(uint16, uint16_t, I) COLUMN(int32, int32_t, I)
-COLUMN(float64_, double, D_) COLUMN(int64_, int64_t, Q_) COLUMN(uint32_, uint32_t, Q_)
 #undef COLUMN
-#define LONG_COLUMN(name, V, V_)                                                                                \
-  INLINE V load_##name(const void *column, int64_t row) { return same_bits<V>(load_##name##_(column, row)); } \
-  INLINE void store_##name(void *column, int64_t row, V x) { store_##name##_(column, row, same_bits<V_>(x)); }
-LONG_COLUMN(float64, D, D_) LONG_COLUMN(int64, Q, Q_) LONG_COLUMN(uint32, Q, Q_)
+// A function with a vector of 64 bytes as its argument or result would have another ABI with AVX-512.
+#define LONG_COLUMN(name, T, V, V_)                                                                        \
+  typedef T name##_lanes __attribute__((vector_size(LANES * sizeof(T)), may_alias, aligned(sizeof(T))));   \
+  INLINE V load_##name(const void *column, int64_t row) {                                                  \
+    return __builtin_bit_cast(V, __builtin_convertvector(*(const name##_lanes *)((const T *)column + row), V_)); \
+  }                                                                                                        \
+  INLINE void store_##name(void *column, int64_t row, V x) {                                               \
+    *(name##_lanes *)((T *)column + row) = __builtin_convertvector(__builtin_bit_cast(V_, x), name##_lanes); \
+  }
+LONG_COLUMN(float64, double, D, D_) LONG_COLUMN(int64, int64_t, Q, Q_) LONG_COLUMN(uint32, uint32_t, Q, Q_)
 #undef LONG_COLUMN
 
 // Elements gathered into a small column: the same element for all rows, or for each row the item at its index; 0 if

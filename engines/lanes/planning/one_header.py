@@ -185,6 +185,7 @@ _END = """\
 #if defined(__clang__)
 #pragma float_control(pop)
 #elif defined(__GNUC__) && !defined(__CUDACC__)
+#pragma GCC diagnostic pop
 #pragma GCC pop_options
 #endif
 #endif

@@ -152,7 +152,7 @@ def with_self_test(prepared: Prepared, rows: Tensor, folder: Path, target: Targe
 COMPILERS = [
     "g++ -std=c++17 -O0",
     "g++ -std=c++20 -O3 -march=native -Wall -Wextra -Wpedantic -Werror",
-    "g++ -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=fast",
+    "g++ -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=fast -Wall -Wextra -Wpedantic -Werror",
     "clang++ -std=c++17 -O2 -march=x86-64-v3 -Wall -Wextra -Wpedantic -Werror",
     "zig -std=c++20 -O1",
 ]
