@@ -95,5 +95,5 @@ typedef unsigned long uint64_t;
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off")
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // no function of this file is called by other files
+#pragma GCC diagnostic ignored "-Waggressive-loop-optimizations"  // of more rows than memory can hold
 #endif
