@@ -70,9 +70,14 @@ class Target:
         """torch's name of the device."""
         return _kind(self.device).torch_device
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The only engines that build for it; empty: any may."""
+        return _kind(self.device).engines
+
     def allows(self, engine: str) -> bool:
         """Whether an engine may build for it."""
-        return engine in (_kind(self.device).engines or (engine,))
+        return not self.engines or engine in self.engines
 
     @property
     def has_tf32(self) -> bool:

@@ -59,9 +59,10 @@ def build(
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
 
-    `engines`: by default the engines of the version's config. `work`: as for `run`. A target that
-    is already verified in the version is refused before any work; an unverified or failed target of
-    the bundle can be replaced. Raises the error of the step that failed; then nothing was added.
+    `engines`: by default those that the target needs, else those of the version's config. `work`:
+    as for `run`. A target that is already verified in the version is refused before any work; an
+    unverified or failed target of the bundle can be replaced. Raises the error of the step that
+    failed; then nothing was added.
     """
     version = registry.find(ref)
     wanted = Target.parse(target)
@@ -142,7 +143,7 @@ def build_candidates(
         manifest.capture.tried,
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
-    recipe = recipe_of(manifest, engines)
+    recipe = recipe_of(manifest, engines or target.engines)
     progress = Work(StageCache(work), say, show=show, model=model)
     result = build_targets(progress, captured, [target], recipe, key)[str(target)]
     progress.keep_seconds()

@@ -66,7 +66,7 @@ def write_header(
     opened = open_version(Opening(ref, mode="test", registry=registry))
     known = opened.bundle.manifest.targets.get(target)
     if known is None or known.status != "verified":
-        build(registry, ref, target, (_ENGINE,), work, say, show)
+        build(registry, ref, target, (), work, say, show)
         opened = open_version(Opening(ref, mode="test", registry=registry))
     session = _session(opened, target)
     compared = _compared(opened, session, target)
