@@ -56,6 +56,7 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.engines.lanes.ulps 97
 	$(BIN)/python -m tests.engines.lanes.programs
 	$(BIN)/python -m tests.engines.lanes.samples
+	$(BIN)/python -m tests.engines.lanes.waits
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
 	$(BIN)/python -m tests.campaigns.first_model

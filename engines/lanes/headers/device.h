@@ -29,12 +29,18 @@ typedef unsigned long uint64_t;
 #define GIVEN const
 #define BLOCK_NUMBER block_number
 #define THREAD_NUMBER thread_number
+static thread_local uint32_t block_number, thread_number;
+#if defined(THREADS_OF_BLOCK)  // each thread of a block is one of the operating system: see tests/engines/lanes/waits.py
+#define BLOCK_MEMORY static
+#define EACH_OF_BLOCK(at, count) for (int at = thread_number; at < count; at += BLOCK_SIZE)
+#define BLOCK_WAITS THREADS_OF_BLOCK()
+#else
 // The first thread does the work of all threads, the last element first. So an element that needs the result of another
 // element gets a wrong result, which tests find.
 #define BLOCK_MEMORY
 #define EACH_OF_BLOCK(at, count) for (int at = thread_number == 0 ? count : 0; at-- > 0;)
 #define BLOCK_WAITS
-static thread_local uint32_t block_number, thread_number;
+#endif
 #endif
 
 #if defined(__CUDACC_RTC__)

@@ -1,0 +1,18 @@
+"""Threads of a block that share a row: the library's answers in any order, and no wait to spare."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.lanes.waits import NETWORKS, shared
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_threads_that_take_turns_give_the_answers(name: str) -> None:
+    assert shared(name).right()
+
+
+def test_a_missing_wait_is_found() -> None:
+    """Every product waits for all elements of its operands."""
+    kernel = shared("attention")
+    assert not kernel.without(kernel.waits[0]).right()

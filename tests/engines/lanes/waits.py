@@ -1,0 +1,255 @@
+"""Finds missing waits in kernels whose row is shared by a block of threads.
+
+    python -m tests.engines.lanes.waits
+
+Each thread of a block runs as a thread of the operating system. Between two waits the threads take
+turns, in ascending or in descending order, so that a thread reads what others have not yet written,
+or overwrites what others have not yet read, unless a wait stands between. The answers must be those
+of the library in both orders. Then each wait is removed in turn: the answers must change, or
+ThreadSanitizer must find no race, because each thread reads only what it wrote itself.
+
+What this cannot show: the order of memory on a GPU, and threads of one warp, which run in step.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engines.lanes.planning import HEADERS, columns_of, planned, row_program, written_kernel
+from tests.engines.lanes.harness import prepared
+
+THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
+ROWS = 3
+_RACE = 66  # the status with which ThreadSanitizer ends a program
+_TRIES = 5
+_DRIVER = """\
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static std::mutex mutex;
+static std::condition_variable changed;
+static pthread_barrier_t barrier;
+static int turn, step;  // step: 1 or -1, or 0 if all threads run at once
+static thread_local int own;
+static void wait_for_turn() {{
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [] {{ return turn == own; }});
+}}
+static void pass_on() {{
+  {{
+    std::lock_guard<std::mutex> lock(mutex);
+    turn = (own + step + {threads}) % {threads};
+  }}
+  changed.notify_all();
+}}
+static void waits() {{
+  if (step == 0) {{
+    pthread_barrier_wait(&barrier);
+    return;
+  }}
+  pass_on();
+  wait_for_turn();
+}}
+#define THREADS_OF_BLOCK waits
+#include "network.cu"
+int main(int, char **words) {{
+  step = atoi(words[1]);
+  const int bytes[] = {{{bytes}}}, written[] = {{{written}}};
+  Given given{{}};
+  FILE *in = fopen("columns", "rb");
+  for (int c = 0; c < {columns}; ++c) {{
+    given.columns[c] = calloc({rows}, bytes[c]);
+    if (fread(given.columns[c], bytes[c], {rows}, in) != {rows}) return 1;
+  }}
+  given.rows = {rows};
+  pthread_barrier_init(&barrier, nullptr, {threads});
+  for (int block = 0; block < {rows}; ++block) {{
+    turn = step < 0 ? {threads} - 1 : 0;
+    std::vector<std::thread> all;
+    for (int t = 0; t < {threads}; ++t) {{
+      all.emplace_back([=] {{
+        block_number = block;
+        thread_number = own = t;
+        if (step != 0) wait_for_turn();
+        soa_rows(given);
+        if (step != 0) pass_on();
+      }});
+    }}
+    for (auto &each : all) each.join();
+  }}
+  for (int c = 0; c < {columns}; ++c) {{
+    if (written[c]) fwrite(given.columns[c], bytes[c], {rows}, stdout);
+  }}
+}}
+"""
+
+
+class Attention(nn.Module):
+    """Twelve particles of four features attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.last = nn.Linear(4, 48), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        seen = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        return (self.last(seen.mean(1)),)
+
+
+class Ranked(nn.Module):
+    """A sort, a sum so far, and a scatter."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        ordered, places = x.sort(-1)
+        summed = ordered.cumsum(-1)
+        return torch.zeros_like(x).scatter(-1, places, summed), summed[:, -1:]
+
+
+class Steps(nn.Module):
+    """An LSTM of five steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.lstm(x)[0][:, -1],)
+
+
+NETWORKS = {"attention": (Attention, (12, 4), 1), "ranked": (Ranked, (24,), 2),
+            "lstm": (Steps, (5, 3), 1)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A kernel whose row is shared by a block, the program that runs it, its columns as bytes, and
+    the library's answers."""
+
+    text: str
+    driver: str
+    columns: bytes
+    answers: bytes
+
+    @property
+    def waits(self) -> list[int]:
+        """Where each wait of the network's own code stands in the text."""
+        return [found.start() for found in re.finditer(r"BLOCK_WAITS;", self.text)]
+
+    def without(self, place: int) -> Shared:
+        """The kernel without the wait at this place."""
+        end = place + len("BLOCK_WAITS")
+        return replace(self, text=f"{self.text[:place]}{self.text[end:]}")
+
+    def right(self) -> bool:
+        """Whether the answers are the library's, in both orders of the threads."""
+        with self._program("-O1") as program:
+            found = [_run(program, order).stdout for order in ("1", "-1")]
+        return found == [self.answers] * 2
+
+    def races(self) -> bool:
+        """Whether ThreadSanitizer reports a race in one of some runs."""
+        with self._program("-O1", "-fsanitize=thread") as program:
+            return any(_run(program, "0").returncode == _RACE for _ in range(_TRIES))
+
+    @contextmanager
+    def _program(self, *flags: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            (folder / "network.cu").write_text(self.text)
+            (folder / "main.cpp").write_text(self.driver)
+            (folder / "columns").write_bytes(self.columns)
+            command = ["g++", "-std=c++20", *flags, "-ffp-contract=off", "-w", "-pthread",
+                       "-I", str(HEADERS), "-I", ".", "-o", "main", "main.cpp"]  # fmt: skip
+            subprocess.run(command, cwd=folder, check=True)
+            yield folder / "main"
+
+
+def _run(program: Path, order: str) -> subprocess.CompletedProcess[bytes]:
+    # Without random addresses, which the sanitizer does not take on newer systems.
+    command = ["setarch", "-R", str(program), order]
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, timeout=60, check=False)
+    if done.returncode not in (0, _RACE):
+        raise RuntimeError(done.stderr.decode(errors="replace")[-2000:])
+    return done
+
+
+def shared(name: str) -> Shared:
+    """The kernel of one of `NETWORKS`."""
+    kind, shape, outputs = NETWORKS[name]
+    torch.manual_seed(1)
+    rows = torch.randn(ROWS, *shape)
+    made = prepared(kind(), [rows.repeat(20, *[1] * len(shape))], [f"y{k}" for k in range(outputs)])
+    plan = planned(row_program(made.program))
+    columns = columns_of(plan.program)
+    answers = made.compiled()(rows)
+    written = b"".join(
+        answers[b.name].reshape(ROWS, -1).T.contiguous().numpy().tobytes()
+        for b in made.signature.outputs
+    )
+    given = rows.reshape(ROWS, -1).T.contiguous().numpy().tobytes()
+    driver = _DRIVER.format(
+        bytes=", ".join(str(column.bytes) for column in columns),
+        written=", ".join(str(int(column.output)) for column in columns),
+        columns=len(columns),
+        rows=ROWS,
+        threads=THREADS,
+    )
+    text = written_kernel(plan, THREADS, "shared").text
+    return Shared(text, driver, given + bytes(len(written)), written)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of a kernel's waits when each was removed: `seen` changes an answer, `idle` is
+    not needed, `missed` is neither."""
+
+    seen: int
+    idle: int
+    missed: int
+
+
+def removed(kernel: Shared) -> Found:
+    """Removes each wait of a kernel in turn."""
+    seen = idle = 0
+    for place in kernel.waits:
+        without = kernel.without(place)
+        if not without.right():
+            seen += 1
+        elif not without.races():
+            idle += 1
+    return Found(seen, idle, len(kernel.waits) - seen - idle)
+
+
+def main() -> None:
+    missed = 0
+    for name in NETWORKS:
+        kernel = shared(name)
+        whole = kernel.right() and not kernel.races()
+        found = removed(kernel)
+        print(
+            f"{name}: {'right in both orders, no race' if whole else 'WRONG'}; of "
+            f"{len(kernel.waits)} waits {found.seen} change an answer when they are removed, "
+            f"{found.idle} are not needed, {found.missed} missed",
+            flush=True,
+        )
+        missed += found.missed + (not whole)
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
