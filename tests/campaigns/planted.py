@@ -210,7 +210,7 @@ class Copy:
         if path.suffix == ".py":
             return self._made
         (scratch / "shared").mkdir()
-        for each in (self._made / "shared").iterdir():
+        for each in (self._made / "shared").glob("*"):
             if not any(each.match(pattern) for pattern in _NATIVE):
                 (scratch / "shared" / each.name).symlink_to(each)
         return scratch

@@ -37,7 +37,7 @@ class TrackPurity(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor]:
         x = self.first(x)
         for block in self.blocks:
-            x = x + torch.relu(block(x))
+            x = x + 0.3 * torch.relu(block(x))  # a product and a sum, which compilers may fuse
         return (torch.sigmoid(self.last(x)),)
 
 
