@@ -59,8 +59,8 @@ def write_header(
 
     `language`: cpp, cuda or hip. If the version has no such artifact, it is built and added to it.
     Its bits are compared with those of the version's artifacts of `lanes` for this host, on the
-    whole reference; then the file is compiled here, and its self-test run. EngineError if bits
-    differ.
+    whole reference; then the text is compiled here, and its self-test run. EngineError if bits
+    differ; then no file is written.
     """
     target = f"source/{language}"
     opened = open_version(Opening(ref, mode="test", registry=registry))
@@ -80,10 +80,12 @@ def write_header(
                         own=opened.bundle.files[name], space=namespace)  # fmt: skip
     members = members_of(opened.signature)
     text = read_sealed(*opened.bundle.place(name)).decode()
-    write_whole(file, named_header(text, namespace, head, members, rows))
-    if wrong := self_tested(file, namespace):
-        file.unlink()
-        raise EngineError(f"the header's self-test failed here ({wrong}): it was removed")
+    whole = named_header(text, namespace, head, members, rows)
+    if self_tested(whole, namespace):
+        raise EngineError(
+            f"the header's self-test fails with this host's compiler: not written: {file}"
+        )
+    write_whole(file, whole)
     return Written(opened.label, target, file, namespace, rows.n, compared)
 
 

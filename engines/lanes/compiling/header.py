@@ -54,14 +54,15 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     return ["network.so", HEADER, "network.cpp", "target.txt", FACTS]
 
 
-def self_tested(header: Path, name: str) -> int:
-    """Compile a header with this host's compiler, and run its `self_test`: the number of values
-    with other bits."""
+def self_tested(text: str, name: str) -> int:
+    """Compile a header's text with this host's compiler, and run its `self_test`: 0 if it passes.
+    `name`: its namespace."""
     here = Target.parse("cpu")
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        text = f'#include "{header.resolve()}"\nint main() {{ return {name}::self_test() != 0; }}\n'
-        (place / "main.cpp").write_text(text)
+        (place / HEADER).write_text(text)
+        program = f'#include "{HEADER}"\nint main() {{ return {name}::self_test() != 0; }}\n'
+        (place / "main.cpp").write_text(program)
         command = [*compiler(family(here)), "-O2", "-std=c++17", *machine_flags(here)]
         run_compiler([*command, "-o", "main", "main.cpp"], place, place / "main")
         return subprocess.run([str(place / "main")], check=False).returncode

@@ -215,17 +215,17 @@ def _self_test(members: Members, rows: Rows) -> str:
         if each.output:
             bits = f"uint{8 * flat.dtype.itemsize}"
             arrays.append(_test_array(f"{bits}_t", each.name, flat.view(bits)))
-            made.append(f"  {each.ctype} {each.name}[{flat.size}];")
+            made.append(f"    {each.ctype} {each.name}[{flat.size}];")
         else:
             arrays.append(_test_array(each.ctype, each.name, flat))
         for k, element in enumerate(each.elements):
             place = f"{k * rows.n} + i" if each.count > 1 else "i"
             column = f"{k * rows.n}" if each.count > 1 else "0"
             if each.output:
-                of.append(f"  of.{element} = {each.name} + {column};")
+                of.append(f"  of.{element} = made.{each.name} + {column};")
                 one.append(f"    wrong += differs(out.{element}, test::{each.name}[{place}]);")
                 many.append(
-                    f"    wrong += differs({each.name}[{place}], test::{each.name}[{place}]);"
+                    f"    wrong += differs(made.{each.name}[{place}], test::{each.name}[{place}]);"
                 )
             else:
                 of.append(f"  of.{element} = test::{each.name} + {column};")
@@ -239,15 +239,13 @@ def _self_test(members: Members, rows: Rows) -> str:
         [
             "namespace test {",
             *arrays,
-            "template <class T, class Bits>",
-            "INLINE int differs(T found, Bits bits) {",
-            "  return of_row::same_bits<Bits>(found) != bits;",
-            "}",
             "}  // namespace test",
             f"// Computes {rows.n} rows again. Returns the number of values that have other bits:",
             "// 0, unless a compiler or its flags change the arithmetic.",
             "static SOA_FN inline int self_test() {",
-            "  using test::differs;",
+            "  const auto differs = [](auto found, auto bits) {",
+            "    return (int)(of_row::same_bits<decltype(bits)>(found) != bits);",
+            "  };",
             "  int wrong = 0;",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
             "    Input in;",
@@ -256,8 +254,10 @@ def _self_test(members: Members, rows: Rows) -> str:
             *one,
             "  }",
             "#if defined(SOA_VECTORS)",
-            "  Columns of;",
+            "  struct {  // so that no column's name is that of a variable here",
             *made,
+            "  } made;",
+            "  Columns of;",
             *of,
             f"  rows(of, 0, {rows.n});",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",

@@ -19,7 +19,7 @@ from registry.store.registry import Registry
 from runtime.checked import Tolerance
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
-from stages.capture import capture
+from stages.capture import Capture, capture
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
 from tests.models.project import Built, answer, cli, refusal
@@ -113,18 +113,47 @@ KINDS = Signature.build(
 )  # fmt: skip
 
 
+def _captured(model: nn.Module, signature: Signature, folder: Path) -> Capture:
+    (folder / "captured").mkdir()
+    model = model.eval().requires_grad_(False)
+    return capture(model, signature, random_inputs(signature, 1, {}), folder / "captured")
+
+
+def _compiled(
+    captured: Capture, signature: Signature, language: str, folder: Path
+) -> tuple[Session, Path]:
+    """A session of the library that includes the header, and the folder of both."""
+    out = folder / "out"
+    out.mkdir()
+    source = Portable(captured.program, None, signature)
+    first, *_ = engine("lanes").compile(source, Target("source", language), {}, out)
+    return Session(signature, engine("lanes").open(out / first, torch.device("cpu"))), out
+
+
+def test_no_name_of_a_column_is_one_of_the_header(tmp_path: Path) -> None:
+    """Names of C++, of the header's own functions and variables, and of macros."""
+    given = ("in", "i", "begin", "test", "made", "differs", "weights", "values", "row", "class")
+    found = ("out", "wrong", "of", "min", "self_test", "Output")
+    signature = Signature.build(
+        {"a": Layout([column(name, "float32") for name in given]),
+         "b": Layout([column(name, "float32") for name in found])},
+        [Block("x", "a", given)],
+        [Block("y", "b", found)],
+        {"n": RowRange(0, 100)},
+    )  # fmt: skip
+    captured = _captured(nn.Linear(len(given), len(found)), signature, tmp_path)
+    session, out = _compiled(captured, signature, "cpp", tmp_path)
+    rows = rows_to_test(session, captured.reference)
+    text = (out / "network.h").read_text()
+    (tmp_path / "net.h").write_text(named_header(text, "net", "", members_of(signature), rows))
+    assert passes(tmp_path / "net.h", "net")
+
+
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
 def test_columns_of_every_kind(language: str, tmp_path: Path) -> None:
     """Names that are C++ keywords or stand twice, components by columns, shared values, 16 bits."""
-    (tmp_path / "captured").mkdir()
-    captured = capture(
-        Kinds(), KINDS, random_inputs(KINDS, 1, {}), tmp_path / "captured", route="auto"
-    )
-    out = tmp_path / "out"
-    out.mkdir()
-    source = Portable(captured.program, None, KINDS)
-    first, *_ = engine("lanes").compile(source, Target("source", language), {}, out)
-    session = Session(KINDS, engine("lanes").open(out / first, torch.device("cpu")))
+    captured = _captured(Kinds(), KINDS, tmp_path)
+    session, out = _compiled(captured, KINDS, language, tmp_path)
     reference = Reference.load(captured.reference)
     assert validate_session(session, "lanes", reference, TOLERANCES).valid
     text = (out / "network.h").read_text()
