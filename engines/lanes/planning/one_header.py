@@ -207,38 +207,59 @@ def named_header(text: str, name: str, head: str, members: Members, rows: Rows) 
     return head + text.replace(_TEST, _self_test(members, rows)).replace(NAME, name)
 
 
+@dataclass(frozen=True)
+class _Tested:
+    """The lines of `self_test` for one column: its values, and what gives them to `row` and to
+    `rows`; of an output, also its memory, and the comparison of each."""
+
+    values: str
+    given: Sequence[str] = ()
+    column: Sequence[str] = ()
+    memory: Sequence[str] = ()
+    after_row: Sequence[str] = ()
+    after_rows: Sequence[str] = ()
+
+
+def _tested_input(member: Member, components: Sequence[Array]) -> _Tested:
+    given, column = [], []
+    for k, element in enumerate(member.elements):
+        first = f"test::{member.name} + {k * components[k].size}"
+        column.append(f"  of.{element} = {first};")
+        at = {"row": "[i]", "shared": "[0]"}.get(member.kind, "")
+        given.append(f"    in.{element} = {f'({first}){at}' if at else first};")
+    values = _test_array(member.ctype, member.name, np.concatenate(components))
+    return _Tested(values, given, column)
+
+
+def _tested_output(member: Member, components: Sequence[Array]) -> _Tested:
+    flat = np.concatenate(components)
+    bits, name = f"uint{8 * flat.dtype.itemsize}", member.name
+    column, after_row, after_rows = [], [], []
+    for k, element in enumerate(member.elements):
+        first = k * components[k].size
+        column.append(f"  of.{element} = made.{name} + {first};")
+        wanted = f"test::{name}[{first} + i]"
+        after_row.append(f"    wrong += differs(out.{element}, {wanted});")
+        after_rows.append(f"    wrong += differs(made.{name}[{first} + i], {wanted});")
+    memory = [f"    {member.ctype} {name}[{flat.size}];"]
+    values = _test_array(f"{bits}_t", name, flat.view(bits))
+    return _Tested(values, [], column, memory, after_row, after_rows)
+
+
 def _self_test(members: Members, rows: Rows) -> str:
     """A function that computes some rows again, and counts the values with other bits."""
-    arrays, given, of, made, one, many = [], [], [], [], [], []
+    every: list[_Tested] = []
     for each in members.every:
-        flat = np.concatenate(rows.values[each.collection, each.column])
-        if each.output:
-            bits = f"uint{8 * flat.dtype.itemsize}"
-            arrays.append(_test_array(f"{bits}_t", each.name, flat.view(bits)))
-            made.append(f"    {each.ctype} {each.name}[{flat.size}];")
-        else:
-            arrays.append(_test_array(each.ctype, each.name, flat))
-        for k, element in enumerate(each.elements):
-            place = f"{k * rows.n} + i" if each.count > 1 else "i"
-            column = f"{k * rows.n}" if each.count > 1 else "0"
-            if each.output:
-                of.append(f"  of.{element} = made.{each.name} + {column};")
-                one.append(f"    wrong += differs(out.{element}, test::{each.name}[{place}]);")
-                many.append(
-                    f"    wrong += differs(made.{each.name}[{place}], test::{each.name}[{place}]);"
-                )
-            else:
-                of.append(f"  of.{element} = test::{each.name} + {column};")
-                at = {"row": f"test::{each.name}[{place}]", "shared": f"test::{each.name}[{k}]"}
-                given.append(f"    in.{element} = {at.get(each.kind, f'test::{each.name}')};")
-    for collection, name in members.items.items():
-        own = next(v for (place, _), v in rows.values.items() if place == collection)
-        given.append(f"    in.{name} = {own[0].size};")
-        of.append(f"  of.{name} = {own[0].size};")
+        components = rows.values[each.collection, each.column]
+        every.append((_tested_output if each.output else _tested_input)(each, components))
+    counts = {
+        name: next(own[0].size for (place, _), own in rows.values.items() if place == collection)
+        for collection, name in members.items.items()
+    }
     return "\n".join(
         [
             "namespace test {",
-            *arrays,
+            *(each.values for each in every),
             "}  // namespace test",
             f"// Computes {rows.n} rows again. Returns the number of values that have other bits:",
             "// 0, unless a compiler or its flags change the arithmetic.",
@@ -249,19 +270,21 @@ def _self_test(members: Members, rows: Rows) -> str:
             "  int wrong = 0;",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
             "    Input in;",
-            *given,
+            *(line for each in every for line in each.given),
+            *(f"    in.{name} = {count};" for name, count in counts.items()),
             "    const Output out = row(in);",
-            *one,
+            *(line for each in every for line in each.after_row),
             "  }",
             "#if defined(SOA_VECTORS)",
             "  struct {  // so that no column's name is that of a variable here",
-            *made,
+            *(line for each in every for line in each.memory),
             "  } made;",
             "  Columns of;",
-            *of,
+            *(line for each in every for line in each.column),
+            *(f"  of.{name} = {count};" for name, count in counts.items()),
             f"  rows(of, 0, {rows.n});",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
-            *many,
+            *(line for each in every for line in each.after_rows),
             "  }",
             "#endif",
             "  return wrong;",
