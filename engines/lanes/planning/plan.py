@@ -17,9 +17,11 @@ from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Varia
 from engines.lanes.tensors import (
     UNKNOWN,
     Assembly,
+    Beside,
     Constant,
     Elements,
     Gathered,
+    Joined,
     Map,
     Product,
     Program,
@@ -130,21 +132,27 @@ def planned(program: Program) -> Plan:
     steps = list(_unrolled(_steps(program, stored), elements))
     apart = _apart(steps, elements)
     elements = Elements(stored | apart)
-    fused = _unrolled(_fused(steps, apart, elements), elements)
-    steps = [_even(step, elements) for step in fused]
+    steps = [_even(step, elements) for step in _fused(steps, apart, elements)]
     places, size = _arena(steps, elements)
     return Plan(program, elements, tuple(steps), places, size)
 
 
 def in_memory(program: Program) -> frozenset[Tensor]:
-    """The tensors that a reader needs in memory: operands of products, what is sorted, and what is
-    picked by an index of the row. `Builder.in_memory` has seen to it that they can be stored."""
+    """The tensors that a reader needs in memory: operands of products, what is sorted, what is
+    picked by an index of the row, and what a loop reads of several columns of items. For all but
+    the last, `Builder.in_memory` has seen to it that they can be stored."""
     found: set[Tensor] = set()
+    # Which column they read must be known for each element, so no loop can go over the columns.
+    several: set[Tensor] = set()
     for tensor in program:
+        inline = isinstance(tensor, View | Map | Gathered | Joined)
+        if isinstance(tensor, Beside) or (inline and not several.isdisjoint(tensor.sources)):
+            several.add(tensor)
+        over_several = isinstance(tensor, Reduction | Scan) and tensor.source in several
         if isinstance(tensor, Product):
             found |= {tensor.left.root, tensor.right.root}
-        elif isinstance(tensor, Sorted):
-            found.add(tensor.source.root)
+        elif isinstance(tensor, Sorted) or over_several:
+            found.add(tensor.sources[0].root)
         elif isinstance(tensor, Gathered) and UNKNOWN not in tensor.base.shape:
             found.add(tensor.base.root)
     return frozenset(each for each in found if not isinstance(each, Constant))
@@ -281,26 +289,16 @@ def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
     waiting = list(steps)[::-1]
     while waiting:
         step = waiting.pop()
-        variable = _open_variable(step, elements) if isinstance(step, Kernel) else None
-        if variable is None or not isinstance(step, Kernel):
+        if not isinstance(step, Kernel) or step.inner is not None:
             yield step
-        elif variable not in step.loops:
-            raise NotApplicableError(
-                f"{step.source.line} goes over several columns of items at once: sum the items of "
-                "each column first"
-            )
+            continue
+        value = step.value(elements)
+        variable = next((each.variable for each in walk(value) if isinstance(each, Open)), None)
+        if variable is None:
+            yield step
         else:
             last = variable.extent - 1
             waiting += [step.replaced({variable: constant(last - k)}) for k in range(last + 1)]
-
-
-def _open_variable(kernel: Kernel, elements: Elements) -> Variable | None:
-    """A variable that has to be a constant, so that it is known which column of items is read."""
-    values = [kernel.value(elements)]
-    if isinstance(kernel.inner, Reduction):
-        values.append(kernel.inner.term(kernel.inner_at, elements.at))
-    found = (each for value in values for each in walk(value))
-    return next((each.variable for each in found if isinstance(each, Open)), None)
 
 
 def _apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
