@@ -28,7 +28,7 @@ class Kind(ABC):
     """torch's name of the device; for ROCm it is `cuda`, too."""
     engines: ClassVar[tuple[str, ...]] = ()
     """The only engines that build for it; empty: any may."""
-    chosen: ClassVar[bool] = True
+    for_sessions: ClassVar[bool] = True
     """Whether a session takes its artifacts when no target is named."""
 
     def __init_subclass__(cls, kind: str, order: int, arch: str, said: str) -> None:
@@ -71,15 +71,6 @@ class Target:
         return _kind(self.device).torch_device
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """The only engines that build for it; empty: any may."""
-        return _kind(self.device).engines
-
-    def allows(self, engine: str) -> bool:
-        """Whether an engine may build for it."""
-        return not self.engines or engine in self.engines
-
-    @property
     def has_tf32(self) -> bool:
         """True for CUDA GPUs from sm_80 on, which have the TF32 format."""
         digits = re.match("sm_([0-9]+)", self.arch)
@@ -103,6 +94,11 @@ class Target:
             known = [str(each.settings["said"]) for each in declared("engines", "kind").values()]
             raise TargetError(f"unknown target {text!r}: use {', '.join(known)}")
         return cls(device, arch)
+
+
+def only_engines(target: Target) -> tuple[str, ...]:
+    """The only engines that build for a target; empty: any may."""
+    return _kind(target.device).engines
 
 
 def targets_called(text: str) -> list[Target]:
@@ -157,7 +153,7 @@ def host_targets(device: str) -> list[Target]:
     kinds = [
         kind
         for kind in map(_kind, declared("engines", "kind"))
-        if kind.torch_device == name and kind.chosen
+        if kind.torch_device == name and kind.for_sessions
     ]
     if not kinds or not (index or "0").isdecimal():
         raise TargetError(f"unknown device {device!r}: use cpu, cuda or cuda:<index>")

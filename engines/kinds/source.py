@@ -17,10 +17,10 @@ class SourceText(
 ):
     torch_device = "cpu"
     engines = ("lanes",)
-    chosen = False
+    for_sessions = False
 
     def here(self, index: int = 0) -> tuple[str, ...]:
         return ("cpp", "cuda", "hip")
 
     def why_not(self, arch: str) -> str:
-        return "it has no compiler"
+        return "its headers are cpp, cuda and hip"

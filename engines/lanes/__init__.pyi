@@ -3,8 +3,8 @@ from .compiling import compiler as compiler
 from .compiling import compiler_identity as compiler_identity
 from .compiling import family as family
 from .compiling import named_compiler as named_compiler
+from .compiling import passes_self_test as passes_self_test
 from .compiling import run_compiler as run_compiler
-from .compiling import self_tested as self_tested
 from .compiling import version_of as version_of
 from .planning import HEADERS as HEADERS
 from .planning import Rows as Rows

@@ -18,7 +18,7 @@ from filelock import FileLock
 from engines.base import DEFAULT_ENGINES, known_engines
 from engines.errors import EngineError
 from engines.lanes import compiler_identity
-from engines.target import Target, check_torch_runs
+from engines.target import Target, check_torch_runs, only_engines
 from pipeline.building.candidates import build_targets
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.building.run_config import page_of
@@ -143,7 +143,7 @@ def build_candidates(
         manifest.capture.tried,
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
-    recipe = recipe_of(manifest, engines or target.engines)
+    recipe = recipe_of(manifest, engines or only_engines(target))
     progress = Work(StageCache(work), say, show=show, model=model)
     result = build_targets(progress, captured, [target], recipe, key)[str(target)]
     progress.keep_seconds()

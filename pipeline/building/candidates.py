@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engines.base import engine
 from engines.processes import side_by_side
-from engines.target import Target, torch_runs
+from engines.target import Target, only_engines, torch_runs
 from pipeline.building.run_state import Work
 from pipeline.building.steps import Candidate, Recipe, Steps, session_of
 from runtime.session import Session
@@ -60,7 +60,12 @@ def chosen_session(captured: Capture, result: TargetResult) -> Session:
 def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
     """The candidates of all targets, in the order of the recipe's engines."""
     recipe = steps.recipe
-    pairs = [(t, name) for t in targets for name in recipe.engines if t.allows(name)]
+    pairs = [
+        (target, name)
+        for target in targets
+        for name in recipe.engines
+        if name in (only_engines(target) or recipe.engines)
+    ]
     found: Made = {}
     first = first_engines(recipe.engines, recipe.by_default)
     rest = [name for name in recipe.engines if name not in first]

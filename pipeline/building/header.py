@@ -16,7 +16,7 @@ import torch
 
 from engines.errors import EngineError
 from engines.kinds import host_cpu_levels
-from engines.lanes import HEADER, Rows, members_of, named_header, self_tested
+from engines.lanes import HEADER, Rows, members_of, named_header, passes_self_test
 from engines.native import namespace_of
 from pipeline.building.add_target import build
 from pipeline.building.run_state import Say, Show, show_nothing
@@ -62,6 +62,10 @@ def write_header(
     whole reference; then the text is compiled here, and its self-test run. EngineError if bits
     differ; then no file is written.
     """
+    if out is not None and not out.parent.is_dir():
+        raise EngineError(
+            f"--out {out}: the folder {out.parent} is not there: make it, or name another"
+        )
     target = f"source/{language}"
     opened = open_version(Opening(ref, mode="test", registry=registry))
     known = opened.bundle.manifest.targets.get(target)
@@ -75,18 +79,35 @@ def write_header(
     model = opened.bundle.manifest.name
     namespace = namespace_of(model)
     file = out or Path(f"{namespace}.h")
-    rows = rows_to_test(session, opened.bundle.file(opened.bundle.manifest.reference))
+    reference = opened.bundle.file(opened.bundle.manifest.reference)
     head = _HEAD.format(label=opened.label, digest=opened.bundle.digest,
                         own=opened.bundle.files[name], space=namespace)  # fmt: skip
-    members = members_of(opened.signature)
     text = read_sealed(*opened.bundle.place(name)).decode()
-    whole = named_header(text, namespace, head, members, rows)
-    if self_tested(whole, namespace):
+    made = with_self_test(text, namespace, session, reference)
+    whole = head + made.text
+    if not passes_self_test(whole, namespace):
         raise EngineError(
-            f"the header's self-test fails with this host's compiler: not written: {file}"
+            f"{file} was not written: its self-test fails with this host's compiler: name another "
+            "one in CXX"
         )
     write_whole(file, whole)
-    return Written(opened.label, target, file, namespace, rows.n, compared)
+    return Written(opened.label, target, file, namespace, made.rows, compared)
+
+
+@dataclass(frozen=True)
+class TestedHeader:
+    """A header with its name and its self-test, and the number of rows of that."""
+
+    text: str
+    rows: int
+
+
+def with_self_test(text: str, namespace: str, session: Session, reference: Path) -> TestedHeader:
+    """An artifact's header in a namespace, with a self-test of some rows of a stored reference. The
+    answers are those of a session of the artifact."""
+    rows = _rows_to_test(session, reference)
+    made = named_header(text, namespace, members_of(session.signature), rows)
+    return TestedHeader(made, rows.n)
 
 
 _HEAD = """\
@@ -116,12 +137,15 @@ def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
         if level == "x86-64-v2" or made is None or made.status != "valid":
             continue
         if answer_bits(_session(opened, other), reference, every=True) != own:
-            raise EngineError(f"{target} gives other bits than {other} for the reference")
+            raise EngineError(
+                f"{target} gives other bits than {other} for the reference: one of them was built "
+                "by other software: run the version's config again"
+            )
         found.append(other)
     return tuple(found)
 
 
-def rows_to_test(session: Session, reference: Path) -> Rows:
+def _rows_to_test(session: Session, reference: Path) -> Rows:
     """Some rows of a stored reference with finite answers, and the answers of an artifact."""
     signature = session.signature
     case, given, written = few_rows(signature, reference)

@@ -21,8 +21,7 @@ import uproot
 from torch import Tensor, nn
 
 from engines import Portable, Target, engine
-from engines.lanes import members_of, named_header
-from pipeline.building.header import rows_to_test
+from pipeline.building.header import with_self_test
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import as_collection, to_numpy
@@ -40,7 +39,6 @@ ROOT.gInterpreter.Declare(f'#include "{header}"')
 wrong = ROOT.net.self_test()
 frame = ROOT.RDataFrame("events", files)
 call = f"net::row({', '.join(names)})"
-plain = frame.Define("score", "0.5f").Sum("score").GetValue()
 times = []
 for expression in ("0.5f", call):
     begun = time.perf_counter()
@@ -97,10 +95,8 @@ def main() -> None:
         first, *_ = engine("lanes").compile(source, Target("source", "cpp"), {}, folder)
         opened = engine("lanes").open(folder / first, torch.device("cpu"))
         session = Session(signature, opened, torch.device("cpu"))
-        rows = rows_to_test(session, captured.reference)
-        text = named_header(
-            (folder / "network.h").read_text(), "net", "", members_of(signature), rows
-        )
+        header = (folder / "network.h").read_text()
+        text = with_self_test(header, "net", session, captured.reference).text
         (folder / "net.h").write_text(text)
         muons, out = as_collection(arrays, signature.layouts["muons"]), session.collection("out", n)
         session.run({"muons": muons}, {"out": out})

@@ -7,6 +7,6 @@ from .compilers import version_of as version_of
 from .devices import build_kernel as build_kernel
 from .header import HEADER as HEADER
 from .header import build_header as build_header
-from .header import self_tested as self_tested
+from .header import passes_self_test as passes_self_test
 from .library import build as build
 from .library import choose_widths as choose_widths

@@ -10,7 +10,6 @@ import json
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
@@ -42,7 +41,7 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     )
     (out / HEADER).write_text(made.text)
     (out / "network.cpp").write_text(made.library)
-    facts = _on_gpus(out, language) if language != "cpp" else {}
+    facts = {} if language == "cpp" else {"registers": _registers(out, language)}
     here = Target.parse("cpu")
     command = [
         *compiler(family(here)), "-O2", "-std=c++17", "-fPIC", *machine_flags(here), "-shared",
@@ -50,13 +49,13 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     ]  # fmt: skip
     run_compiler(command, out, out / "network.so")
     (out / "target.txt").write_text(f"soa-target 1\n{here}\n")
-    (out / FACTS).write_text(json.dumps({"header_bytes": len(made.text.encode()), **facts}))
+    (out / FACTS).write_text(json.dumps(facts))
     return ["network.so", HEADER, "network.cpp", "target.txt", FACTS]
 
 
-def self_tested(text: str, name: str) -> int:
-    """Compile a header's text with this host's compiler, and run its `self_test`: 0 if it passes.
-    `name`: its namespace."""
+def passes_self_test(text: str, name: str) -> bool:
+    """Compile a header's text with this host's compiler, and run its `self_test`. `name`: its
+    namespace."""
     here = Target.parse("cpu")
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
@@ -65,22 +64,22 @@ def self_tested(text: str, name: str) -> int:
         (place / "main.cpp").write_text(program)
         command = [*compiler(family(here)), "-O2", "-std=c++17", *machine_flags(here)]
         run_compiler([*command, "-o", "main", "main.cpp"], place, place / "main")
-        return subprocess.run([str(place / "main")], check=False).returncode
+        return subprocess.run([str(place / "main")], check=False).returncode == 0
 
 
-def _on_gpus(folder: Path, language: Language) -> dict[str, Any]:
-    """Compile the header's kernel for GPUs. Returns the architectures and registers of each."""
+def _registers(folder: Path, language: Language) -> dict[str, int]:
+    """Compile the header's kernel for GPUs. Returns the registers of a thread, by architecture."""
     found: dict[str, int] = {}
     if language == "cuda":
         for arch in _NVIDIA:
             # As nvcc does by default, which the header must withstand.
             made = nvrtc_image(_KERNEL.encode(), arch, folder, fmad=True)
             found[arch] = number_in(made.log, r"Used (\d+) registers")
-        return {"registers": found}
+        return found
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         (place / "kernel.hip").write_text(_KERNEL)
         for arch in _AMD:
             said = amd_image("kernel.hip", arch, place, folder)
             found[arch] = number_in(said, r"VGPRs: (\d+)")
-    return {"registers": found}
+    return found

@@ -7,6 +7,7 @@ each lane of a vector; `kernel` computes columns on a GPU, with a row in each th
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from engines.errors import NotApplicableError
 from engines.lanes.planning.plan import Plan, Store
-from engines.lanes.planning.plan_code import Constants, Segment, Writer
+from engines.lanes.planning.plan_code import Constants, Writer
 from engines.lanes.planning.source_file import ABI, HEADERS, REGISTERS, array, letters
 from engines.native import cxx_names
 from soa.signature import Signature
@@ -90,7 +91,10 @@ def members_of(signature: Signature) -> Members:
     made = {key: _member(signature, *key, names[plain[key]]) for key in columns}
     wrong = [each.name for each in made.values() if each.output and each.kind != "row"]
     if wrong:
-        raise NotApplicableError(f"the output {wrong[0]} has no value for each row")
+        raise NotApplicableError(
+            f"the output {wrong[0]} is one value for all rows, which a header cannot compute: make "
+            "it a value for each row"
+        )
     found = [(made[collection, name], k) for collection, name, k in places]
     return Members(
         tuple(made.values()),
@@ -108,7 +112,9 @@ def _member(signature: Signature, collection: str, column: str, name: str) -> Me
     elif found.kind == "scalar":
         kind = "shared"
     if found.dtype == "bfloat16":
-        raise NotApplicableError(f"the column {column} is bfloat16, of which a header has no rows")
+        raise NotApplicableError(
+            f"the column {column} is bfloat16, of which a header has no self-test: use float32"
+        )
     ctype = _TYPES.get(found.dtype, f"{found.dtype}_t")
     output = (collection, column) in written
     return Member(collection, column, name, ctype, kind, found.components, output)
@@ -140,10 +146,10 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
     parts = [
         f"#ifndef {NAME}_{_DIGEST}\n#define {NAME}_{_DIGEST}",
         "#define UNROLLED" if store == "registers" else "",
-        _read("embedded.h"),
+        _read("embedded.h") + _read("arithmetic.h"),
         f"namespace {NAME} {{\n{_VERSION}\ninline namespace v{_DIGEST} {{",
         _structs(members),
-        _weights(constants.segments),
+        _weights(constants),
         *(array("int", name, each, "IN_MEMORY") for each, name in constants.tables.items()),
         "// --- one row ---\nnamespace of_row {",
         _read("threads.h") + functions + _block(arena + one),
@@ -202,9 +208,9 @@ class Rows:
     n: int
 
 
-def named_header(text: str, name: str, head: str, members: Members, rows: Rows) -> str:
-    """A header in the namespace `name`, with comment lines before it, and with `self_test`."""
-    return head + text.replace(_TEST, _self_test(members, rows)).replace(NAME, name)
+def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
+    """A header in the namespace `name`, with `self_test`."""
+    return text.replace(_TEST, _self_test(members, rows)).replace(NAME, name)
 
 
 @dataclass(frozen=True)
@@ -342,15 +348,17 @@ def _pointer(member: Member, members: Members) -> Iterator[str]:
 # --- weights ---
 
 
-def _weights(segments: Sequence[Segment]) -> str:
+def _weights(constants: Constants) -> str:
     """The constants as a struct of arrays, which lie as the code expects: each at a multiple of 64
     bytes."""
+    kinds = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t"}
     fields, values = [], []
-    for number, segment in enumerate(each for each in segments if each.data.size):
-        data = segment.data
-        kind = {"f4": "float", "f8": "double", "i4": "int32_t", "i8": "int64_t"}[data.dtype.str[1:]]
-        shape = " x ".join(map(str, data.shape)) or "1"
-        fields.append(f"  alignas(64) {kind} w{number}[{data.size}];  // {shape}: {segment.line}")
+    segments = [each for each in constants.segments if math.prod(each.shape)]
+    for number, segment in enumerate(segments):
+        count, kind = math.prod(segment.shape), kinds[segment.dtype]
+        data = np.frombuffer(constants.data, segment.dtype, count, segment.at)
+        shape = " x ".join(map(str, segment.shape)) or "1"
+        fields.append(f"  alignas(64) {kind} w{number}[{count}];  // {shape}: {segment.line}")
         values += [f"  {{  // w{number}: {shape}", *_numbers(data), "  },"]
     fields, values = fields or ["  char none;"], values or ["  0"]
     return "\n".join(

@@ -10,9 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
 
 from engines.lanes.functions import RANGES, call, carrier, enclosed
@@ -51,9 +49,12 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": 
 
 @dataclass(frozen=True)
 class Segment:
-    """A tensor among the constants, and the first line of the model that uses it."""
+    """A tensor among the constants: `at` which byte it begins, and the first line of the model that
+    uses it."""
 
-    data: np.ndarray[Any, Any]
+    at: int
+    dtype: str
+    shape: tuple[int, ...]
     line: str
 
 
@@ -77,7 +78,9 @@ class Constants:
             self.data += bytes(-len(self.data) % 64)
             self.places[raw] = len(self.data)
             self.data += raw
-            self.segments.append(Segment(values.contiguous().numpy(), self.line))
+            dtype = str(values.dtype).removeprefix("torch.")
+            segment = Segment(self.places[raw], dtype, tuple(values.shape), self.line)
+            self.segments.append(segment)
         return self.places[raw] // values.itemsize
 
     def table(self, entries: tuple[int, ...]) -> str:

@@ -144,7 +144,7 @@ def with_self_test(prepared: Prepared, rows: Tensor, folder: Path, target: Targe
         }
     text = (folder / "network.h").read_text()
     members = members_of(prepared.signature)
-    whole = named_header(text, "net", "// a network\n", members, Rows(values, len(rows)))
+    whole = named_header(text, "net", members, Rows(values, len(rows)))
     (folder / "net.h").write_text(whole)
     return folder / "net.h"
 
