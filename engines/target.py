@@ -101,6 +101,11 @@ def only_engines(target: Target) -> tuple[str, ...]:
     return _kind(target.device).engines
 
 
+def for_sessions(target: Target) -> bool:
+    """Whether a session takes the target's artifacts when no target is named."""
+    return _kind(target.device).for_sessions
+
+
 def targets_called(text: str) -> list[Target]:
     """The targets of a name. Plain `cpu` also gives this host's best level, if that is higher."""
     found = [Target.parse(text)]

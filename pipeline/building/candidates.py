@@ -28,14 +28,14 @@ def build_targets(
 
     Candidates are compiled and validated in parallel. Some engines only replace another engine. If
     the config names no engines, these are built last, and only if the other engine gave no valid
-    artifact or they may be faster than it. The targets of one device are raced together. `key`
+    artifact or they may be faster than it. The targets of one kind are raced together. `key`
     identifies everything that a result depends on, except the recipe.
     """
     steps = Steps(work, captured, recipe, key)
     made = _with_tiles(steps, _candidates(steps, targets))
     results: dict[str, TargetResult] = {}
-    for device in dict.fromkeys(target.torch_device for target in targets):
-        here = [target for target in targets if target.torch_device == device]
+    for kind in dict.fromkeys(target.device for target in targets):
+        here = [target for target in targets if target.device == kind]
         racing = [each for (target, _), each in made.items() if target in here]
         racing = [each for each in racing if each.report.valid]
         timed = steps.race(racing) if racing else {}

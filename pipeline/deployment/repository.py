@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.target import Target, choose_target
+from engines.target import Target, choose_target, for_sessions
 from pipeline.config import BuiltFrom
 from pipeline.promotion import pull_version
 from registry.bundle import Bundle
@@ -193,7 +193,8 @@ def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     manifest, others = opened.bundle.manifest, withheld(opened)
     have = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
-    fitting = [name for name in have if Target.parse(name).torch_device == kind]
+    served = [name for name in have if for_sessions(Target.parse(name))]
+    fitting = [name for name in served if Target.parse(name).torch_device == kind]
     if not fitting or wanted not in (None, *fitting):
         what = "no verified target" + (f" {wanted}" if wanted else "")
         raise ServingError(

@@ -21,6 +21,7 @@ from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from stages.capture import Capture, capture
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
+from tests.models import project
 from tests.models.project import Built, answer, cli, refusal
 
 TEST = '#include "{file}"\n#include <cstdio>\nint main() {{ return {name}::self_test(); }}\n'
@@ -70,6 +71,31 @@ def test_it_is_promoted_as_any_target_and_no_session_takes_it(
     with pipeline.load("jets@production", registry=registered.uri) as session:
         assert session.origin is not None and session.origin.target.startswith("cpu/")
     assert cli("check", "jets/1", "--registry", registered.uri)
+
+
+def test_a_header_of_the_config_is_never_what_a_session_or_a_server_takes(tmp_path: Path) -> None:
+    """It is built and validated with the others, but not raced with them, however fast it is."""
+    made = project.write_project(tmp_path / "project")
+    made.variant(
+        "config.yaml",
+        (project.TARGETS, f"targets: [{project.TARGET}, source/cpp]"),
+        ("engines: [aoti, torchscript, exported]", "engines: [lanes]"),
+    )
+    built = project.build(made)
+    targets = built.bundle.manifest.targets
+    assert targets["source/cpp"].status == "verified"
+    assert [record.raced_with for record in targets.values()] == [[], []]
+    registry = Registry(made.registry)
+    cli("promote", "jets/1", "--to", "production", "--registry", registry.uri)
+    with pipeline.load("jets@production", registry=registry.uri) as session:
+        assert session.origin is not None and session.origin.target == project.TARGET
+    words = ("--out", tmp_path / "served", "--backend", "python")
+    assert (
+        answer("deploy", "jets@production", *words, registry=registry)["target"] == project.TARGET
+    )
+    refused = refusal("deploy", "jets@production", *words, "--target", "source/cpp",
+                      "--registry", registry.uri)  # fmt: skip
+    assert "source/cpp" in refused
 
 
 def test_bad_words_are_refused(registered: Registry, tmp_path: Path) -> None:
