@@ -1,6 +1,7 @@
 """C++ headers of networks, for a user's own code. Any host that has the compilers makes them.
 
-A header is proven by a library of this host's level that includes it. A session takes it only if it is named.
+A header is proven by a library of this host's level that includes it. A session takes it only if it
+is named.
 """
 
 from __future__ import annotations
