@@ -72,13 +72,25 @@ INLINE Q operator>>(Q x, int by) { return {x.low >> by, x.high >> by}; }
 INLINE Q shifted_left(Q x, Q by) { return {x.low << by.low, x.high << by.high}; }
 INLINE Q shifted_right(Q x, Q by) { return {x.low >> by.low, x.high >> by.high}; }
 
+// Both halves as one vector, `whole`. A function that takes or returns one of 64 bytes would have another ABI with
+// AVX-512, of which g++ warns.
+#define WHOLE_OF(V_, x) \
+  V_ whole;             \
+  __builtin_memcpy(&whole, &x, sizeof whole)
+
 // Conversions as in the processor: to an integer towards zero; a number that does not fit gives the least integer.
 INLINE D to_float64(F x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
 INLINE D to_float64(I x) { return same_bits<D>(__builtin_convertvector(x, D_)); }
-INLINE F to_float32(D x) { return __builtin_convertvector(__builtin_bit_cast(D_, x), F); }
+INLINE F to_float32(D x) {
+  WHOLE_OF(D_, x);
+  return __builtin_convertvector(whole, F);
+}
 INLINE F to_float32(I x) { return __builtin_convertvector(x, F); }
 INLINE Q wide(I x) { return same_bits<Q>(__builtin_convertvector(x, Q_)); }
-INLINE I narrow(Q x) { return __builtin_convertvector(__builtin_bit_cast(Q_, x), I); }
+INLINE I narrow(Q x) {
+  WHOLE_OF(Q_, x);
+  return __builtin_convertvector(whole, I);
+}
 
 // Comparisons; with a NaN they are false.
 INLINE I less(F a, F b) { return a < b; }
@@ -205,17 +217,18 @@ INLINE Q div_trunc(Q a, Q b) { return {quotient(a.low, b.low), quotient(a.high, 
 COLUMN(float32, float, F) COLUMN(int8, int8_t, I) COLUMN(uint8, uint8_t, I) COLUMN(int16, int16_t, I)
 COLUMN(uint16, uint16_t, I) COLUMN(int32, int32_t, I)
 #undef COLUMN
-// A function with a vector of 64 bytes as its argument or result would have another ABI with AVX-512.
-#define LONG_COLUMN(name, T, V, V_)                                                                        \
-  typedef T name##_lanes __attribute__((vector_size(LANES * sizeof(T)), may_alias, aligned(sizeof(T))));   \
-  INLINE V load_##name(const void *column, int64_t row) {                                                  \
-    return __builtin_bit_cast(V, __builtin_convertvector(*(const name##_lanes *)((const T *)column + row), V_)); \
-  }                                                                                                        \
-  INLINE void store_##name(void *column, int64_t row, V x) {                                               \
-    *(name##_lanes *)((T *)column + row) = __builtin_convertvector(__builtin_bit_cast(V_, x), name##_lanes); \
+#define LONG_COLUMN(name, T, V, V_)                                                                      \
+  typedef T name##_lanes __attribute__((vector_size(LANES * sizeof(T)), may_alias, aligned(sizeof(T)))); \
+  INLINE V load_##name(const void *column, int64_t row) {                                                \
+    return same_bits<V>(__builtin_convertvector(*(const name##_lanes *)((const T *)column + row), V_));  \
+  }                                                                                                      \
+  INLINE void store_##name(void *column, int64_t row, V x) {                                             \
+    WHOLE_OF(V_, x);                                                                                     \
+    *(name##_lanes *)((T *)column + row) = __builtin_convertvector(whole, name##_lanes);                 \
   }
 LONG_COLUMN(float64, double, D, D_) LONG_COLUMN(int64, int64_t, Q, Q_) LONG_COLUMN(uint32, uint32_t, Q, Q_)
 #undef LONG_COLUMN
+#undef WHOLE_OF
 
 // Elements gathered into a small column: the same element for all rows, or for each row the item at its index; 0 if
 // there is no such item.
