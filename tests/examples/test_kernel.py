@@ -106,7 +106,7 @@ def test_one_launch_selects_with_the_bits_of_the_library(
     tracks = {name: values[:n] for name, values in random_tracks(N).items()}
     purity, vertex = (scores(example.libraries[name], name, tracks) for name in INPUTS)
     preselected = (tracks["pt"] > np.float32(0.75)) & (np.abs(tracks["eta"]) < np.float32(2.5))
-    # Scores of tracks: these tracks do not pass.
+    # The cuts are scores of tracks, which then do not pass.
     at = [np.sort(each[preselected])[preselected.sum() // 3] if n > 1 else np.float32(0.1)
           for each in (purity, vertex)]  # fmt: skip
     wanted = np.flatnonzero(preselected & (purity > at[0]) & (vertex > at[1]))

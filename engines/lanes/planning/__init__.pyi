@@ -1,11 +1,7 @@
-from .one_header import NAME as NAME
-from .one_header import Header as Header
-from .one_header import Language as Language
-from .one_header import Members as Members
-from .one_header import Rows as Rows
-from .one_header import members_of as members_of
-from .one_header import named_header as named_header
-from .one_header import written_header as written_header
+from .header import Header as Header
+from .header import Language as Language
+from .header import written_header as written_header
+from .header_members import members_of as members_of
 from .plan import Kernel as Kernel
 from .plan import Plan as Plan
 from .plan import Step as Step
@@ -17,6 +13,8 @@ from .program import lowered_row as lowered_row
 from .program import row_program as row_program
 from .program import traced_row as traced_row
 from .program import why_dependent as why_dependent
+from .self_test import Rows as Rows
+from .self_test import named_header as named_header
 from .source_file import HEADERS as HEADERS
 from .source_file import Width as Width
 from .source_file import columns_of as columns_of

@@ -17,7 +17,7 @@ from engines import Portable, Target, engine
 from engines.errors import EngineError
 from engines.lanes import Rows, members_of, named_header
 from engines.lanes.compiling.devices import nvrtc, nvrtc_image
-from engines.lanes.planning.one_header import number_text
+from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
 from tests.engines.lanes.harness import Compiled, Prepared, prepared
 

@@ -8,116 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from engines.errors import NotApplicableError
+from engines.lanes.planning.header_members import Member, Members, macros_of
 from engines.lanes.planning.plan import Plan, Store
 from engines.lanes.planning.plan_code import Constants, Writer
+from engines.lanes.planning.self_test import NAME, TEST_PLACE, number_lines
 from engines.lanes.planning.source_file import ABI, HEADERS, REGISTERS, array, letters
-from engines.native import cxx_names
-from soa.signature import Signature
 
-Array = np.ndarray[Any, Any]
 Language = Literal["cpp", "cuda", "hip"]
-NAME = "soa_network"
-"""The namespace of a header before it gets its name, and the beginning of its macros."""
-_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
-    "float16": "uint16_t"  # C++17 has no such type: the bits are given
-}
-_TAKEN = ("row", "rows", "kernel", "self_test", "of_row", "of_rows", "Input", "Output", "Columns")
-_MOST_BYTES = 4 << 20  # of constants: their text has some 13 MB
+_MOST_BYTES = 4 << 20  # of constants; their text has about four times as many
 _MOST_ARENA = 32 << 10  # bytes on the stack of `rows`; if it needs more, the thread keeps them
 _LANES, _VECTOR_REGISTERS, _L1 = 8, 16, 24 << 10  # as for x86-64-v3: see compiling/library.py
 _MOST_ROWS = 64  # of a row block: four vectors of 16 lanes
-_ON_A_LINE = 8  # numbers
-
-
-@dataclass(frozen=True)
-class Member:
-    """A column of a signature as a member of the header's structs.
-
-    `kind`: a value for each row, one that all rows share, or the items of a jagged collection.
-    """
-
-    collection: str
-    column: str
-    name: str
-    ctype: str
-    kind: Literal["row", "shared", "items"]
-    count: int
-    output: bool
-
-    @property
-    def elements(self) -> list[str]:
-        """Its elements: itself, or one for each component of an Eigen column."""
-        one = self.count == 1
-        return [self.name] if one else [f"{self.name}[{k}]" for k in range(self.count)]
-
-
-@dataclass(frozen=True)
-class Members:
-    """The columns of a signature. `places`: the element behind each column of a network, in order.
-    `items`: the collection of each jagged input, with the name of its number of items."""
-
-    every: tuple[Member, ...]
-    places: tuple[tuple[Member, str], ...]
-    items: Mapping[str, str]
-
-    @property
-    def inputs(self) -> list[Member]:
-        return [each for each in self.every if not each.output]
-
-    @property
-    def outputs(self) -> list[Member]:
-        return [each for each in self.every if each.output]
-
-
-def members_of(signature: Signature) -> Members:
-    """A column is called as in its collection; if two have one name, their collection's name stands
-    before it. NotApplicableError if an output has no value for each row, and for bfloat16."""
-    bounds = (*signature.inputs, *signature.outputs)
-    places = [(b.block.collection, name, k) for b in bounds for name, k in b.plan.components]
-    columns = dict.fromkeys((collection, name) for collection, name, _ in places)
-    often = Counter(name for _, name in columns)
-    jagged = [n for dim in signature.dims for n in signature.jagged if signature.rows_of[n] == dim]
-    plain = {(c, name): name if often[name] == 1 else f"{c}_{name}" for c, name in columns}
-    names = cxx_names([*plain.values(), *(f"{name}_items" for name in jagged)], _TAKEN)
-    made = {key: _member(signature, *key, names[plain[key]]) for key in columns}
-    wrong = [each.name for each in made.values() if each.output and each.kind != "row"]
-    if wrong:
-        raise NotApplicableError(
-            f"the output {wrong[0]} is one value for all rows, which a header cannot compute: make "
-            "it a value for each row"
-        )
-    found = [(made[collection, name], k) for collection, name, k in places]
-    return Members(
-        tuple(made.values()),
-        tuple((member, member.elements[k]) for member, k in found),
-        {name: names[f"{name}_items"] for name in jagged},
-    )
-
-
-def _member(signature: Signature, collection: str, column: str, name: str) -> Member:
-    found = next(c for c in signature.layouts[collection].columns if c.name == column)
-    written = {(b.block.collection, c) for b in signature.outputs for c in b.block.columns}
-    kind: Literal["row", "shared", "items"] = "row"
-    if collection in signature.jagged:
-        kind = "items"
-    elif found.kind == "scalar":
-        kind = "shared"
-    if found.dtype == "bfloat16":
-        raise NotApplicableError(
-            f"the column {column} is bfloat16, of which a header has no self-test: use float32"
-        )
-    ctype = _TYPES.get(found.dtype, f"{found.dtype}_t")
-    output = (collection, column) in written
-    return Member(collection, column, name, ctype, kind, found.components, output)
 
 
 @dataclass(frozen=True)
@@ -159,7 +67,7 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
         else "",
         _row(members),
         _rows(members, plan.size) if on_cpu else _KERNEL,
-        _TEST,
+        TEST_PLACE,
         f"}}  // namespace v{_DIGEST}\n}}  // namespace {NAME}",
     ]
     text = "\n".join(part for part in parts if part)
@@ -182,9 +90,8 @@ def _read(file: str) -> str:
 
 def _undefined(text: str) -> str:
     """`#undef` of each macro that the text defines, except what a user may define."""
-    names = dict.fromkeys(re.findall(r"^\s*#\s*define (\w+)", text, re.MULTILINE))
     kept = ("SOA_FN", "INT32_MIN", "INT32_MAX", "INT64_MIN", "INT64_MAX", f"{NAME}_{_DIGEST}")
-    return "".join(f"#undef {name}\n" for name in names if name not in kept)
+    return "".join(f"#undef {name}\n" for name in macros_of(text) if name not in kept)
 
 
 _END = """\
@@ -196,112 +103,6 @@ _END = """\
 #endif
 #endif
 """
-_TEST = "// self_test stands here in a header that `pipeline source` writes."
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows and their answers. `values`: the components of each column, by collection and
-    column. Each is `(n,)`, or `(1,)` if all rows share it; of a jagged collection, all items."""
-
-    values: Mapping[tuple[str, str], Sequence[Array]]
-    n: int
-
-
-def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
-    """A header in the namespace `name`, with `self_test`."""
-    return text.replace(_TEST, _self_test(members, rows)).replace(NAME, name)
-
-
-@dataclass(frozen=True)
-class _Tested:
-    """The lines of `self_test` for one column: its values, and what gives them to `row` and to
-    `rows`; of an output, also its memory, and the comparison of each."""
-
-    values: str
-    given: Sequence[str] = ()
-    column: Sequence[str] = ()
-    memory: Sequence[str] = ()
-    after_row: Sequence[str] = ()
-    after_rows: Sequence[str] = ()
-
-
-def _tested_input(member: Member, components: Sequence[Array]) -> _Tested:
-    given, column = [], []
-    for k, element in enumerate(member.elements):
-        first = f"test::{member.name} + {k * components[k].size}"
-        column.append(f"  of.{element} = {first};")
-        at = {"row": "[i]", "shared": "[0]"}.get(member.kind, "")
-        given.append(f"    in.{element} = {f'({first}){at}' if at else first};")
-    values = _test_array(member.ctype, member.name, np.concatenate(components))
-    return _Tested(values, given, column)
-
-
-def _tested_output(member: Member, components: Sequence[Array]) -> _Tested:
-    flat = np.concatenate(components)
-    bits, name = f"uint{8 * flat.dtype.itemsize}", member.name
-    column, after_row, after_rows = [], [], []
-    for k, element in enumerate(member.elements):
-        first = k * components[k].size
-        column.append(f"  of.{element} = made.{name} + {first};")
-        wanted = f"test::{name}[{first} + i]"
-        after_row.append(f"    wrong += differs(out.{element}, {wanted});")
-        after_rows.append(f"    wrong += differs(made.{name}[{first} + i], {wanted});")
-    memory = [f"    {member.ctype} {name}[{flat.size}];"]
-    values = _test_array(f"{bits}_t", name, flat.view(bits))
-    return _Tested(values, [], column, memory, after_row, after_rows)
-
-
-def _self_test(members: Members, rows: Rows) -> str:
-    """A function that computes some rows again, and counts the values with other bits."""
-    every: list[_Tested] = []
-    for each in members.every:
-        components = rows.values[each.collection, each.column]
-        every.append((_tested_output if each.output else _tested_input)(each, components))
-    counts = {
-        name: next(own[0].size for (place, _), own in rows.values.items() if place == collection)
-        for collection, name in members.items.items()
-    }
-    return "\n".join(
-        [
-            "namespace test {",
-            *(each.values for each in every),
-            "}  // namespace test",
-            f"// Computes {rows.n} rows again. Returns the number of values that have other bits:",
-            "// 0, unless a compiler or its flags change the arithmetic.",
-            "static SOA_FN inline int self_test() {",
-            "  const auto differs = [](auto found, auto bits) {",
-            "    return (int)(of_row::same_bits<decltype(bits)>(found) != bits);",
-            "  };",
-            "  int wrong = 0;",
-            f"  for (int i = 0; i < {rows.n}; ++i) {{",
-            "    Input in;",
-            *(line for each in every for line in each.given),
-            *(f"    in.{name} = {count};" for name, count in counts.items()),
-            "    const Output out = row(in);",
-            *(line for each in every for line in each.after_row),
-            "  }",
-            "#if defined(SOA_VECTORS)",
-            "  struct {  // so that no column's name is that of a variable here",
-            *(line for each in every for line in each.memory),
-            "  } made;",
-            "  Columns of;",
-            *(line for each in every for line in each.column),
-            *(f"  of.{name} = {count};" for name, count in counts.items()),
-            f"  rows(of, 0, {rows.n});",
-            f"  for (int i = 0; i < {rows.n}; ++i) {{",
-            *(line for each in every for line in each.after_rows),
-            "  }",
-            "#endif",
-            "  return wrong;",
-            "}",
-        ]
-    )
-
-
-def _test_array(ctype: str, name: str, data: Array) -> str:
-    values = "\n".join(_numbers(data)) or "    0"
-    return f"IN_MEMORY const {ctype} {name}[] = {{\n{values}\n}};"
 
 
 # --- structs ---
@@ -359,7 +160,7 @@ def _weights(constants: Constants) -> str:
         data = np.frombuffer(constants.data, segment.dtype, count, segment.at)
         shape = " x ".join(map(str, segment.shape)) or "1"
         fields.append(f"  alignas(64) {kind} w{number}[{count}];  // {shape}: {segment.line}")
-        values += [f"  {{  // w{number}: {shape}", *_numbers(data), "  },"]
+        values += [f"  {{  // w{number}: {shape}", *number_lines(data), "  },"]
     fields, values = fields or ["  char none;"], values or ["  0"]
     return "\n".join(
         [
@@ -368,29 +169,6 @@ def _weights(constants: Constants) -> str:
             *("IN_MEMORY const Weights values = {", *values, "};"),
         ]
     )
-
-
-def _numbers(data: Array) -> Iterator[str]:
-    texts = [number_text(each) for each in data.reshape(-1)]
-    for k in range(0, len(texts), _ON_A_LINE):
-        yield f"    {', '.join(texts[k : k + _ON_A_LINE])},"
-
-
-def number_text(number: Any) -> str:
-    """A number of NumPy as C++ text that gives the same bits (of a NaN: some NaN)."""
-    if isinstance(number, np.bool_):
-        return str(bool(number)).lower()
-    if isinstance(number, np.integer):
-        suffix = "ll" if number.itemsize == 8 else ""
-        if int(number) in (-(2**31), -(2**63)):  # C++ has no literal for these
-            return f"{int(number) + 1}{suffix} - 1"
-        return f"{int(number)}{suffix}"
-    single = isinstance(number, np.float32)
-    if np.isnan(number):
-        return '__builtin_nanf("")' if single else '__builtin_nan("")'
-    if np.isinf(number):
-        return f"{'-' if number < 0 else ''}__builtin_inf{'f' if single else ''}()"
-    return f"{number!s}{'f' if single else ''}"  # the shortest text that gives this number
 
 
 # --- functions ---

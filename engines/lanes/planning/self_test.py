@@ -1,0 +1,145 @@
+"""Writes the self-test of a network's header: some rows, and the bits of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engines.lanes.planning.header_members import Member, Members
+
+Array = np.ndarray[Any, Any]
+NAME = "soa_network"
+"""The namespace of a header before it gets its name, and the beginning of its macros."""
+TEST_PLACE = "// self_test stands here in a header that `pipeline source` writes."
+_ON_A_LINE = 8  # numbers
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows and their answers. `values`: the components of each column, by collection and
+    column. Each is `(n,)`, or `(1,)` if all rows share it; of a jagged collection, all items."""
+
+    values: Mapping[tuple[str, str], Sequence[Array]]
+    n: int
+
+
+def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
+    """A header in the namespace `name`, with `self_test`."""
+    return text.replace(TEST_PLACE, _self_test(members, rows)).replace(NAME, name)
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """The lines of `self_test` for one column: its values, and what gives them to `row` and to
+    `rows`; of an output, also its memory, and the comparison of each."""
+
+    values: str
+    given: Sequence[str] = ()
+    column: Sequence[str] = ()
+    memory: Sequence[str] = ()
+    after_row: Sequence[str] = ()
+    after_rows: Sequence[str] = ()
+
+
+def _tested_input(member: Member, components: Sequence[Array]) -> _Tested:
+    given, column = [], []
+    for k, element in enumerate(member.elements):
+        first = f"test::{member.name} + {k * components[k].size}"
+        column.append(f"  of.{element} = {first};")
+        at = {"row": "[i]", "shared": "[0]"}.get(member.kind, "")
+        given.append(f"    in.{element} = {f'({first}){at}' if at else first};")
+    values = _test_array(member.ctype, member.name, np.concatenate(components))
+    return _Tested(values, given, column)
+
+
+def _tested_output(member: Member, components: Sequence[Array]) -> _Tested:
+    flat = np.concatenate(components)
+    bits, name = f"uint{8 * flat.dtype.itemsize}", member.name
+    column, after_row, after_rows = [], [], []
+    for k, element in enumerate(member.elements):
+        first = k * components[k].size
+        column.append(f"  of.{element} = made.{name} + {first};")
+        wanted = f"test::{name}[{first} + i]"
+        after_row.append(f"    wrong += differs(out.{element}, {wanted});")
+        after_rows.append(f"    wrong += differs(made.{name}[{first} + i], {wanted});")
+    memory = [f"    {member.ctype} {name}[{flat.size}];"]
+    values = _test_array(f"{bits}_t", name, flat.view(bits))
+    return _Tested(values, [], column, memory, after_row, after_rows)
+
+
+def _self_test(members: Members, rows: Rows) -> str:
+    """A function that computes some rows again, and counts the values with other bits."""
+    every: list[_Tested] = []
+    for each in members.every:
+        components = rows.values[each.collection, each.column]
+        every.append((_tested_output if each.output else _tested_input)(each, components))
+    counts = {
+        name: next(own[0].size for (place, _), own in rows.values.items() if place == collection)
+        for collection, name in members.items.items()
+    }
+    return "\n".join(
+        [
+            "namespace test {",
+            *(each.values for each in every),
+            "}  // namespace test",
+            f"// Computes {rows.n} rows again. Returns the number of values that have other bits:",
+            "// 0, unless a compiler or its flags change the arithmetic.",
+            "static SOA_FN inline int self_test() {",
+            "  const auto differs = [](auto found, auto bits) {",
+            "    return (int)(of_row::same_bits<decltype(bits)>(found) != bits);",
+            "  };",
+            "  int wrong = 0;",
+            f"  for (int i = 0; i < {rows.n}; ++i) {{",
+            "    Input in;",
+            *(line for each in every for line in each.given),
+            *(f"    in.{name} = {count};" for name, count in counts.items()),
+            "    const Output out = row(in);",
+            *(line for each in every for line in each.after_row),
+            "  }",
+            "#if defined(SOA_VECTORS)",
+            "  struct {  // so that no column's name is that of a variable here",
+            *(line for each in every for line in each.memory),
+            "  } made;",
+            "  Columns of;",
+            *(line for each in every for line in each.column),
+            *(f"  of.{name} = {count};" for name, count in counts.items()),
+            f"  rows(of, 0, {rows.n});",
+            f"  for (int i = 0; i < {rows.n}; ++i) {{",
+            *(line for each in every for line in each.after_rows),
+            "  }",
+            "#endif",
+            "  return wrong;",
+            "}",
+        ]
+    )
+
+
+def _test_array(ctype: str, name: str, data: Array) -> str:
+    values = "\n".join(number_lines(data)) or "    0"
+    return f"IN_MEMORY const {ctype} {name}[] = {{\n{values}\n}};"
+
+
+def number_lines(data: Array) -> Iterator[str]:
+    texts = [number_text(each) for each in data.reshape(-1)]
+    for k in range(0, len(texts), _ON_A_LINE):
+        yield f"    {', '.join(texts[k : k + _ON_A_LINE])},"
+
+
+def number_text(number: Any) -> str:
+    """A number of NumPy as C++ text that gives the same bits (of a NaN: some NaN)."""
+    if isinstance(number, np.bool_):
+        return str(bool(number)).lower()
+    if isinstance(number, np.integer):
+        suffix = "ll" if number.itemsize == 8 else ""
+        if int(number) in (-(2**31), -(2**63)):  # C++ has no literal for these
+            return f"{int(number) + 1}{suffix} - 1"
+        return f"{int(number)}{suffix}"
+    single = isinstance(number, np.float32)
+    if np.isnan(number):
+        return '__builtin_nanf("")' if single else '__builtin_nan("")'
+    if np.isinf(number):
+        return f"{'-' if number < 0 else ''}__builtin_inf{'f' if single else ''}()"
+    return f"{number!s}{'f' if single else ''}"  # the shortest text that gives this number
