@@ -22,6 +22,7 @@ from stages.capture import Capture, capture
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
 from tests.models import project
+from tests.models.cplusplus import ROOT
 from tests.models.project import Built, answer, cli, refusal
 
 TEST = '#include "{file}"\n#include <cstdio>\nint main() {{ return {name}::self_test(); }}\n'
@@ -60,6 +61,19 @@ def test_a_version_becomes_a_header(ref: str, registered: Registry, tmp_path: Pa
     again = tmp_path / "again.h"
     cli("source", ref, "--out", again, "--registry", registered.uri)  # builds nothing
     assert again.read_text() == header.read_text()
+
+
+def test_the_page_compiles(registered: Registry, tmp_path: Path) -> None:
+    """The page's C++, with the names of jets/1."""
+    header = tmp_path / "jet_tagger.h"
+    words = ("source", "jets/1", "--out", header, "--work", tmp_path / "work")
+    name = answer(*words, registry=registered)["namespace"]
+    page = (ROOT / "docs/howto/cpp.md").read_text()
+    code = page.partition("test_the_page_compiles -->\n```cpp\n")[2].partition("```")[0]
+    text = code.replace("jet_tagger::", f"{name}::").replace(".p_top", ".x")
+    (tmp_path / "main.cpp").write_text(text + "int main() {}\n")
+    command = ["g++", "-std=c++17", "-Wall", "-Werror", "-fsyntax-only", tmp_path / "main.cpp"]
+    subprocess.run([str(word) for word in command], check=True)
 
 
 def test_it_is_promoted_as_any_target_and_no_session_takes_it(
