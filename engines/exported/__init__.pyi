@@ -10,6 +10,7 @@ from .graph import insert as insert
 from .graph import placed as placed
 from .graph import sizes as sizes
 from .graph import zero_by_zero as zero_by_zero
+from .leaves import walk as walk
 from .parts import decompositions as decompositions
 from .parts import graph_of as graph_of
 from .parts import name_of as name_of

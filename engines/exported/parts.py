@@ -23,7 +23,7 @@ Decompositions = dict[Any, Callable[..., Any]]
 def name_of(target: Any) -> str:
     """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
     parts = str(target).split(".")
-    return parts[1] if parts[0] in ("aten", "prims") and len(parts) > 1 else str(target)
+    return parts[1] if parts[0] in ("aten", "prims", "soa") and len(parts) > 1 else str(target)
 
 
 def writes(node: Node) -> bool:
@@ -42,12 +42,12 @@ def decompositions(kept: frozenset[str]) -> Decompositions:
 
 
 def _composed() -> Iterator[OpOverload]:
-    """The operators that torch implements in C++ by calls of other operators."""
+    """The operators that are implemented by calls of other operators: torch's in C++, and ours."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         space, _, operator = name.partition("::")
         packet, _, overload = operator.partition(".")
-        if space == "aten":
-            yield getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if space in ("aten", "soa"):
+            yield getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
 def graph_of(run: Callable[..., Any], values: Sequence[Any], table: Decompositions) -> GraphModule:

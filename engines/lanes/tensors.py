@@ -422,6 +422,64 @@ class Sorted(Tensor):
         self.places.bounds = 0, source.shape[dim] - 1
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """The nodes of a forest by column, and in each column by threshold: those where a row goes
+    right come first.
+
+    thresholds : (E,), float32 or float64
+    nodes : (E, 2), int32
+        The word of a node, and the bits of the word that it keeps if a row goes right.
+    columns : (F + 1, 2), int32
+        The first node and the first mask of each column.
+    masks : (M, W), int32
+        All words after the first 0, `step`, 2 `step`, ... nodes of a column. W is a multiple of 16.
+    """
+
+    thresholds: torch.Tensor
+    nodes: torch.Tensor
+    columns: torch.Tensor
+    masks: torch.Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Decision trees as tables. A word has a bit for each of up to 32 leaves of a tree, from left
+    to right; a tree has as many words as it needs.
+
+    thresholds : (E,), float32 or float64
+        Of the nodes, in the order in which they are compared: word after word.
+    nodes : (E, 2), int32
+        The column that a node compares, and the bits of the word that it keeps if a row goes right.
+    words : (W + 1,), int32
+        The first node of each word.
+    trees : (T + 1, 2), int32
+        The first word of each tree, and the number of its first leaf.
+    equal : bool
+        Whether a row goes left if its column equals the threshold.
+    ranks : Ranks or None
+        The same nodes in another order, which is faster for a few rows on a CPU.
+    """
+
+    thresholds: torch.Tensor
+    nodes: torch.Tensor
+    words: torch.Tensor
+    trees: torch.Tensor
+    equal: bool
+    ranks: Ranks | None
+
+
+class Leaves(Tensor):
+    """The numbers of the leaves that a row reaches in the trees of a forest. `source`: (1, F)."""
+
+    def __init__(self, source: Tensor, forest: Forest) -> None:
+        shape = (1, len(forest.trees) - 1)
+        super().__init__(source.values, shape, "int32", source)
+        self.source, self.forest = source, forest
+        self.bounds = 0, int(forest.trees[-1, 1]) - 1
+
+
 class Scan(Tensor):
     """Cumulative sums or products along a dimension."""
 

@@ -1,9 +1,7 @@
 """Boosted trees of XGBoost and LightGBM, from their own files, as one torch module.
 
-If the trees have few levels, all nodes are evaluated for all rows and trees at once: whole columns
-are compared, and from the leaves up each node takes the value of one child. In deeper trees every
-row goes down all trees at once, one level per step. The rule by which a row goes left or right is
-each library's own:
+A row goes down all trees at once, one level per step; `lanes` has faster code for it. The rule by
+which a row goes left or right is each library's own:
 `GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
 `NumericalDecision` of LightGBM's include/LightGBM/tree.h (float64, x <= threshold).
 """
@@ -21,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from engines.errors import first_line
+from engines.exported import walk
 from soa.files import read_plain
 from soa.records import parse_json
 from stages.errors import CaptureError, SourceError
@@ -52,7 +51,6 @@ _OBJECTIVES = {
     "signed_square": "regression-sqrt",
 }
 _LINK_OF = {objective: link for link, all in _OBJECTIVES.items() for objective in all.split()}
-_FEW_LEVELS = 6
 _ZERO = float(np.float32(1e-35))  # LightGBM takes a value up to this for 0
 _CATEGORIES = "categorical splits are not known here: train on numbers, or one-hot"
 
@@ -75,16 +73,19 @@ class Trees(torch.nn.Module):
     """(n, F) -> (n,), or (n, K) for K outputs, as the library's Booster predicts with all trees.
 
     `outputs[i]` is the output that tree i adds to; 0, if a leaf has a value for each output. Sums
-    begin at `base`, (K,). The thresholds are float32 or float64, and so rows become. NaN is a
-    missing value. `names` are the names of the features in the model's order, if the file has them.
-    `zero` is used by LightGBM only: the value that replaces a zero, 0 or NaN. Raises ValueError if
-    the data are no trees.
+    begin at `base`, (K,). The thresholds are float32 or float64, and so rows become; where both
+    give the same decisions, rows of float32 stay so. NaN is a missing value. `names` are the names
+    of the features in the model's order, if the file has them. `zero` is used by LightGBM only: the
+    value that replaces a zero, 0 or NaN. Raises ValueError if the data are no trees.
     """
 
     missing = True
+    columns: torch.Tensor
+    replaced: torch.Tensor
     below: torch.Tensor
     feature: torch.Tensor
     threshold: torch.Tensor
+    single: torch.Tensor
     value: torch.Tensor
     roots: torch.Tensor
     base: torch.Tensor
@@ -105,84 +106,168 @@ class Trees(torch.nn.Module):
             raise ValueError("there is no tree in it")
         self.features, self.names, self.link = features, names, link
         self.scale, self.zero = scale, zero
-        children, feature, threshold, missing_left, value = map(
-            np.concatenate, zip(*trees, strict=True)
-        )
-        counts = np.array([len(tree.value) for tree in trees])
-        starts, most = np.cumsum(counts) - counts, np.repeat(counts, counts)[:, None]
-        inside = ((children >= 0) & (children < most)).all(axis=1)
-        if not (inside & (feature >= 0) & (feature < features)).all():
-            raise ValueError("a node names a child or a feature that is not there")
-        if not (threshold > -np.inf).all():
-            raise ValueError("a threshold is NaN or -inf")
+        joined = _joined(trees, features)
         order = np.argsort(outputs, kind="stable")  # put the trees of one output side by side
-        groups = len(base) // math.prod(value.shape[1:])
+        groups = len(base) // math.prod(joined.nodes.value.shape[1:])
         each = np.repeat(np.arange(groups), len(trees) // groups)
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
-        below, roots = children + np.repeat(starts, counts)[:, None], starts[order]
-        at, self.depth = roots, 0  # the depth counts the steps until every row is in a leaf
-        while (below[at] != at[:, None]).any():
-            at, self.depth = np.unique(below[at]), self.depth + 1
-            if self.depth > counts.max():
-                raise ValueError("the nodes of a tree go in a circle")
-        feature = feature + features * (missing_left != 0)  # indices of the columns in `forward`
-        if self.depth <= _FEW_LEVELS:  # (nodes of a full tree, trees)
-            levels = [roots[None]]
-            for _ in range(self.depth):
-                levels.append(below[levels[-1]].swapaxes(1, 2).reshape(-1, len(trees)))
-            inner = np.concatenate([np.zeros((0, len(trees)), int), *levels[:-1]])
-            feature, threshold, value = feature[inner], threshold[inner], value[levels[-1]]
-        self.groups = groups
-        real = threshold.dtype
+        found = _numbered(joined.nodes, joined.roots[order])
+        columns = _columns(found, self._equal)
+        self.groups, self.depth, self.inner = groups, found.depth, found.inner
+        nodes, leaves = found.nodes, len(found.nodes.value) - found.inner
+        real = nodes.threshold.dtype
         for name, array, dtype in (
-            ("below", below.reshape(-1), np.int64),
-            ("feature", feature, np.int64),
-            ("threshold", threshold, real),
-            ("value", value, real),
-            ("roots", roots, np.int64),
+            ("columns", columns.feature, np.int64),
+            ("replaced", columns.replaced, np.float32),
+            ("below", nodes.children.reshape(-1), np.int64),
+            ("feature", np.append(columns.of_node, np.zeros(leaves)), np.int64),
+            ("threshold", nodes.threshold, real),
+            ("single", _single(nodes.threshold, self._equal), np.float32),
+            ("value", nodes.value[found.inner :], real),
+            ("roots", found.roots, np.int64),
             ("base", base, np.float64),
         ):
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array, dtype)))
+
+    @property
+    def _equal(self) -> bool:
+        """Whether a row goes left if its feature equals the threshold."""
+        return self.zero is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() != 2 or x.shape[1] != self.features:
             shape = ", ".join(map(str, x.shape[1:]))
             raise CaptureError(f"the trees take (n, {self.features}); the block is (n, {shape})")
-        x = x.to(self.threshold.dtype)
+        single = x.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        threshold = self.single if single else self.threshold
+        x = x.to(threshold.dtype)
         if self.zero is not None:
             x = torch.where(x.abs() <= _ZERO, self.zero, x)
-        # A missing value is above all thresholds; for nodes where it goes left, below all of them.
-        x, missing = x.t(), x.t().isnan()
-        x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)])
-        few = self.depth <= _FEW_LEVELS
-        leaf = self._picked(x, 0) if few else self._reached(x.t()).movedim(0, -1)
+        x = x[:, self.columns]
+        x = torch.where(x.isnan(), self.replaced.to(x.dtype), x)
+        # `lanes` has code for the operator; torch's scripts are written with torch's operators.
+        leaves = torch.ops.soa.leaves if torch.compiler.is_exporting() else walk
+        leaf = self.value[
+            leaves(
+                x, self.feature, threshold, self.below, self.roots,
+                self.inner, self.depth, self._equal,
+            )
+        ]  # fmt: skip
         # Sums are in float64, which is closer to the exact sum than xgboost's float32.
-        sums = leaf.unflatten(0, (self.groups, -1)).sum(dim=1, dtype=torch.float64)
-        sums = sums.flatten(0, -2).t()
-        found = _LINKS[self.link](((sums + self.base) * self.scale).to(x.dtype))
+        sums = leaf.unflatten(1, (self.groups, -1)).sum(dim=2, dtype=torch.float64).flatten(1)
+        found = _LINKS[self.link](((sums + self.base) * self.scale).to(self.threshold.dtype))
         return found.squeeze(1) if found.shape[1] == 1 else found
 
-    def _picked(self, x: torch.Tensor, node: int) -> torch.Tensor:
-        """(2F, n) -> (trees, n), or (trees, V, n): the leaf below a node of each full tree."""
-        inner = len(self.feature)
-        if node >= inner:
-            value = self.value[node - inner]
-            return value.unsqueeze(-1).expand(*value.shape, x.shape[1])
-        left = self._left(x[self.feature[node]], self.threshold[node].unsqueeze(1))
-        left = left if self.value.dim() == 2 else left.unsqueeze(1)
-        return torch.where(left, self._picked(x, 2 * node + 1), self._picked(x, 2 * node + 2))
 
-    def _reached(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, 2F) -> (n, trees), or (n, trees, V), down the levels from the roots."""
-        at = self.roots.expand(x.shape[0], -1)
-        for _ in range(self.depth):
-            left = self._left(x.gather(1, self.feature[at]), self.threshold[at])
-            at = self.below[2 * at + (~left).to(at.dtype)]
-        return self.value[at]
+class _Joined(NamedTuple):
+    """The nodes of all trees, and the number of the root of each."""
 
-    def _left(self, value: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-        return value < threshold if self.zero is None else value <= threshold
+    nodes: Tree
+    roots: Array
+
+
+def _joined(trees: Sequence[Tree], features: int) -> _Joined:
+    """The nodes of all trees, one tree after the other. Raises ValueError if they are no trees."""
+    nodes = Tree(*map(np.concatenate, zip(*trees, strict=True)))
+    counts = np.array([len(tree.value) for tree in trees])
+    starts, most = np.cumsum(counts) - counts, np.repeat(counts, counts)[:, None]
+    inside = ((nodes.children >= 0) & (nodes.children < most)).all(axis=1)
+    if not (inside & (nodes.feature >= 0) & (nodes.feature < features)).all():
+        raise ValueError("a node names a child or a feature that is not there")
+    if not (nodes.threshold > -np.inf).all():
+        raise ValueError("a threshold is NaN or -inf")
+    below = nodes.children + np.repeat(starts, counts)[:, None]
+    return _Joined(nodes._replace(children=below), starts)
+
+
+class _Numbered(NamedTuple):
+    """Nodes as `soa::leaves` takes them: the `inner` ones, then the leaves from left to right."""
+
+    nodes: Tree
+    roots: Array
+    inner: int
+    depth: int
+
+
+def _numbered(nodes: Tree, roots: Array) -> _Numbered:
+    """The nodes that rows reach from the roots, numbered anew. ValueError if they are no trees."""
+    below = nodes.children
+    leaf = (below == np.arange(len(below))[:, None]).all(axis=1)
+    levels, found = [roots], len(roots)
+    while len(last := levels[-1][~leaf[levels[-1]]]):
+        levels.append(below[last].reshape(-1))
+        found += len(levels[-1])
+        if found > len(below):
+            raise ValueError("the nodes of a tree go in a circle")
+    reached = np.concatenate(levels)
+    if len(np.unique(reached)) < len(reached):
+        raise ValueError("two nodes of a tree have the same child")
+    leaves = leaf.astype(np.int64)  # below each node
+    for level in levels[::-1]:
+        at = level[~leaf[level]]
+        leaves[at] = leaves[below[at]].sum(axis=1)
+    number = np.zeros(len(below), np.int64)  # of the first leaf below each node
+    number[roots] = np.cumsum(leaves[roots]) - leaves[roots]
+    for level in levels:
+        left, right = below[level[~leaf[level]]].T
+        number[left] = number[level[~leaf[level]]]
+        number[right] = number[left] + leaves[left]
+    inner = np.sort(reached[~leaf[reached]])
+    number[leaf] += len(inner)
+    number[inner] = np.arange(len(inner))
+    ends = reached[leaf[reached]]
+    order = np.concatenate([inner, ends[np.argsort(number[ends])]])
+    kept = Tree(*(each[order] for each in nodes))
+    kept = kept._replace(children=number[kept.children])
+    return _Numbered(kept, number[roots], len(inner), len(levels) - 1)
+
+
+class _Columns(NamedTuple):
+    """The columns that nodes compare: each is a feature with a number in place of NaN.
+
+    `of_node`: the column of each inner node.
+    """
+
+    feature: Array
+    replaced: Array
+    of_node: Array
+
+
+def _columns(found: _Numbered, equal: bool) -> _Columns:
+    """A feature has one column if one number leads missing values to the side of each of its nodes,
+    else two, with -inf and with inf."""
+    feature, left, limit = (
+        each[: found.inner].astype(kind)
+        for each, kind in (
+            (found.nodes.feature, np.int64),
+            (found.nodes.missing_left, bool),
+            (found.nodes.threshold, np.float64),
+        )
+    )
+
+    def leads(sides: Array) -> Array:
+        wrong = np.zeros(feature.max(initial=0) + 1, bool)
+        wrong[feature[sides != left]] = True
+        return ~wrong
+
+    zero = limit >= 0 if equal else limit > 0
+    ways = [leads(zero), leads(np.full_like(left, True)), leads(np.full_like(left, False))]
+    number = np.select(ways, [0.0, -np.inf, np.inf], np.nan)[feature]
+    number = np.where(np.isnan(number), np.where(left, -np.inf, np.inf), number)
+    pairs, of_node = np.unique(np.stack([feature, number], axis=1), axis=0, return_inverse=True)
+    if not len(pairs):
+        pairs = np.zeros((1, 2))  # no tree has a node
+    return _Columns(pairs[:, 0], pairs[:, 1], of_node.reshape(-1))
+
+
+def _single(threshold: Array, equal: bool) -> Array:
+    """The thresholds as float32: numbers that separate all float32 as the given ones do."""
+    with np.errstate(over="ignore"):
+        near = threshold.astype(np.float32)
+    if equal:
+        return np.where(near > threshold, np.nextafter(near, np.float32(-np.inf)), near)
+    return np.where(near < threshold, np.nextafter(near, np.float32(np.inf)), near)
 
 
 def load_trees(path: Path) -> Trees:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from engines.errors import NotApplicableError
 from engines.lanes.compiling.compilers import compile_library
-from engines.lanes.planning import HEADERS, Plan, Width, planned, row_program, written
-from engines.lanes.tensors import Program
+from engines.lanes.planning import HEADERS, Plan, Width, planned, room, row_program, written
+from engines.lanes.tensors import Leaves, Program
 from engines.target import Target
 
 # By architecture: the lanes of a float32 vector, and the number of vector registers.
@@ -54,9 +54,11 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
     if target.arch not in _SHAPES:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]
-    fit = [v for v in (4, 2) if plan.size * 4 * lanes * v <= _L1]
+    passing = sum(room(each) for each in plan.places if isinstance(each, Leaves))
+    size = plan.size - passing  # the leaves of trees are read once, in the order of their writing
+    fit = [v for v in (4, 2) if size * 4 * lanes * v <= _L1]
     found = [Width("many", lanes, fit[0], registers)] if fit else []
     found.append(Width("one", lanes, 1, registers))
     if lanes > 4:
-        found.append(Width("four", 4, 1, registers))
+        found.append(Width("four", 4, 1, registers, few=True))
     return found

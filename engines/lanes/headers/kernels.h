@@ -269,3 +269,87 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
     places[t * places_apart * RV] = wide(place);
   }
 }
+
+// The leaf of one decision tree that each row reaches. A word has a bit for each of up to 32 leaves, from left to right.
+// Where a row goes right, it cannot reach the leaves on the left: their bits are cleared, for all nodes of the tree. The
+// first leaf whose bit is left is the one that the row reaches. For the tables see Forest in tensors.py.
+template <bool kEqual, class V, class N>
+INLINE void leaf(const V *rows, int apart, const N *thresholds, const int32_t *nodes, const int32_t *words,
+                 const int32_t *trees, int tree, I *to) {
+  const int first = trees[2 * tree], last = trees[2 * tree + 2];
+  for (int r = 0; r < RV; ++r) to[r] = splat(-1);
+  LOOP for (int word = first; word < last; ++word) {
+    I alive[RV];
+    UNROLL for (int r = 0; r < RV; ++r) alive[r] = splat(-1);
+    LOOP for (int k = words[word]; k < words[word + 1]; ++k) {
+      const V *x = rows + nodes[2 * k] * apart * RV;
+      const V threshold = splat(thresholds[k]);
+      const I kept = splat(nodes[2 * k + 1]);
+      UNROLL for (int r = 0; r < RV; ++r) {
+        const I left = kEqual ? mask(less_equal(x[r], threshold)) : mask(less(x[r], threshold));
+        alive[r] = alive[r] & (left | kept);
+      }
+    }
+    UNROLL for (int r = 0; r < RV; ++r) {
+      const I lowest = alive[r] & -alive[r];  // a power of 2, whose exponent is the number of the leaf in the word
+      const I number = ((bits(to_float32(lowest)) >> splat(23)) & splat(255)) - splat(127);
+      const I found = number + splat(32 * (word - first) + trees[2 * tree + 1]);
+      to[r] = select(less(to[r], splat(0)) & ne(alive[r], splat(0)), found, to[r]);
+    }
+  }
+}
+
+#if !defined(BLOCK_SIZE)
+// As `leaf`, for all trees and one row after the other. All nodes of a column where a row goes right come before the
+// others. So the column clears the bits that a mask has cleared for most of them, and those of the nodes behind it. For
+// the tables see Ranks in tensors.py.
+template <bool kEqual, class K, class V, class N>
+INLINE void leaves(const V *rows, const N *thresholds, const int32_t *nodes, const int32_t *columns,
+                   const int32_t *masks, const int32_t *trees, I *to) {
+  typedef int32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
+  LOOP for (int row = 0; row < kRows; ++row) {
+    const auto value = [&](int f, int of) { return ((const N *)(rows + f * K::apart * RV))[of]; };
+    int32_t *const own = (int32_t *)to + row;
+    bool filled = row > 0;  // a copy of the first row, see `few` in entry.h
+    for (int f = 0; filled && f < K::columns; ++f) filled = value(f, row) == value(f, 0);
+    if (filled) {
+      for (int t = 0; t < K::trees; ++t) own[t * kRows] = own[t * kRows - row];
+      continue;
+    }
+    int32_t alive[K::words];
+    const int32_t *mask[K::columns];
+    int behind[K::columns];  // the first node behind the mask
+    for (int f = 0; f < K::columns; ++f) {
+      const N x = value(f, row), *const limits = thresholds + columns[2 * f] - 1;
+      int masked = 0;
+      for (int left = columns[2 * f + 3] - columns[2 * f + 1] - 1; left > 0; left -= (left + 1) / 2) {
+        const int half = (left + 1) / 2;
+        const N limit = limits[(masked + half) * K::step];
+        masked += half & -(int)(kEqual ? x > limit : x >= limit);  // without a branch
+      }
+      behind[f] = columns[2 * f] + masked * K::step;
+      mask[f] = masks + (int64_t)(columns[2 * f + 1] + masked) * K::words;
+    }
+    for (int w = 0; w < K::words; w += 16) {
+      Words found = *(const Words *)(mask[0] + w);
+      for (int f = 1; f < K::columns; ++f) found &= *(const Words *)(mask[f] + w);
+      *(Words *)(alive + w) = found;
+    }
+    for (int f = 0; f < K::columns; ++f) {
+      const N x = value(f, row);
+      for (int k = behind[f]; k < columns[2 * f + 2] && (kEqual ? x > thresholds[k] : x >= thresholds[k]); ++k) {
+        alive[nodes[2 * k]] &= nodes[2 * k + 1];
+      }
+    }
+    for (int t = 0; t < K::trees; ++t) {
+      const int first = trees[2 * t], last = trees[2 * t + 2];
+      int found = 0;
+      for (int word = last - 1; word >= first; --word) {
+        const int number = 32 * (word - first) + __builtin_ctz((unsigned)alive[word]);
+        found = alive[word] != 0 ? number : found;
+      }
+      own[t * kRows] = trees[2 * t + 1] + found;
+    }
+  }
+}
+#endif

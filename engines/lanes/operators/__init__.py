@@ -7,6 +7,7 @@ from engines.lanes.operators import (  # each module registers its functions
     products,
     reductions,
     selection,
+    trees,
     views,
     without_code,
 )
@@ -18,5 +19,5 @@ from engines.lanes.operators.registry import lowered as lowered
 from engines.lanes.operators.registry import sizes as sizes
 
 _ROOMS = (
-    matrices, pointwise, pooling, products, reductions, selection, views, without_code
+    matrices, pointwise, pooling, products, reductions, selection, trees, views, without_code
 )  # fmt: skip

@@ -7,6 +7,7 @@ from .plan import Plan as Plan
 from .plan import Step as Step
 from .plan import Store as Store
 from .plan import planned as planned
+from .plan import room as room
 from .plan_code import Constants as Constants
 from .plan_code import formula as formula
 from .program import lowered_row as lowered_row

@@ -22,6 +22,7 @@ from engines.lanes.tensors import (
     Elements,
     Gathered,
     Joined,
+    Leaves,
     Map,
     Product,
     Program,
@@ -37,7 +38,7 @@ from engines.lanes.values import Open, Read, Value, walk
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
 _LONGEST = 100  # functions in a chain
-_LOOPS = (Product, Reduction, Sorted, Scan, Scattered)
+_LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,9 @@ class Kernel:
         return replace(self, place=place, index=index, inner_at=inner_at)
 
 
-Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
-"""A step of a plan: loops that write elements, or a sort, a sum so far, or a scatter of a row."""
+Step: TypeAlias = "Kernel | Sorted | Leaves | Scan | Scattered"
+"""A step of a plan: loops that write elements, or a sort, the leaves of trees, a sum so far, or a
+scatter of a row."""
 
 Store: TypeAlias = Literal["registers", "local", "shared"]
 """Where a kernel keeps the intermediate values of a row."""
@@ -138,9 +140,9 @@ def planned(program: Program) -> Plan:
 
 
 def in_memory(program: Program) -> frozenset[Tensor]:
-    """The tensors that a reader needs in memory: operands of products, what is sorted, what is
-    picked by an index of the row, and what a loop reads of several columns of items. For all but
-    the last, `Builder.in_memory` has seen to it that they can be stored."""
+    """The tensors that a reader needs in memory: operands of products, what is sorted or compared
+    by trees, what is picked by an index of the row, and what a loop reads of several columns of
+    items. For all but the last, `Builder.in_memory` has seen to it that they can be stored."""
     found: set[Tensor] = set()
     # Which column they read must be known for each element, so no loop can go over the columns.
     several: set[Tensor] = set()
@@ -151,7 +153,7 @@ def in_memory(program: Program) -> frozenset[Tensor]:
         over_several = isinstance(tensor, Reduction | Scan) and tensor.source in several
         if isinstance(tensor, Product):
             found |= {tensor.left.root, tensor.right.root}
-        elif isinstance(tensor, Sorted) or over_several:
+        elif isinstance(tensor, Sorted | Leaves) or over_several:
             found.add(tensor.sources[0].root)
         elif isinstance(tensor, Gathered) and UNKNOWN not in tensor.base.shape:
             found.add(tensor.base.root)
@@ -214,7 +216,7 @@ class _Readers:
         return len(self.of[tensor]) > 1 or tensor in self.often
 
     def in_loops(self, tensor: Tensor) -> bool:
-        """True if a product, reduction, sort, scan or scatter reads the tensor."""
+        """True if a tensor with loops of its own reads the tensor."""
         return any(isinstance(reader, _LOOPS) for reader in self.of[tensor])
 
     def kept(self, tensor: Tensor) -> bool:
@@ -273,7 +275,7 @@ def _steps(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
         if isinstance(tensor, Assembly):
             for part in tensor.parts:
                 yield Kernel.of(tensor, part.place(part.source.variables()), part.source)
-        elif isinstance(tensor, Sorted | Scan):
+        elif isinstance(tensor, Sorted | Leaves | Scan):
             yield tensor
         elif isinstance(tensor, Scattered):
             yield Kernel.of(tensor, tensor.variables(), tensor.base)

@@ -28,6 +28,7 @@ from engines.lanes.planning.plan import Kernel, Plan, Step, Store
 from engines.lanes.tensors import (
     Argument,
     Constant,
+    Leaves,
     Product,
     Reduction,
     Scan,
@@ -102,7 +103,7 @@ class Writer:
     `store`: where a kernel keeps the stored tensors of a row; None for a CPU, where they lie in an
     arena. In `registers` each is an array of its own, which a compiler may keep there. With
     `shared`, the threads of a GPU's block compute one row together: they divide the elements of a
-    step, and wait for each other after it.
+    step, and wait for each other after it. `few`: a block may have copies of one row only.
     """
 
     def __init__(
@@ -112,11 +113,12 @@ class Writer:
         registers: int,
         vectors: int,
         store: Store | None = None,
+        few: bool = False,
     ) -> None:
         self.plan, self.constants, self.at = plan, constants, plan.elements.at
         self.on_gpu = store is not None
         self.own_arrays, self.shared = store == "registers", store == "shared"
-        self.registers, self.vectors = registers, vectors
+        self.registers, self.vectors, self.few = registers, vectors, few
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
     def body(self) -> str:
@@ -141,6 +143,8 @@ class Writer:
     def step(self, step: Step) -> list[str]:
         if isinstance(step, Sorted):
             return self.sort(step)
+        if isinstance(step, Leaves):
+            return self.leaves(step)
         if isinstance(step, Scan):
             return self.scan(step)
         if isinstance(step, Scattered):
@@ -270,9 +274,8 @@ class Writer:
         body = self.assign(kernel, after)
         m, j = blocked.m.name, blocked.j.name
         after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
-        sizes = ", ".join(f"{name} = {value}" for name, value in constants.items())
         head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
-        lines = [f"struct Sums {{ enum : int {{ {sizes} }}; }};", head, *indented(body), "});"]
+        lines = [named_sizes("Sums", constants), head, *indented(body), "});"]
         return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
 
     def offset(self, index: Index) -> str:
@@ -296,6 +299,39 @@ class Writer:
             f"&{self.element(step, index)}, {step.strides[dim]}, {places});"
         )
         return self.each(loops_of(index), [call])
+
+    def leaves(self, step: Leaves) -> list[str]:
+        """All rows of a block compare the same node at a time, or each row has its own order."""
+        source, forest = step.source, step.forest
+        columns, (_, tree) = source.variables(), step.variables()
+        first, each = (self.at(source, index) for index in ((Index(), Index()), columns))
+        assert isinstance(first, Read) and isinstance(each, Read)
+        (variable,) = loops_of(columns) or (None,)
+        apart = each.tensor.address(each.index).factor(variable) if variable else 0
+        kind = _SCALARS[carrier(source.dtype)]
+        rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
+        equal, trees = "true" if forest.equal else "false", self.table("int32_t", forest.trees)
+        if forest.ranks is None or not self.few:
+            tables = [self.table(kind, forest.thresholds), self.table("int32_t", forest.nodes),
+                      self.table("int32_t", forest.words), trees]  # fmt: skip
+            to = f"{self.names[step]} + {self.offset(step.address((Index(), tree)))}"
+            given = ", ".join([rows, str(apart), *tables, formula(tree, self.constants), to])
+            body, loops = [f"leaf<{equal}>({given});"], loops_of((tree,))
+            return self.each(loops, body) if self.shared else self.nest(loops, body)
+        ranks = forest.ranks
+        tables = [self.table(kind, ranks.thresholds), self.table("int32_t", ranks.nodes),
+                  self.table("int32_t", ranks.columns), self.table("int32_t", ranks.masks),
+                  trees]  # fmt: skip
+        sizes = {
+            "columns": source.shape[1], "apart": apart, "trees": step.shape[1],
+            "words": ranks.masks.shape[1], "step": ranks.step,
+        }  # fmt: skip
+        given = ", ".join([rows, *tables, self.names[step]])
+        return scoped([named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"])
+
+    def table(self, kind: str, data: torch.Tensor) -> str:
+        """The C++ text of a pointer to constants."""
+        return f"({kind} const *)weights + {self.constants.add(data)}"
 
     def scan(self, step: Scan) -> list[str]:
         index = step.variables()
@@ -496,6 +532,12 @@ def scaled(place: str) -> str:
     if place == "0":
         return "0"
     return f"({place}) * RV" if not place.isalnum() else f"{place} * RV"
+
+
+def named_sizes(name: str, sizes: Mapping[str, object]) -> str:
+    """The C++ text of a type with named constants, for the parameter of a template."""
+    values = ", ".join(f"{each} = {size}" for each, size in sizes.items())
+    return f"struct {name} {{ enum : int {{ {values} }}; }};"
 
 
 def loops_of(indices: Iterable[Index]) -> tuple[Variable, ...]:

@@ -18,12 +18,13 @@ ABI = 1
 @dataclass(frozen=True)
 class Width:
     """A variant of the code: `lanes` rows in a vector, `vectors` vectors in a row block, and the
-    number of vector registers of the processor."""
+    number of vector registers of the processor. `few`: it runs a few rows only."""
 
     name: str
     lanes: int
     vectors: int
     registers: int
+    few: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     """
     constants = Constants()
     blocks = [
-        (width, Writer(plan, constants, width.registers, width.vectors).body()) for width in widths
+        (width, Writer(plan, constants, width.registers, width.vectors, few=width.few).body())
+        for width in widths
     ]
     parts = [_HEAD, *(array("int", name, entries) for entries, name in constants.tables.items())]
     parts += [_block(part, width, body) for part, (width, body) in enumerate(blocks, 1)]

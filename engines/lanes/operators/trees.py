@@ -1,0 +1,117 @@
+"""Decision trees: `soa::leaves`, see engines/exported/leaves.py."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engines.lanes.operators.registry import Operator, lowers
+from engines.lanes.tensor_builder import Builder, NotKnown
+from engines.lanes.tensors import Forest, Leaves, Ranks, Tensor
+
+Array = npt.NDArray[Any]
+
+_BITS = 32  # of a word
+_WORDS = 2048  # the most of a row: 8 kB on a thread's stack
+_MASKS = 256 << 10  # bytes, which fit into L2
+
+
+@lowers("leaves")
+def leaves(
+    build: Builder, op: Operator, x: Tensor, feature: Any, threshold: Any, below: Any, roots: Any,
+    inner: int, depth: int, equal: bool, /,
+) -> Tensor:  # fmt: skip
+    if not all(isinstance(each, torch.Tensor) for each in (feature, threshold, below, roots)):
+        raise NotKnown("trees that differ between rows")
+    given = feature.numpy(), threshold.numpy(), below.numpy(), roots.numpy()
+    forest = _forest(*given, inner, depth, equal)
+    return build.cast(build.add(Leaves(build.in_memory(x), forest)), "int64")
+
+
+def _forest(
+    feature: Array, threshold: Array, below: Array,
+    roots: Array, inner: int, depth: int, equal: bool,
+) -> Forest:  # fmt: skip
+    """The tables of trees. Raises NotKnown if the leaves of a tree are not numbered in order."""
+    left, right = below.reshape(-1, 2)[:inner].T
+    first = np.full(len(feature), len(feature))  # of the leaves below each node
+    last = np.full(len(feature), -1)
+    first[inner:] = last[inner:] = np.arange(len(feature) - inner)
+    for _ in range(depth):
+        first[:inner] = np.minimum(first[left], first[right])
+        last[:inner] = np.maximum(last[left], last[right])
+    starts = first[roots]
+    if not (last[left] + 1 == first[right]).all() or (np.diff(starts) <= 0).any():
+        raise NotKnown("trees whose leaves are not numbered from left to right")
+    leaves = last[roots] - starts + 1
+    words = np.append(0, np.cumsum(-(-leaves // _BITS)))
+    tree = np.searchsorted(starts, first[:inner], "right") - 1
+    begin, end = first[left] - starts[tree], last[left] - starts[tree]  # those on a node's left
+    counts = end // _BITS - begin // _BITS + 1
+    node = np.repeat(np.arange(inner), counts)
+    step = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
+    word = begin[node] // _BITS + step
+    low = np.maximum(begin[node] - word * _BITS, 0)
+    high = np.minimum(end[node] - word * _BITS, _BITS - 1)
+    cleared = ((1 << (high - low + 1)) - 1) << low
+    place = words[tree[node]] + word
+    kept = (~cleared).astype(np.uint32).view(np.int32)
+    nodes = _Nodes(feature[node], threshold[node], place, kept)
+    order = np.argsort(place, kind="stable")
+    return Forest(
+        torch.from_numpy(nodes.threshold[order]),
+        _pairs(nodes.column[order], kept[order]),
+        _numbers(np.searchsorted(place[order], np.arange(words[-1] + 1))),
+        _pairs(words, np.append(starts, starts[-1] + leaves[-1])),
+        equal,
+        _ranks(nodes, words[-1]),
+    )
+
+
+class _Nodes(NamedTuple):
+    """A node for each word in which it clears bits."""
+
+    column: Array
+    threshold: Array
+    word: Array
+    kept: Array
+
+
+def _ranks(nodes: _Nodes, words: int) -> Ranks | None:
+    """The nodes by column and threshold. None if a row's words do not fit on a thread's stack."""
+    count, columns = len(nodes.word), int(nodes.column.max(initial=0)) + 1
+    wide = -(-words // 16) * 16
+    step = 8 * math.ceil(count / max(_MASKS / (4 * wide) - columns, 1) / 8)
+    if wide > _WORDS:
+        return None
+    order = np.lexsort((nodes.threshold, nodes.column))
+    column, word, kept = nodes.column[order], nodes.word[order], nodes.kept[order]
+    first = np.searchsorted(column, np.arange(columns + 1))
+    masks, starts = [], [0]
+    for begin, end in itertools.pairwise(first):
+        own = np.full(wide, -1, np.int32)
+        masks.append(own.copy())
+        for at in range(begin, end - step + 1, step):
+            np.bitwise_and.at(own, word[at : at + step], kept[at : at + step])
+            masks.append(own.copy())
+        starts.append(len(masks))
+    return Ranks(
+        torch.from_numpy(nodes.threshold[order]),
+        _pairs(word, kept),
+        _pairs(first, np.array(starts)),
+        _numbers(np.stack(masks)),
+        step,
+    )
+
+
+def _numbers(each: Array) -> torch.Tensor:
+    return torch.from_numpy(each.astype(np.int32))
+
+
+def _pairs(left: Array, right: Array) -> torch.Tensor:
+    return _numbers(np.stack([left, right], axis=1))
