@@ -29,15 +29,18 @@ def leaves(
     if not all(isinstance(each, torch.Tensor) for each in (feature, threshold, below, roots)):
         raise NotKnown("trees that differ between rows")
     given = feature.numpy(), threshold.numpy(), below.numpy(), roots.numpy()
-    forest = _forest(*given, inner, depth, equal)
+    forest = _forest(*given, inner, depth, equal, x.shape[1])
     return build.cast(build.add(Leaves(build.in_memory(x), forest)), "int64")
 
 
 def _forest(
     feature: Array, threshold: Array, below: Array,
-    roots: Array, inner: int, depth: int, equal: bool,
+    roots: Array, inner: int, depth: int, equal: bool, columns: int,
 ) -> Forest:  # fmt: skip
-    """The tables of trees. Raises NotKnown if the leaves of a tree are not numbered in order."""
+    """The tables of trees. Raises NotKnown if a node compares a column that is not there, or if the
+    leaves of a tree are not numbered in order."""
+    if not ((feature >= 0) & (feature < columns)).all():
+        raise NotKnown("trees with other columns")
     left, right = below.reshape(-1, 2)[:inner].T
     first = np.full(len(feature), len(feature))  # of the leaves below each node
     last = np.full(len(feature), -1)
@@ -69,7 +72,7 @@ def _forest(
         _numbers(np.searchsorted(place[order], np.arange(words[-1] + 1))),
         _pairs(words, np.append(starts, starts[-1] + leaves[-1])),
         equal,
-        _ranks(nodes, words[-1]),
+        _ranks(nodes, words[-1], columns),
     )
 
 
@@ -82,11 +85,11 @@ class _Nodes(NamedTuple):
     kept: Array
 
 
-def _ranks(nodes: _Nodes, words: int) -> Ranks | None:
+def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     """The nodes by column and threshold. None if a row's words do not fit on a thread's stack."""
-    count, columns = len(nodes.word), int(nodes.column.max(initial=0)) + 1
+    count = len(nodes.word)
     wide = -(-words // 16) * 16
-    step = 8 * math.ceil(count / max(_MASKS / (4 * wide) - columns, 1) / 8)
+    step = 8 * max(1, math.ceil(count / max(_MASKS / (4 * wide) - columns, 1) / 8))
     if wide > _WORDS:
         return None
     order = np.lexsort((nodes.threshold, nodes.column))

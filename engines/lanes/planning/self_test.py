@@ -129,7 +129,7 @@ def number_lines(data: Array) -> Iterator[str]:
 
 
 def number_text(number: Any) -> str:
-    """A number of NumPy as C++ text that gives the same bits (of a NaN: some NaN)."""
+    """A number of NumPy as C++ text that gives the same bits."""
     if isinstance(number, np.bool_):
         return str(bool(number)).lower()
     if isinstance(number, np.integer):
@@ -138,8 +138,7 @@ def number_text(number: Any) -> str:
             return f"{int(number) + 1}{suffix} - 1"
         return f"{int(number)}{suffix}"
     single = isinstance(number, np.float32)
-    if np.isnan(number):
-        return '__builtin_nanf("")' if single else '__builtin_nan("")'
-    if np.isinf(number):
-        return f"{'-' if number < 0 else ''}__builtin_inf{'f' if single else ''}()"
+    if not np.isfinite(number):  # NVRTC knows no builtin function for these
+        bits = number.view(np.uint32 if single else np.uint64)
+        return f"__builtin_bit_cast({'float' if single else 'double'}, 0x{int(bits):x})"
     return f"{number!s}{'f' if single else ''}"  # the shortest text that gives this number

@@ -20,6 +20,7 @@ from engines.lanes.compiling.devices import nvrtc, nvrtc_image
 from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
 from tests.engines.lanes.harness import Compiled, Prepared, prepared
+from tests.models.forests import drawn_forest
 
 CPP, CUDA = Target("source", "cpp"), Target("source", "cuda")
 CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)), None)
@@ -75,10 +76,22 @@ class Whole(nn.Module):
         return ordered.cumsum(-1), ordered[:, :1] > 2
 
 
+class Forest(nn.Module):
+    """Decision trees of one, two and seven words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trees, _ = drawn_forest([20, 40, 200], features=6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.trees(x).unsqueeze(1),)
+
+
 NETWORKS = {
     "track purity": (TrackPurity, (15,), torch.float32, ("p",)),
     "lstm": (Steps, (8, 3), torch.float32, ("a", "b")),
     "edge convolution": (Neighbours, (10, 4), torch.float32, ("f",)),
+    "trees": (Forest, (6,), torch.float32, ("score",)),
     "integers": (Whole, (6,), torch.int64, ("sums", "above")),
 }
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from engines.lanes.planning import HEADERS, columns_of, planned, row_program, written_kernel
 from tests.engines.lanes.harness import prepared
+from tests.models.forests import drawn_forest
 
 THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
 ROWS = 3
@@ -131,8 +132,19 @@ class Steps(nn.Module):
         return (self.lstm(x)[0][:, -1],)
 
 
+class Forest(nn.Module):
+    """Decision trees of one and of several words, whose leaves are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trees, _ = drawn_forest([20, 40, 200, 7, 9], features=6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.trees(x).unsqueeze(1),)
+
+
 NETWORKS = {"attention": (Attention, (12, 4), 1), "ranked": (Ranked, (24,), 2),
-            "lstm": (Steps, (5, 3), 1)}  # fmt: skip
+            "lstm": (Steps, (5, 3), 1), "trees": (Forest, (6,), 1)}  # fmt: skip
 
 
 @dataclass(frozen=True)

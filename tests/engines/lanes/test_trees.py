@@ -1,0 +1,86 @@
+"""Decision trees in the code of `lanes`: the leaf of every row, at every width of a call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.lanes.planning import planned, row_program
+from engines.lanes.tensors import Leaves
+from tests.engines.lanes.harness import prepared
+from tests.models.forests import drawn_forest, rows_for, sums
+
+# The leaves of trees: of one word, of several, of a tree without a node; more words than fit on a
+# thread's stack.
+FORESTS = {
+    "one leaf": [1],
+    "one node": [2],
+    "a word": [32, 31, 33, 1, 32],
+    "several words": [64, 65, 200, 1, 3],
+    "deep": [700],
+    "many": [5] * 300,
+    "too many words": [2] * 2100,
+}
+
+
+class Scores(nn.Module):
+    def __init__(self, trees: nn.Module) -> None:
+        super().__init__()
+        self.trees = trees
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.trees(x).unsqueeze(1),)
+
+
+@pytest.mark.parametrize("name", FORESTS)
+@pytest.mark.parametrize("kind", ["xgboost", "lightgbm"])
+def test_every_row_reaches_its_leaf(name: str, kind: str) -> None:
+    equal = kind == "lightgbm"
+    real = np.float64 if equal else np.float32
+    model, trees = drawn_forest(FORESTS[name], real=real, zero=0.0 if equal else None)
+    x = rows_for(trees, 5, 64)
+    seen = np.where(np.abs(x) < 1e-35, 0, x) if equal else x  # as LightGBM reads it
+    wanted = torch.tensor(sums(trees, seen, equal), dtype=torch.float64)
+    made = prepared(Scores(model), [torch.from_numpy(x)], ["y"])
+    plan = planned(row_program(made.program))
+    assert any(isinstance(step, Leaves) for step in plan.steps)
+    lanes = made.compiled()
+    for n in (1, 2, 3, 4, 5, 8, 9, 17, 64):
+        found = lanes(torch.from_numpy(x[:n]))["y"].flatten().double()
+        torch.testing.assert_close(found, wanted[:n], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.float16])
+def test_rows_of_other_dtypes(dtype: torch.dtype) -> None:
+    """float64 rows between two float32 are told apart."""
+    model, trees = drawn_forest([20, 40], real=np.float64, zero=0.0)
+    x = torch.from_numpy(rows_for(trees, 5, 64)).nan_to_num(0.0, 5.0, -5.0)
+    x = x.clamp(-5, 5).to(dtype)
+    if dtype == torch.float64:
+        x[::2] = torch.nextafter(x[::2], torch.tensor(torch.inf, dtype=dtype))
+    wanted = torch.tensor(sums(trees, x.double().numpy(), True), dtype=torch.float64)
+    lanes = prepared(Scores(model), [x], ["y"]).compiled()
+    for n in (1, 7, 64):
+        found = lanes(x[:n])["y"].flatten()
+        torch.testing.assert_close(found, wanted[:n], rtol=1e-12, atol=1e-12)
+
+
+def test_a_feature_has_two_columns_only_if_it_needs_them() -> None:
+    model, trees = drawn_forest([9] * 20, zero=0.0, real=np.float64)
+    assert len(model.columns) == 10
+    always = [tree._replace(missing_left=tree.threshold >= 0) for tree in trees]
+    one = type(model)(always, [0] * 20, np.zeros(1), 5, (), "identity", zero=0.0)
+    assert len(one.columns) == 5
+    x = rows_for(trees, 5, 500)
+    wanted = sums(always, np.where(np.abs(x) < 1e-35, 0, x), True)
+    np.testing.assert_allclose(one(torch.from_numpy(x)).numpy(), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["aoti", "onnxruntime"])
+def test_other_engines_take_it_apart(name: str) -> None:
+    model, trees = drawn_forest([33, 5])
+    x = torch.from_numpy(rows_for(trees, 5, 40))
+    made = prepared(Scores(model), [x], ["y"])
+    assert torch.equal(made.compiled(name)(x)["y"], made.compiled()(x)["y"])
