@@ -96,6 +96,12 @@ SECTIONS = {
         "library, µs for 1,000 rows.",
         "speed.headers",
     ),
+    "trees": Section(
+        "Boosted trees",
+        "LightGBM's `binary` on 14 columns; every call gets other rows. lleaves is called by its "
+        "compiled function; beyond 20,000 leaves it compiles for more than eight minutes.",
+        "speed.trees",
+    ),
     "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
     "start": Section(
         "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"

@@ -40,18 +40,22 @@ def built(source: Path, build: Path, *settings: str) -> Path:
 def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
     """The prefix into which the library was installed."""
 
-    def make(folder: Path) -> None:
-        library = ROOT / "engines" / "native" / "library"
-        settings = (
-            "-DCMAKE_CXX_FLAGS=-Werror",
-            "-DCMAKE_UNITY_BUILD=ON",  # takes half the time
-            "-DCMAKE_INSTALL_LIBDIR=lib",
-            f"-DSOA_SHIM={shim:d}",
-        )
-        build = built(library, folder / "build", *settings)
-        execute("cmake", "--install", build, "--prefix", folder / "prefix")
+    made = made_once(factory, f"cplusplus-{shim:d}", lambda folder: install(folder, shim=shim))
+    return made / "prefix"
 
-    return made_once(factory, f"cplusplus-{shim:d}", make) / "prefix"
+
+def install(folder: Path, *, shim: bool = False) -> Path:
+    """Builds the library in a folder, and installs it into the `prefix` there."""
+    library = ROOT / "engines" / "native" / "library"
+    settings = (
+        "-DCMAKE_CXX_FLAGS=-Werror",
+        "-DCMAKE_UNITY_BUILD=ON",  # takes half the time
+        "-DCMAKE_INSTALL_LIBDIR=lib",
+        f"-DSOA_SHIM={shim:d}",
+    )
+    build = built(library, folder / "build", *settings)
+    execute("cmake", "--install", build, "--prefix", folder / "prefix")
+    return folder / "prefix"
 
 
 def run(

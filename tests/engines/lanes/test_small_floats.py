@@ -12,8 +12,9 @@ from tests.engines.lanes.harness import MOST, Function, compiled
 F = torch.nn.functional
 torch.manual_seed(5)
 W, KERNEL, BIAS = torch.randn(5, 6), torch.randn(4, 3, 3), torch.randn(4)
-# Eager torch takes other steps here: it may round between them, or add in another order.
-CLOSE = {"log_softmax", "product", "power of 3", "power of -2"}
+# Eager torch takes other steps here: it may round between them, or add in another order. Its gelu
+# subtracts nearly equal numbers where x is far below 0.
+CLOSE = {"gelu", "log_softmax", "product", "power of 3", "power of -2"}
 ALSO_BFLOAT16 = ("matmul", "linear", "conv1d", "sum, then a product", "softmax", "layer norm",
                  "times a number", "plus a number", "above a number", "put by a mask")  # fmt: skip
 CALLS: Mapping[str, Callable[[Tensor], Tensor]] = {
