@@ -150,6 +150,20 @@ def peers(leaves: int) -> dict[str, Callable[[Path], Contestant]]:
     return found
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Drops what native code prints."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def asked(run: Callable[[], Any]) -> Call:
     """A call that returns its answers."""
     return Call(run, run)
@@ -187,10 +201,10 @@ def _tl2cgen(file: Path) -> Contestant:
     tl2cgen, treelite = map(importlib.import_module, ("tl2cgen", "treelite"))
     library = file.with_suffix(".so")
     flags = ["-O3", "-march=native"]
-    tl2cgen.export_lib(
-        treelite.frontend.load_lightgbm_model(file), "gcc", library,
-        params={"parallel_comp": 8, "quiet": 1}, options=flags,
-    )  # fmt: skip
+    with silent():
+        model = treelite.frontend.load_lightgbm_model(file)
+        parts = {"parallel_comp": 8}
+        tl2cgen.export_lib(model, "gcc", library, params=parts, options=flags)
     predictor = tl2cgen.Predictor(library, nthread=1)
 
     def call(rows: Rows) -> Call:

@@ -471,10 +471,11 @@ class Forest:
 
 
 class Leaves(Tensor):
-    """The numbers of the leaves that a row reaches in the trees of a forest. `source`: (1, F)."""
+    """The numbers of the leaves that are reached in the trees of a forest: (K, T) for `source`,
+    (K, F). K is 1, or the number of particles of an event that the trees score."""
 
     def __init__(self, source: Tensor, forest: Forest) -> None:
-        shape = (1, len(forest.trees) - 1)
+        shape = (source.shape[0], len(forest.trees) - 1)
         super().__init__(source.values, shape, "int32", source)
         self.source, self.forest = source, forest
         self.bounds = 0, int(forest.trees[-1, 1]) - 1

@@ -1056,6 +1056,25 @@ FAULTS = (
         "if len(known) == len(counts[name]):",
         ("test_names_that_do_not_say_what_the_rows_have",),
     ),
+    # Decision trees
+    Fault(
+        "a missing value goes to the other side",
+        "np.where(left, -np.inf, np.inf)",
+        "np.where(left, np.inf, -np.inf)",
+        ("test_xgboost", "test_lightgbm"),
+    ),
+    Fault(
+        "a threshold between two float32 is rounded to the nearer one",
+        "return np.where(near > threshold, np.nextafter(near, np.float32(-np.inf)), near)",
+        "return near",
+        ("test_lightgbm", "test_every_row_reaches_its_leaf"),
+    ),
+    Fault(
+        "a row keeps the nodes of a mask that it has not passed",
+        "(masked + half) * K::step",
+        "(masked + half - 1) * K::step + 1",
+        ("test_every_row_reaches_its_leaf",),
+    ),
     # Headers of networks, and kernels
     Fault(
         "a header lets nvcc make an fma of a product and a sum",

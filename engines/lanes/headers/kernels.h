@@ -313,7 +313,7 @@ INLINE void leaves(const V *rows, const N *thresholds, const int32_t *nodes, con
     bool filled = row > 0;  // a copy of the first row, see `few` in entry.h
     for (int f = 0; filled && f < K::columns; ++f) filled = value(f, row) == value(f, 0);
     if (filled) {
-      for (int t = 0; t < K::trees; ++t) own[t * kRows] = own[t * kRows - row];
+      for (int t = 0; t < K::trees; ++t) own[t * K::trees_apart * kRows] = own[t * K::trees_apart * kRows - row];
       continue;
     }
     int32_t alive[K::words];
@@ -348,7 +348,7 @@ INLINE void leaves(const V *rows, const N *thresholds, const int32_t *nodes, con
         const int number = 32 * (word - first) + __builtin_ctz((unsigned)alive[word]);
         found = alive[word] != 0 ? number : found;
       }
-      own[t * kRows] = trees[2 * t + 1] + found;
+      own[t * K::trees_apart * kRows] = trees[2 * t + 1] + found;
     }
   }
 }

@@ -12,7 +12,7 @@ import torch
 
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Forest, Leaves, Ranks, Tensor
+from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Ranks, Tensor
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +28,8 @@ def leaves(
 ) -> Tensor:  # fmt: skip
     if not all(isinstance(each, torch.Tensor) for each in (feature, threshold, below, roots)):
         raise NotKnown("trees that differ between rows")
+    if UNKNOWN in x.shape:
+        raise NotKnown("trees that score any number of items")
     given = feature.numpy(), threshold.numpy(), below.numpy(), roots.numpy()
     forest = _forest(*given, inner, depth, equal, x.shape[1])
     return build.cast(build.add(Leaves(build.in_memory(x), forest)), "int64")

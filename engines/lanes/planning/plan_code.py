@@ -303,10 +303,10 @@ class Writer:
     def leaves(self, step: Leaves) -> list[str]:
         """All rows of a block compare the same node at a time, or each row has its own order."""
         source, forest = step.source, step.forest
-        columns, (_, tree) = source.variables(), step.variables()
-        first, each = (self.at(source, index) for index in ((Index(), Index()), columns))
+        (row, column), (_, tree) = source.variables(), step.variables()
+        first, each = (self.at(source, (row, index)) for index in (Index(), column))
         assert isinstance(first, Read) and isinstance(each, Read)
-        (variable,) = loops_of(columns) or (None,)
+        (variable,) = loops_of((column,)) or (None,)
         apart = each.tensor.address(each.index).factor(variable) if variable else 0
         kind = _SCALARS[carrier(source.dtype)]
         rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
@@ -314,9 +314,9 @@ class Writer:
         if forest.ranks is None or not self.few:
             tables = [self.table(kind, forest.thresholds), self.table("int32_t", forest.nodes),
                       self.table("int32_t", forest.words), trees]  # fmt: skip
-            to = f"{self.names[step]} + {self.offset(step.address((Index(), tree)))}"
+            to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
             given = ", ".join([rows, str(apart), *tables, formula(tree, self.constants), to])
-            body, loops = [f"leaf<{equal}>({given});"], loops_of((tree,))
+            body, loops = [f"leaf<{equal}>({given});"], loops_of((row, tree))
             return self.each(loops, body) if self.shared else self.nest(loops, body)
         ranks = forest.ranks
         tables = [self.table(kind, ranks.thresholds), self.table("int32_t", ranks.nodes),
@@ -324,10 +324,12 @@ class Writer:
                   trees]  # fmt: skip
         sizes = {
             "columns": source.shape[1], "apart": apart, "trees": step.shape[1],
-            "words": ranks.masks.shape[1], "step": ranks.step,
+            "trees_apart": step.strides[1], "words": ranks.masks.shape[1], "step": ranks.step,
         }  # fmt: skip
-        given = ", ".join([rows, *tables, self.names[step]])
-        return scoped([named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"])
+        to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
+        given = ", ".join([rows, *tables, to])
+        lines = [named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"]
+        return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
 
     def table(self, kind: str, data: torch.Tensor) -> str:
         """The C++ text of a pointer to constants."""

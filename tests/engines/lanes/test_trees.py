@@ -67,6 +67,25 @@ def test_rows_of_other_dtypes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, wanted[:n], rtol=1e-12, atol=1e-12)
 
 
+class OfParticles(nn.Module):
+    """The best score among the seven particles of an event."""
+
+    def __init__(self, trees: nn.Module) -> None:
+        super().__init__()
+        self.trees = trees
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.trees(x.flatten(0, 1)).view(-1, 7).amax(1, keepdim=True),)
+
+
+def test_trees_score_the_particles_of_an_event() -> None:
+    model, trees = drawn_forest([40, 7, 90])
+    x = torch.from_numpy(rows_for(trees, 5, 64 * 7)).view(64, 7, 5)
+    made = prepared(OfParticles(model), [x], ["y"]).compiled()
+    for n in (1, 3, 20, 64):
+        torch.testing.assert_close(made(x[:n])["y"], made.eager(x[:n])["y"], rtol=1e-6, atol=1e-6)
+
+
 def test_a_feature_has_two_columns_only_if_it_needs_them() -> None:
     model, trees = drawn_forest([9] * 20, zero=0.0, real=np.float64)
     assert len(model.columns) == 10
