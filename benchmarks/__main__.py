@@ -98,8 +98,8 @@ SECTIONS = {
     ),
     "trees": Section(
         "Boosted trees",
-        "LightGBM's `binary` on 14 columns; every call gets other rows. lleaves is called by its "
-        "compiled function; beyond 20,000 leaves it compiles for more than eight minutes.",
+        "LightGBM's `binary`, trees x leaves; a peer's time is relative to ours. Beyond 20,000 "
+        "leaves lleaves compiles for more than eight minutes.",
         "speed.trees",
     ),
     "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),

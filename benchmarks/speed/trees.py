@@ -17,8 +17,7 @@ import itertools
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +28,11 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.subject import Subject, subject
-from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
+from benchmarks.table import print_machine
+from pipeline.report.tables import microseconds, new_table, show
 from soa import Collection
 from stages.model.trees import load_trees
+from stages.reports import Timing
 from stages.timing import race
 
 Rows = npt.NDArray[np.float32]
@@ -47,9 +48,10 @@ class Call:
 
 Contestant = Callable[[Rows], Call]
 
-_SHAPES = ("10x8", "40x15", "120x63", "500x31", "100x255")
+_SHAPES = ("10x8", "120x63", "500x31", "100x255")
+_PEERS = ("lleaves", "tl2cgen", "LightGBM")
 _FEATURES = 14
-_SIZES = (1, 2, 4, 8, 32, 1000, 4000)
+_SIZES = (1, 4, 1000)
 _SECONDS = 0.4
 _SETS = 256
 _MOST = 20_000  # leaves, above which lleaves compiles for many minutes
@@ -58,25 +60,26 @@ _MOST = 20_000  # leaves, above which lleaves compiles for many minutes
 def main(shapes: Sequence[str]) -> None:
     print_machine()
     torch.set_num_threads(1)
-    panels, notes = [], []
+    table = new_table("Trees", "trees", "rows", "ours", "spread", *(f"{p} x" for p in _PEERS))
     for shape in shapes or _SHAPES:
         trees, leaves = map(int, shape.split("x"))
         with tempfile.TemporaryDirectory() as folder, one_core():
             file = trained(Path(folder) / "trees.txt", trees, leaves)
             made = subject(_FEATURES, max(_SIZES), load_trees(file), outputs=1)
-            begun = time.monotonic()
-            calls: dict[str, Contestant] = {"ours": ours(made)}
-            took = {"ours": time.monotonic() - begun}
-            for name, make in peers(trees * leaves).items():
-                begun = time.monotonic()
-                calls[name] = make(file)
-                took[name] = time.monotonic() - begun
-            races = {n: race(turns(calls, n), _SECONDS) for n in _SIZES}
-        panels.append(race_panel(f"{trees} trees of {leaves} leaves", "rows", races, "ours"))
-        listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in took.items())
-        notes.append(f"{shape}: seconds to compile: {listed}")
-    print_panels(f"LightGBM's trees. x: to ours; {SPREAD}.", panels)
-    print("\n".join(notes))
+            calls = {"ours": ours(made)}
+            calls |= {name: make(file) for name, make in peers(trees * leaves).items()}
+            for n in _SIZES:
+                table.add_row(shape, f"{n:,}", *cells(race(turns(calls, n), _SECONDS)))
+    show([table])
+
+
+def cells(found: Mapping[str, Timing]) -> Iterator[str]:
+    """Our time and its spread, and how many times as long each peer takes."""
+    own = found["ours"]
+    yield microseconds(own.median_us).replace(" ", "")
+    yield f"{(own.p95_us - own.p05_us) / own.median_us:.0%}"
+    for name in _PEERS:
+        yield f"{found[name].median_us / own.median_us:.2f}" if name in found else "-"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The cases of CMSSW's tests, by Python and C++. `python -m tests.conformance` prints a table."""
+"""The cases of CMSSW's tests, by Python and C++; table.py prints them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from .plan import Step as Step
 from .plan import Store as Store
 from .plan import planned as planned
 from .plan import room as room
+from .plan import touched as touched
 from .plan_code import Constants as Constants
 from .plan_code import formula as formula
 from .program import lowered_row as lowered_row

@@ -1,6 +1,6 @@
 """The table of the cases: what CMSSW's test asserts, and our answers.
 
-    python -m tests.conformance
+    python -m tests.conformance.table
 
 The C++ library is installed into a folder of its own first.
 """
