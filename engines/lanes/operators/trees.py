@@ -17,7 +17,7 @@ from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Ranks, Tensor
 Array = npt.NDArray[Any]
 
 _BITS = 32  # of a word
-_WORDS = 2048  # the most of a row: 8 kB on a thread's stack
+_WORDS, _COLUMNS = 2048, 1024  # the most of a row: 20 kB on a thread's stack
 _MASKS = 256 << 10  # bytes, which fit into L2
 
 
@@ -88,12 +88,14 @@ class _Nodes(NamedTuple):
 
 
 def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
-    """The nodes by column and threshold. None if a row's words do not fit on a thread's stack."""
+    """The nodes by column and threshold. None if a row's words or a mask for each column are too
+    many."""
     count = len(nodes.word)
     wide = -(-words // 16) * 16
-    step = 8 * max(1, math.ceil(count / max(_MASKS / (4 * wide) - columns, 1) / 8))
-    if wide > _WORDS:
+    masks_left = _MASKS / (4 * wide) - columns
+    if wide > _WORDS or columns > _COLUMNS or masks_left < 1:
         return None
+    step = 8 * max(1, math.ceil(count / masks_left / 8))
     order = np.lexsort((nodes.threshold, nodes.column))
     column, word, kept = nodes.column[order], nodes.word[order], nodes.kept[order]
     first = np.searchsorted(column, np.arange(columns + 1))

@@ -67,6 +67,18 @@ def test_rows_of_other_dtypes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, wanted[:n], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("features", [90, 1500])
+def test_many_columns(features: int) -> None:
+    """Of 1,500 columns a row's own order would not fit on a thread's stack."""
+    model, trees = drawn_forest([9] * 300, features=features)
+    x = rows_for(trees, features, 64)
+    made = prepared(Scores(model), [torch.from_numpy(x)], ["y"]).compiled()
+    wanted = torch.tensor(sums(trees, x, False))
+    for n in (1, 2, 64):
+        found = made(torch.from_numpy(x[:n]))["y"].flatten()
+        torch.testing.assert_close(found, wanted[:n], rtol=1e-5, atol=1e-5)
+
+
 class OfParticles(nn.Module):
     """The best score among the seven particles of an event."""
 
