@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError, first_line
+from engines.exported import leaves as leaves  # a program may call its operator
 from soa.files import read_plain
 from soa.records import parse_json
 

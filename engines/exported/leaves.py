@@ -1,4 +1,4 @@
-"""The operator `soa::leaves`: the leaf of each decision tree that a row reaches.
+"""The operator `soa_pipeline::leaves`: the leaf of each decision tree that a row reaches.
 
 `lanes` has code of its own for it. For other engines torch takes it apart into its own operators.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-_LIBRARY = torch.library.Library("soa", "DEF")
+_LIBRARY = torch.library.Library("soa_pipeline", "DEF")
 _LIBRARY.define(
     "leaves(Tensor x, Tensor feature, Tensor threshold, Tensor below, Tensor roots, int inner, "
     "int depth, bool equal) -> Tensor"

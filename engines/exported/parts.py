@@ -23,7 +23,11 @@ Decompositions = dict[Any, Callable[..., Any]]
 def name_of(target: Any) -> str:
     """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
     parts = str(target).split(".")
-    return parts[1] if parts[0] in ("aten", "prims", "soa") and len(parts) > 1 else str(target)
+    return (
+        parts[1]
+        if parts[0] in ("aten", "prims", "soa_pipeline") and len(parts) > 1
+        else str(target)
+    )
 
 
 def writes(node: Node) -> bool:
@@ -46,7 +50,7 @@ def _composed() -> Iterator[OpOverload]:
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
         space, _, operator = name.partition("::")
         packet, _, overload = operator.partition(".")
-        if space in ("aten", "soa"):
+        if space in ("aten", "soa_pipeline"):
             yield getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 

@@ -147,7 +147,7 @@ class Trees(torch.nn.Module):
         x = x[:, self.columns]
         x = torch.where(x.isnan(), self.replaced.to(x.dtype), x)
         # `lanes` has code for the operator; torch's scripts are written with torch's operators.
-        leaves = torch.ops.soa.leaves if torch.compiler.is_exporting() else walk
+        leaves = torch.ops.soa_pipeline.leaves if torch.compiler.is_exporting() else walk
         leaf = self.value[
             leaves(
                 x, self.feature, threshold, self.below, self.roots,
@@ -182,7 +182,7 @@ def _joined(trees: Sequence[Tree], features: int) -> _Joined:
 
 
 class _Numbered(NamedTuple):
-    """Nodes as `soa::leaves` takes them: the `inner` ones, then the leaves from left to right."""
+    """Nodes as `soa_pipeline::leaves` takes them: the `inner` ones, then the leaves from left to right."""
 
     nodes: Tree
     roots: Array

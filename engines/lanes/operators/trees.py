@@ -1,4 +1,4 @@
-"""Decision trees: `soa::leaves`, see engines/exported/leaves.py."""
+"""Decision trees: `soa_pipeline::leaves`, see engines/exported/leaves.py."""
 
 from __future__ import annotations
 

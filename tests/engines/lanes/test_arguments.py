@@ -17,7 +17,7 @@ from engines.lanes.tensor_builder import NotKnown
 
 def overloads(name: str) -> Iterator[Any]:
     """The overloads of an operator that return new tensors."""
-    for space in (torch.ops.aten, torch.ops.prims, torch.ops.soa):
+    for space in (torch.ops.aten, torch.ops.prims, torch.ops.soa_pipeline):
         packet = getattr(space, name, None)
         for overload in packet.overloads() if packet else ():
             target = getattr(packet, overload)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +110,16 @@ def test_a_feature_has_two_columns_only_if_it_needs_them() -> None:
     x = rows_for(trees, 5, 500)
     wanted = sums(always, np.where(np.abs(x) < 1e-35, 0, x), True)
     np.testing.assert_allclose(one(torch.from_numpy(x)).numpy(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_process_that_knows_no_trees_loads_the_program() -> None:
+    model, trees = drawn_forest([33, 5])
+    made = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 40))], ["y"])
+    load = "import sys; from pathlib import Path; from engines.exported import load_program; "
+    load += "print(load_program(Path(sys.argv[1])).graph)"
+    command = [sys.executable, "-c", load, str(made.program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "soa_pipeline.leaves" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", ["aoti", "onnxruntime"])
