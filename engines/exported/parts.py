@@ -20,14 +20,13 @@ from engines.exported.engine import quiet_torch
 Decompositions = dict[Any, Callable[..., Any]]
 
 
+_SPACES = ("aten", "prims", "soa_pipeline")
+
+
 def name_of(target: Any) -> str:
     """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
     parts = str(target).split(".")
-    return (
-        parts[1]
-        if parts[0] in ("aten", "prims", "soa_pipeline") and len(parts) > 1
-        else str(target)
-    )
+    return parts[1] if parts[0] in _SPACES and len(parts) > 1 else str(target)
 
 
 def writes(node: Node) -> bool:

@@ -182,7 +182,7 @@ def _joined(trees: Sequence[Tree], features: int) -> _Joined:
 
 
 class _Numbered(NamedTuple):
-    """Nodes as `soa_pipeline::leaves` takes them: the `inner` ones, then the leaves from left to right."""
+    """Nodes as the operator takes them: the `inner` ones, then the leaves from left to right."""
 
     nodes: Tree
     roots: Array
