@@ -9,16 +9,14 @@ from engines.errors import NotApplicableError
 from engines.lanes.compiling.compilers import compile_library
 from engines.lanes.planning import (
     HEADERS,
-    Kernel,
     Plan,
     Width,
     planned,
-    room,
     row_program,
-    touched,
+    vectors_in_l1,
     written,
 )
-from engines.lanes.tensors import Leaves, Program
+from engines.lanes.tensors import Program
 from engines.target import Target
 
 # By architecture: the lanes of a float32 vector, and the number of vector registers.
@@ -26,7 +24,6 @@ _SHAPES = {
     "x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32),
     "aarch64": (4, 32), "armv8.2-a": (4, 32),
 }  # fmt: skip
-_L1 = 24 << 10  # bytes for what a step of a row block reads, out of 32 kB of L1 cache
 _WHOLE = 20_000  # characters: a shorter text is compiled faster as a whole
 _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate values
 
@@ -64,20 +61,9 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
     if target.arch not in _SHAPES:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]
-    fit = [v for v in (4, 2) if read_again(plan) * 4 * lanes * v <= _L1]
-    found = [Width("many", lanes, fit[0], registers)] if fit else []
+    vectors = vectors_in_l1(plan, lanes)
+    found = [Width("many", lanes, vectors, registers)] if vectors > 1 else []
     found.append(Width("one", lanes, 1, registers))
     if lanes > 4:
         found.append(Width("four", 4, 1, registers, few=True))
     return found
-
-
-def read_again(plan: Plan) -> int:
-    """The most slots that a step reads several times. What it writes, and leaves of trees, pass
-    through the caches once, in order."""
-    again = (
-        {each for each in touched(step, plan.elements) if not isinstance(each, Leaves)}
-        - {step.into if isinstance(step, Kernel) else step}
-        for step in plan.steps
-    )
-    return max((sum(map(room, each)) for each in again), default=0)

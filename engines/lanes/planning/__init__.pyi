@@ -7,8 +7,6 @@ from .plan import Plan as Plan
 from .plan import Step as Step
 from .plan import Store as Store
 from .plan import planned as planned
-from .plan import room as room
-from .plan import touched as touched
 from .plan_code import Constants as Constants
 from .plan_code import formula as formula
 from .program import lowered_row as lowered_row
@@ -21,5 +19,6 @@ from .source_file import HEADERS as HEADERS
 from .source_file import Width as Width
 from .source_file import columns_of as columns_of
 from .source_file import letters as letters
+from .source_file import vectors_in_l1 as vectors_in_l1
 from .source_file import written as written
 from .source_file import written_kernel as written_kernel

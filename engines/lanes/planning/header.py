@@ -19,12 +19,19 @@ from engines.lanes.planning.header_members import Member, Members, macros_of
 from engines.lanes.planning.plan import Plan, Store
 from engines.lanes.planning.plan_code import Constants, Writer
 from engines.lanes.planning.self_test import NAME, TEST_PLACE, number_lines
-from engines.lanes.planning.source_file import ABI, HEADERS, REGISTERS, array, letters
+from engines.lanes.planning.source_file import (
+    ABI,
+    HEADERS,
+    REGISTERS,
+    array,
+    letters,
+    vectors_in_l1,
+)
 
 Language = Literal["cpp", "cuda", "hip"]
 _MOST_BYTES = 4 << 20  # of constants; their text has about four times as many
 _MOST_ARENA = 32 << 10  # bytes on the stack of `rows`; if it needs more, the thread keeps them
-_LANES, _VECTOR_REGISTERS, _L1 = 8, 16, 24 << 10  # as for x86-64-v3: see compiling/library.py
+_LANES, _VECTOR_REGISTERS = 8, 16  # as for x86-64-v3: see compiling/library.py
 _MOST_ROWS = 64  # of a row block: four vectors of 16 lanes
 
 
@@ -40,7 +47,7 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
     """The header of a plan. `store`: where `row` keeps intermediate values. NotApplicableError if
     its text would be too long for a compiler."""
     constants, on_cpu = Constants(), language == "cpp"
-    vectors = next(v for v in (4, 2, 1) if v == 1 or 4 * plan.size * _LANES * v <= _L1)
+    vectors = vectors_in_l1(plan, _LANES)
     shape = (_VECTOR_REGISTERS, vectors) if on_cpu else (REGISTERS, 1)
     one = Writer(plan, constants, *shape, store).body()
     many = Writer(plan, constants, *shape).body() if on_cpu else ""

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.planning.plan import Plan, Store
+from engines.lanes.planning.plan import Kernel, Plan, Store, room, touched
 from engines.lanes.planning.plan_code import Constants, Writer
-from engines.lanes.tensors import Argument, Program
+from engines.lanes.tensors import Argument, Leaves, Program
 from soa.dtypes import DTYPES, itemsize
 
 HEADERS = Path(__file__).parents[1] / "headers"
 ABI = 1
+_L1 = 24 << 10  # bytes for what a step of a row block reads, out of 32 kB of L1 cache
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,18 @@ class Width:
     vectors: int
     registers: int
     few: bool = False
+
+
+def vectors_in_l1(plan: Plan, lanes: int) -> int:
+    """How many vectors of rows a block has: several, if what each step reads fits into L1. What a
+    step writes, and leaves of trees, pass through the caches once, in order."""
+    again = (
+        {each for each in touched(step, plan.elements) if not isinstance(each, Leaves)}
+        - {step.into if isinstance(step, Kernel) else step}
+        for step in plan.steps
+    )
+    slots = max((sum(map(room, each)) for each in again), default=0)
+    return next((v for v in (4, 2) if slots * 4 * lanes * v <= _L1), 1)
 
 
 @dataclass(frozen=True)
