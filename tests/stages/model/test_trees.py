@@ -153,6 +153,7 @@ def test_by_hand(tmp_path: Path) -> None:
         ({"left_children": [7, -1, -1]}, "a child or a feature that is not there"),
         ({"split_indices": [2, 0, 0]}, "a child or a feature that is not there"),
         ({"left_children": [0, -1, -1]}, "in a circle"),
+        ({"left_children": [2, -1, -1]}, "the same child"),
         ({"learner_model_param": {}}, "there is no 'num_class'"),
     ],
 )
