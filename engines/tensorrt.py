@@ -16,8 +16,8 @@ import torch
 
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, NotApplicableError, first_line
-from engines.exported import bounds, load_program, quiet_torch
-from engines.kinds import cpu_code
+from engines.exported import bounds, load_program, moved_to_gpu, quiet_torch
+from engines.kinds import cpu_code, inductor_settings
 from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
 from engines.target import Target
 from soa.errors import needs_extra
@@ -36,12 +36,10 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             raise NotApplicableError(f"tensorrt builds for CUDA targets; found {target}")
         with needs_extra("cuda", EngineError):
             import torch_tensorrt as library
-        from torch.export.passes import move_to_device_pass
-
         with quiet_torch(), torch.no_grad():
             rewritten = returning_columns(load_program(source.program))
             ranges = input_ranges(rewritten)
-            program = move_to_device_pass(rewritten.program, "cuda")
+            program = moved_to_gpu(rewritten.program, "cuda")
             # The default of torch-tensorrt is to use TF32.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
             given = [library.Input(**each) for each in ranges]
@@ -49,7 +47,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             how = {"output_format": "aot_inductor", "arg_inputs": given, "retrace": True}
             try:
                 compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
-                with torch._inductor.config.patch(host):
+                with inductor_settings(host) as known, torch._inductor.config.patch(known):
                     library.save(compiled, file, **how)
             except Exception as error:  # torch-tensorrt's errors have no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.speed.zoo import CONFIGS
 from engines import EngineError, Portable, Target, engine
 from engines.base import FACTS
-from engines.target import host_runs
+from engines.target import torch_runs
 from pipeline.config import load_config, reference_inputs, source_of, tolerances_of
 from runtime.checked import Tolerance
 from stages.capture import Capture, capture
@@ -82,8 +82,8 @@ def judged(
     made: Capture, tolerances: Mapping[str, Tolerance], target: Target, file: Path, scratch: Path
 ) -> ValidationReport:
     trial = Trial("lanes", file, made.signature, made.reference, tolerances)
-    if host_runs(target):
-        return validate_candidate(trial, scratch, _LIMIT_S)
+    if torch_runs(target):
+        return validate_candidate(trial, scratch, _LIMIT_S, target.device)
     return emulate_candidate(trial, scratch, _LIMIT_S, target)
 
 

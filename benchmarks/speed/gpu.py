@@ -2,10 +2,13 @@
 
 `make gpu` runs the tests marked `cuda` first; it needs no internet access. Each network is
 captured, built by every engine for this host's GPU, validated on it against its reference, and
-timed from columns to columns in the GPU's memory. Three other ways are timed too: the eager model
-and torch.compile on the same columns, and a way with copies, which packs columns in the host's
-memory into rows, and copies these to the GPU and the answers back. No GPU has run this yet; with
-`--device cpu` it runs on the host, as a test.
+timed from columns to columns in the GPU's memory. The bits of `lanes` are compared with those of
+its artifact for this host's processor. Three other ways are timed too: the eager model and
+torch.compile on the same columns, and a way with copies, which packs columns in the host's memory
+into rows, and copies these to the GPU and the answers back. With `--device cpu` it runs on the
+host, as a test.
+
+With `--turns FILE` several such processes prepare their networks at once, and take turns to time.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from benchmarks.speed.devices import captured_from
 from benchmarks.speed.zoo import CONFIGS
@@ -31,7 +37,7 @@ from stages.compile import artifact_file
 from stages.judging import Trial, validate_candidate
 from stages.model import build_model
 from stages.reference import Case
-from stages.reports import Timing
+from stages.reports import ValidationReport
 from stages.timing import bound_call, ladder, race, row_major_call
 
 ENGINES = ("lanes", "aoti", "onnxruntime", "tensorrt")
@@ -40,14 +46,18 @@ _LIMIT_S = 600.0
 _MOST_ROWS = 1_000_000
 
 
-def main(configs: list[Path], device: torch.device, seconds: float) -> None:
+def main(
+    configs: list[Path], device: torch.device, seconds: float, turns: Path | None = None
+) -> None:
     torch.set_num_threads(1)
     print_machine()
     for config in configs:
         with tempfile.TemporaryDirectory() as place:
             captured, tolerances = captured_from(config, Path(place))
             sessions = opened(captured, tolerances, device, Path(place))
-            races = timed(config, captured, sessions, device, seconds)
+            prepared = ways(config, captured, sessions, device)
+            with nullcontext() if turns is None else FileLock(turns):
+                races = {n: race(made(), seconds, stay=()) for n, made in prepared.items()}
         caption = f"{config.stem} on {device}, from columns to columns; {SPREAD}."
         print_panels(caption, [race_panel(config.stem, "rows", races, _EAGER)])
 
@@ -56,18 +66,16 @@ def opened(
     captured: Capture, tolerances: Mapping[str, Tolerance], device: torch.device, folder: Path
 ) -> dict[str, Session]:
     """A session of each engine whose artifact is valid on the device. Prints each verdict."""
-    target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
-    source, made = Portable(captured.program, captured.script), dict[str, Session]()
+    made: dict[str, Session] = {}
     for name in ENGINES:
-        out = folder / name
-        out.mkdir()
         try:
-            files = engine(name).compile(source, target, {}, out)
-            file = artifact_file(name, tuple(files), out, captured)
-            trial = Trial(name, file, captured.signature, captured.reference, tolerances)
-            report = validate_candidate(trial, out / "child", _LIMIT_S, str(device))
+            file, report = judged(name, captured, tolerances, device, folder)
             worst = max((each.max_abs for each in report.worst.values()), default=0.0)
-            print(f"{name}: {report.verdict}, largest deviation {worst:.1g}", flush=True)
+            said = f"{name}: {report.verdict}, largest deviation {worst:.1g}"
+            if name == "lanes" and device.type != "cpu":
+                here = judged(name, captured, tolerances, torch.device("cpu"), folder)[1]
+                said += f", {'the' if report.bits == here.bits else 'not the'} bits of the CPU"
+            print(said if report.valid else f"{said}: {report.reason}", flush=True)
             if report.valid:
                 executable = engine(name).open(file, device)
                 made[name] = Session(captured.signature, executable, device, any_start=True)
@@ -76,14 +84,29 @@ def opened(
     return made
 
 
-def timed(
-    config: Path,
+def judged(
+    name: str,
     captured: Capture,
-    sessions: Mapping[str, Session],
+    tolerances: Mapping[str, Tolerance],
     device: torch.device,
-    seconds: float,
-) -> dict[int, dict[str, Timing]]:
-    """The times of all ways, by the number of rows in the first row dimension."""
+    folder: Path,
+) -> tuple[Path, ValidationReport]:
+    """An engine's artifact for a device of this host, and its verdict."""
+    target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+    out = folder / device.type / name
+    out.mkdir(parents=True)
+    source = Portable(captured.program, captured.script)
+    files = engine(name).compile(source, target, {}, out)
+    file = artifact_file(name, tuple(files), out, captured)
+    trial = Trial(name, file, captured.signature, captured.reference, tolerances)
+    return file, validate_candidate(trial, out / "child", _LIMIT_S, str(device))
+
+
+def ways(
+    config: Path, captured: Capture, sessions: Mapping[str, Session], device: torch.device
+) -> dict[int, Callable[[], dict[str, Callable[[], None]]]]:
+    """What makes all ways to time, by the number of rows in the first row dimension. Every
+    way has run once, so that all is compiled."""
     found, signature = load_config(config), captured.signature
     model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
     there = model.to(device)
@@ -98,7 +121,10 @@ def timed(
         }
 
     cases = [case for case in ladder(signature) if max(case.values()) <= _MOST_ROWS]
-    return {next(iter(case.values())): race(runs(case), seconds, stay=()) for case in cases}
+    for case in cases:
+        for run in runs(case).values():
+            run()
+    return {next(iter(case.values())): partial(runs, case) for case in cases}
 
 
 def over(model: torch.nn.Module, device: torch.device) -> Callable[..., object]:
@@ -112,8 +138,9 @@ if __name__ == "__main__":
     parser.add_argument("configs", nargs="*", type=Path, default=chosen)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each race")
+    parser.add_argument("--turns", type=Path, help="a file that such processes lock in turn")
     asked = parser.parse_args()
     wanted = torch.device(asked.device)
     if wanted.type != "cpu" and torch.cuda.device_count() <= (wanted.index or 0):
         sys.exit(f"{wanted} is not here: torch sees {torch.cuda.device_count()} GPUs")
-    main(asked.configs, wanted, asked.seconds)
+    main(asked.configs, wanted, asked.seconds, asked.turns)

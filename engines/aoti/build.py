@@ -18,8 +18,8 @@ from engines.aoti.hoisting import hoist_linear
 from engines.aoti.proxy_executor import needs_proxy_executor
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
-from engines.exported import bytes_for_bools, load_program, quiet_torch
-from engines.kinds import cpu_code
+from engines.exported import bytes_for_bools, load_program, moved_to_gpu, quiet_torch
+from engines.kinds import cpu_code, inductor_settings
 from engines.target import Target
 from soa.dtypes import DTYPES
 
@@ -63,9 +63,7 @@ class AotiBuild:
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
             if target.device != "cpu":
-                from torch.export.passes import move_to_device_pass
-
-                program = move_to_device_pass(program, "cuda")
+                program = moved_to_gpu(program, "cuda")
             settings = settings_for(target, {**self.preset, **self.rewritten(program), **options})
             if target.device != "cpu" or any(settings.get(name) for name in _PACKS):
                 return _build(program, settings, out)
@@ -166,9 +164,9 @@ def _products_of_no_rows() -> Iterator[None]:
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
     """Compile and unpack into `out`. Returns the names of the files; the library is the first."""
     package = out / "package.pt2"
-    with _products_of_no_rows():
+    with _products_of_no_rows(), inductor_settings(settings) as known:
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package), inductor_configs=settings
+            program, package_path=str(package), inductor_configs=known
         )
     files = unpack(package, out)
     package.unlink()

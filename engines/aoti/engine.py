@@ -57,7 +57,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     ) -> Executable:
         """Open with the native runner, or with torch's runner if an operation has no C shim."""
         if not needs_proxy_executor(file):
-            _load_libtorch(device)
+            _load_libtorch(file, device)
             return NativeExecutable(file, device, instances, threads)
         try:
             return _TorchRunner(file, device)
@@ -104,12 +104,15 @@ class _TorchRunner(Executable):
         self._run(list(arguments))
 
 
-def _load_libtorch(device: torch.device) -> None:
+def _load_libtorch(artifact: Path, device: torch.device) -> None:
     """Load libtorch. For a CPU, skip torch's Python part, which takes most of an import's time."""
     found = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
     if found is not None and found.origin is not None:
         try:
-            ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))
+            libraries = Path(found.origin).parent / "lib"
+            ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
+            if b"\0libtorch.so\0" in artifact.read_bytes():  # as torch before 2.13 links
+                ctypes.CDLL(str(libraries / "libtorch.so"))
             return
         except OSError:  # `import torch` finds the dependencies that CDLL did not
             pass

@@ -7,8 +7,10 @@ from .graph import as_node as as_node
 from .graph import bounds as bounds
 from .graph import bytes_for_bools as bytes_for_bools
 from .graph import insert as insert
+from .graph import moved_to_gpu as moved_to_gpu
 from .graph import placed as placed
 from .graph import sizes as sizes
+from .graph import without_checks as without_checks
 from .graph import zero_by_zero as zero_by_zero
 from .leaves import walk as walk
 from .parts import decompositions as decompositions

@@ -14,6 +14,7 @@ import torch
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.exported.archive import load_program
+from engines.exported.graph import moved_to_gpu
 from engines.processes import require_openmp
 from engines.target import Target
 
@@ -68,9 +69,7 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
             program = load_program(file)
             try:
                 if device.type != "cpu":
-                    from torch.export.passes import move_to_device_pass
-
-                    program = move_to_device_pass(program, str(device))
+                    program = moved_to_gpu(program, str(device))
                 # No guards: torch adds a guard `S != n`, which its `narrow` does not need. The
                 # binding checks n against the compiled range, and validation runs with n == S.
                 module = program.module(check_guards=False)

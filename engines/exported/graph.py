@@ -83,6 +83,23 @@ def bytes_for_bools(program: ExportedProgram) -> None:
 _DIVISIONS = ("floor_divide", "remainder", "fmod", "div", "divide")
 
 
+def without_checks(graph: Graph) -> None:
+    """Remove torch's checks of the dtype and the device that tensors have."""
+    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
+
+
+def moved_to_gpu(program: ExportedProgram, device: str) -> ExportedProgram:
+    """The program on a GPU, "cuda" or "cuda:1". Without its checks, for which these are no names of
+    one device."""
+    from torch.export.passes import move_to_device_pass
+
+    moved = move_to_device_pass(program, device)
+    without_checks(moved.graph)
+    moved.graph_module.recompile()
+    return moved
+
+
 def zero_by_zero(program: ExportedProgram) -> list[str]:
     """Make integer quotients and remainders by 0 give 0; in place.
 

@@ -302,7 +302,8 @@ def recurrent(call: Call) -> Answer:
     _, *others = call.tensors.values()
     if any(value.rows not in (None, rows.at(1)) for value in others):
         raise Mixed(WITH_OTHERS)
-    return (Value(rows), *[Value(rows.at(1))] * (len(call.shapes) - 1))
+    # Before torch 2.12 the shapes of an LSTM's states have one dimension too many, at the front.
+    return (Value(rows), *[Value(rows.at(len(shape) - 2)) for shape in call.shapes[1:]])
 
 
 # -- by index --------------------------------------------------------------------------------------

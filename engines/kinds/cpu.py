@@ -7,6 +7,8 @@ named level.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,26 @@ def cpu_code(target: Target) -> dict[str, Any]:
     if arch in _SIMD_BITS:
         settings["cpp.simdlen"] = _SIMD_BITS[arch]
     return settings
+
+
+@contextmanager
+def inductor_settings(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings that this torch knows. Before torch 2.13 there is no `cpp.march`, and Inductor
+    compiles for this host: inside the block it compiles for that architecture."""
+    from torch._inductor import config, cpp_builder
+
+    march = settings.get("cpp.march")
+    if march is None or hasattr(config.cpp, "march"):
+        yield dict(settings)
+        return
+    flags_of = cpp_builder._get_optimization_cflags
+
+    def flags(*arguments: Any, **named: Any) -> tuple[list[str], list[str]]:
+        compiling, linking = flags_of(*arguments, **named)
+        return [f"march={march}" if f == "march=native" else f for f in compiling], linking
+
+    cpp_builder._get_optimization_cflags = flags
+    try:
+        yield {key: value for key, value in settings.items() if key != "cpp.march"}
+    finally:
+        cpp_builder._get_optimization_cflags = flags_of

@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from engines.errors import EngineError, NotApplicableError
-from engines.exported import as_node, insert, sizes
+from engines.exported import as_node, insert, sizes, without_checks
 from soa.records import as_record, parse_json
 
 aten = torch.ops.aten
@@ -201,8 +201,7 @@ def _carrier(arguments: list[Node], rows: Any) -> int:
 def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> None:
     """Remove the written arguments and all unused nodes. Raises EngineError if the program reads a
     written argument."""
-    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        graph.erase_node(node)
+    without_checks(graph)
     graph.eliminate_dead_code()
     for argument in (arguments[i] for i in written):
         for user in list(argument.users):

@@ -46,14 +46,27 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
     None if an input is bfloat16, which NumPy does not have.
     """
     found = hashlib.sha256()
-    for case, given, written in _collections(session.signature, reference, every):
-        session.run(given, written)
+    for case, given, empty in _collections(session.signature, reference, every):
+        written = _answers(session, given, empty)
         for bound in session.signature.outputs:
             n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
             for column, k in bound.plan.components:
                 span = written[bound.block.collection].span(column, k)
                 found.update(span.first(n).raw().numpy().tobytes())
     return None if _unreadable(session.signature) else found.hexdigest()
+
+
+def _answers(
+    session: Session, given: dict[str, Collection], written: dict[str, Collection]
+) -> dict[str, Collection]:
+    """The outputs on the CPU, by a session on any device."""
+    if session.device.type == "cpu":
+        session.run(given, written)
+        return written
+    there = {name: each.to(str(session.device)) for name, each in {**given, **written}.items()}
+    outputs = {name: there[name] for name in written}
+    session.run({name: there[name] for name in given}, outputs)
+    return {name: each.to("cpu") for name, each in outputs.items()}
 
 
 def few_rows(

@@ -159,12 +159,21 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
 
     address, readonly = memory.__cuda_array_interface__["data"]
     try:
-        tensor = torch.as_tensor(memory, device=device)
+        tensor = torch.as_tensor(_ForTorch(memory) if readonly else memory, device=device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(f"torch cannot import this GPU memory: {error}") from None
     if tensor.numel() and tensor.data_ptr() != address:
         raise CollectionError(f"this memory does not lie on {device}: say which GPU (device=)")
     return _from_tensor(tensor, bool(readonly))
+
+
+class _ForTorch:
+    """Read-only GPU memory for torch, which refuses to import it. The span says that it is."""
+
+    def __init__(self, memory: Any) -> None:
+        said = memory.__cuda_array_interface__
+        self.__cuda_array_interface__ = {**said, "data": (said["data"][0], False)}
+        self._owner = memory  # torch keeps this object alive
 
 
 def _unchecked(memory: Any, device: Device) -> Foreign:

@@ -77,7 +77,8 @@ class Calls(Executable):
 
 def uncompiled(model: nn.Module, signature: Signature) -> Executable:
     """The model itself behind the calling convention: right answers, without an export."""
-    program = SoaProgram(model.eval(), signature)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    program = SoaProgram(model.eval(), signature).to(device)
 
     def run(arguments: Sequence[Tensor]) -> None:
         with torch.no_grad():

@@ -34,7 +34,7 @@ from engines.lanes.planning import (
     row_program,
     written_kernel,
 )
-from engines.lanes.tensors import Product, Reduction
+from engines.lanes.tensors import Product, Program, Reduction
 from engines.target import Target
 
 THREADS = 128  # of a block
@@ -76,7 +76,12 @@ class Report:
 
 def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
     """See `Engine.compile`. Writes network.kernel, the code, network.cu, target.txt, facts.json."""
-    plan = planned(row_program(program))
+    return build_row_kernel(row_program(program), target, out)
+
+
+def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
+    """As `build_kernel`, from the program for one row."""
+    plan = planned(program)
     columns = columns_of(plan.program)
     if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_GIVEN:
         raise NotApplicableError(

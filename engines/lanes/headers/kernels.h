@@ -299,7 +299,7 @@ INLINE void leaf(const V *rows, int apart, const N *thresholds, const int32_t *n
   }
 }
 
-#if !defined(BLOCK_SIZE)
+#if !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
 // As `leaf`, for all trees and one row after the other. All nodes of a column where a row goes right come before the
 // others. So the column clears the bits that a mask has cleared for most of them, and those of the nodes behind it. For
 // the tables see Ranks in tensors.py.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engines import Portable, Target, engine
+from engines.target import gpu_target
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.dtypes import dtype_name
@@ -59,8 +60,11 @@ class Compiled:
             name: Collection(self.signature.layouts[name], n)
             for name in self.signature.output_collections
         }
-        self.session.run(given, written)
-        return {b.name: read_block(b, written[b.block.collection]) for b in self.signature.outputs}
+        device = self.session.device
+        there = {name: each.to(device) for name, each in written.items()}
+        self.session.run({name: each.to(device) for name, each in given.items()}, there)
+        found = {name: each.to("cpu") for name, each in there.items()}
+        return {b.name: read_block(b, found[b.block.collection]) for b in self.signature.outputs}
 
     def eager(self, *inputs: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -83,6 +87,12 @@ def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Sig
     return Signature.build(layouts, given, found, {"n": RowRange(0, MOST)})
 
 
+def target_on(device: str) -> Target:
+    """The target of this host's processor ("cpu") or GPU ("cuda:0")."""
+    place = torch.device(device)
+    return Target.parse("cpu") if place.type == "cpu" else gpu_target(place.index or 0)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A model, and its exported program."""
@@ -91,13 +101,13 @@ class Prepared:
     signature: Signature
     program: Path
 
-    def compiled(self, name: str = "lanes") -> Compiled:
-        """The artifact of the engine with this name, one that compiles exported programs."""
-        folder = Path(tempfile.mkdtemp(dir=_SCRATCH))
-        source = Portable(self.program, None)
-        files = engine(name).compile(source, Target.parse("cpu"), {}, folder)
-        opened = engine(name).open(folder / files[0], torch.device("cpu"))
-        return Compiled(self.model, self.signature, Session(self.signature, opened))
+    def compiled(self, name: str = "lanes", device: str = "cpu") -> Compiled:
+        """The artifact of the engine with this name, one that compiles exported programs, for this
+        host's processor or GPU."""
+        folder, place = Path(tempfile.mkdtemp(dir=_SCRATCH)), torch.device(device)
+        files = engine(name).compile(Portable(self.program, None), target_on(device), {}, folder)
+        opened = engine(name).open(folder / files[0], place)
+        return Compiled(self.model, self.signature, Session(self.signature, opened, place))
 
 
 def prepared(
@@ -116,5 +126,8 @@ def prepared(
     return Prepared(model, signature, building.exported(model, signature, arrays, file, row_wise))
 
 
-def compiled(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str]) -> Compiled:
-    return prepared(model, inputs, names).compiled()
+def compiled(
+    model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str], device: str = "cpu"
+) -> Compiled:
+    """On a GPU, whose torch is older, the model is captured at one row."""
+    return prepared(model, inputs, names, row_wise=device != "cpu").compiled(device=device)

@@ -266,13 +266,13 @@ def agrees(found: Tensor, wanted: Tensor) -> bool:
     return bool((same | (off <= _RELATIVE * (1 + largest))).all())
 
 
-def wrong(seeds: range, steps: int = 10) -> Iterator[Program]:
+def wrong(seeds: range, steps: int = 10, device: str = "cpu") -> Iterator[Program]:
     """Compiles a program for each seed, all in one library; those that differ from eager torch."""
     inputs = examples(seeds.start)
     programs = [_Writer(seed, inputs).write(steps) for seed in seeds]
     # One output for all: torch.export takes longer for an output than for a program.
     together = {"y": lambda *given: torch.cat([_columns(p(*given)) for p in programs], 1)}
-    library = compiled(Function(together), inputs, list(together))
+    library = compiled(Function(together), inputs, list(together), device)
     for n in (MOST, 3):
         rows = [each[:n] for each in inputs]
         wanted = [_columns(program(*rows)) for program in programs]
@@ -292,10 +292,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="of each program")
     parser.add_argument("--together", type=int, default=20, help="programs in one library")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="or cuda:0")
     given = parser.parse_args()
     begun, failed = time.monotonic(), 0
     for first in range(given.seed, given.seed + given.programs, given.together):
-        for program in wrong(range(first, first + given.together), given.steps):
+        seeds = range(first, first + given.together)
+        for program in wrong(seeds, given.steps, given.device):
             failed += 1
             print(f"program {program.seed}: " + "; ".join(program.titles), flush=True)
         if sys.stderr.isatty():

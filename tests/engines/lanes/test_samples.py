@@ -11,7 +11,7 @@ import torch
 from engines.exported import quiet_torch
 from tests.engines.lanes.samples import table
 from tests.engines.lanes.samples.cases import Case, cases_of, title_of
-from tests.engines.lanes.samples.judging import compared, judged
+from tests.engines.lanes.samples.judging import Way, compared, judged
 from tests.engines.lanes.samples.modes import cases_of_modes
 from tests.engines.lanes.samples.operators import operators
 
@@ -30,7 +30,7 @@ def cases() -> list[Case]:
 
 def test_answers_to_torchs_own_samples(cases: list[Case]) -> None:
     with quiet_torch():
-        verdicts = judged(cases, "lanes", capture=False)
+        verdicts = judged(cases, Way())
     right = [verdict for verdict in verdicts if verdict.what == "right"]
     bad = [verdict for verdict in verdicts if verdict.what in ("wrong", "error")]
     assert not bad

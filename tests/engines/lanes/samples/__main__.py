@@ -25,7 +25,7 @@ import torch
 from engines.exported import quiet_torch
 from tests.engines.lanes.samples import table
 from tests.engines.lanes.samples.cases import Case, NoSampleError, cases_of, title_of
-from tests.engines.lanes.samples.judging import judged
+from tests.engines.lanes.samples.judging import Way, judged
 from tests.engines.lanes.samples.modes import MODES, cases_of_modes
 from tests.engines.lanes.samples.operators import operators
 
@@ -50,7 +50,7 @@ def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
     return found, modes
 
 
-def examined(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
+def examined(group: Sequence[Task], way: Way) -> list[dict[str, Any]]:
     """What the campaign finds out about each task, as JSON. Their cases are compiled together."""
     found: dict[str, dict[str, Any]] = {}
     every: list[Case] = []
@@ -65,7 +65,7 @@ def examined(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str,
         owners.update((case.title, task.title) for case in own)
         every += own
     with quiet_torch():
-        for verdict in judged(every, given.engine, given.capture):
+        for verdict in judged(every, way):
             found[owners[verdict.case]]["cases"].append(asdict(verdict))
     return list(found.values())
 
@@ -74,7 +74,7 @@ def _child(group: Sequence[Task], given: argparse.Namespace, answer: Connection)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # torch prints graphs
     os.dup2(nowhere, 2)
-    answer.send(examined(group, given))
+    answer.send(examined(group, Way(given.engine, given.capture, given.device)))
 
 
 def apart(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -101,9 +101,12 @@ def apart(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, An
 
 
 def campaign(waiting: Sequence[Task], given: argparse.Namespace, kept: dict[str, Any]) -> None:
-    """Examines the tasks, and writes each result to the file of results."""
+    """Examines the tasks, and writes each result to the file of results. A GPU does not work in a
+    child of this process, in which torch has opened it."""
+    way = Way(given.engine, given.capture, given.device)
     for begin in range(0, len(waiting), given.together):
-        for found in apart(waiting[begin : begin + given.together], given):
+        group = waiting[begin : begin + given.together]
+        for found in apart(group, given) if given.device == "cpu" else examined(group, way):
             kept[found["operator"]] = found
             print(table.line(found), flush=True)
         given.out.write_text(json.dumps(list(kept.values()), indent=1))
@@ -113,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--operators", nargs="*", help="their names, as in the table; else all")
     parser.add_argument("--engine", default="lanes", help="lanes, aoti, onnxruntime or exported")
+    parser.add_argument("--device", default="cpu", help="or cuda:0")
     parser.add_argument("--samples", type=int, default=3, help="of each operator, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, default=10, help="so many are one artifact")
@@ -130,7 +134,7 @@ def main() -> None:
         parser.error(f"torch has no samples of {', '.join(sorted(unknown))}")
     known = json.loads(given.out.read_text()) if given.out.is_file() else []
     kept = {each["operator"]: each for each in known}
-    examined([every["abs"]], given)  # loads what each process needs
+    examined([every["abs"]], Way(given.engine, given.capture))  # loads what each process needs
     names = given.operators or [name for name in every if name not in kept]
     campaign([every[name] for name in names], given, kept)
     results = [

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from engines import NotApplicableError, Target, engine
+from engines import NotApplicableError, engine
 from engines.errors import first_line
+from engines.lanes.compiling.devices import build_row_kernel
 from engines.lanes.compiling.library import build_row
 from engines.lanes.planning.program import Given, OneRow, lowered_row, traced
 from runtime.session.session import Session
-from tests.engines.lanes.harness import MOST, Compiled, prepared, signature_of
+from tests.engines.lanes.harness import MOST, Compiled, prepared, signature_of, target_on
 from tests.engines.lanes.samples.cases import ORDINARY, Case, Results
 
 
@@ -105,24 +106,33 @@ def first_row(case: Case) -> Results:
     return next(each for each in case.wanted if each is not None)
 
 
-def judged(cases: Sequence[Case], name: str, capture: bool) -> list[Verdict]:
-    """A verdict for each case, by the engine with this name. Cases that work are one artifact.
+@dataclass(frozen=True)
+class Way:
+    """How cases become artifacts: by the engine with this name, on this device.
 
     `capture`: with torch.export, as `pipeline run` does. Without, `lanes` gets the operators of one
     row directly, which takes a twentieth of the time.
     """
+
+    engine: str = "lanes"
+    capture: bool = False
+    device: str = "cpu"
+
+
+def judged(cases: Sequence[Case], way: Way) -> list[Verdict]:
+    """A verdict for each case. Cases that work are one artifact."""
     made: list[Verdict] = []
     networks: list[Together] = []
     for case in cases:
         try:
-            networks.append(_fits(case, capture))
+            networks.append(_fits(case, way.capture))
         except NotApplicableError as why:
             made.append(Verdict(case.title, "not applicable", reason(why)))
         except Exception as error:  # any other is a fault
             made.append(_failed(case, error))
     for row_wise in (False, True):
         own = [network.cases[0] for network in networks if network.row_wise == row_wise]
-        made += _judged(own, name, row_wise, capture) if own else []
+        made += _judged(own, way, row_wise) if own else []
     order = {case.title: place for place, case in enumerate(cases)}
     return sorted(made, key=lambda verdict: order[verdict.case])
 
@@ -146,10 +156,10 @@ def _fits(case: Case, capture: bool) -> Together:
     return network
 
 
-def _judged(cases: Sequence[Case], name: str, row_wise: bool, capture: bool) -> list[Verdict]:
+def _judged(cases: Sequence[Case], way: Way, row_wise: bool) -> list[Verdict]:
     network = Together(cases, row_wise)
     try:
-        library = _captured(network, name) if capture else _direct(network)
+        library = _captured(network, way) if way.capture else _direct(network, way.device)
         found = library(*network.inputs)
     except Exception as error:  # whatever a compiler or torch raises
         if len(cases) == 1:
@@ -158,7 +168,7 @@ def _judged(cases: Sequence[Case], name: str, row_wise: bool, capture: bool) -> 
         return [
             verdict
             for part in (cases[:half], cases[half:])
-            for verdict in _judged(part, name, row_wise, capture)
+            for verdict in _judged(part, way, row_wise)
         ]
     return [compared(case, answers) for case, answers in network.split(found)]
 
@@ -169,15 +179,15 @@ def _failed(case: Case, error: Exception) -> Verdict:
     return Verdict(case.title, "error", f"{type(error).__name__}: {first_line(error)}")
 
 
-def _captured(network: Together, name: str) -> Compiled:
+def _captured(network: Together, way: Way) -> Compiled:
     try:
         program = prepared(network, network.inputs, network.names, network.row_wise)
     except Exception as error:  # torch has no exception type for this
         raise NotApplicableError(f"torch does not export it: {reason(error)}") from error
-    return program.compiled(name)
+    return program.compiled(way.engine, way.device)
 
 
-def _direct(network: Together) -> Compiled:
+def _direct(network: Together, device: str) -> Compiled:
     """An artifact of `lanes` from the network's operators at one row."""
     with torch.no_grad():
         results = network(*[each[:2] for each in network.inputs])
@@ -185,9 +195,11 @@ def _direct(network: Together) -> Compiled:
     program = lowered_row(_one_row(network), _arguments(network))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        files = build_row(program, Target.parse("cpu"), folder)
-        opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
-    return Compiled(network, signature, Session(signature, opened))
+        target, place = target_on(device), torch.device(device)
+        build = build_row if target.device == "cpu" else build_row_kernel
+        files = build(program, target, folder)
+        opened = engine("lanes").open(folder / files[0], place)
+    return Compiled(network, signature, Session(signature, opened, place))
 
 
 def _one_row(network: Together) -> OneRow:
