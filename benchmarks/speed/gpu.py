@@ -27,7 +27,8 @@ from filelock import FileLock
 from benchmarks.speed.devices import captured_from
 from benchmarks.speed.zoo import CONFIGS
 from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
-from engines import EngineError, Portable, Target, engine
+from engines import Portable, Target, engine
+from engines.errors import first_line
 from engines.target import gpu_target
 from pipeline.config import load_config, reference_inputs, source_of
 from runtime.checked import Tolerance
@@ -79,8 +80,8 @@ def opened(
             if report.valid:
                 executable = engine(name).open(file, device)
                 made[name] = Session(captured.signature, executable, device, any_start=True)
-        except EngineError as error:
-            print(f"{name}: {error}", flush=True)
+        except Exception as error:  # whatever a compiler raises
+            print(f"{name}: {first_line(error)}", flush=True)
     return made
 
 

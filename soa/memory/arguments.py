@@ -44,8 +44,10 @@ def argument_tensors(
     return [span.tensor() for span in argument_spans(signature, collections, rows)]
 
 
-def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
-    """Copy a block into a new CPU tensor, in the shape that the model sees or returns.
+def read_block(
+    bound: BoundBlock, collection: Collection, device: str | torch.device = "cpu"
+) -> torch.Tensor:
+    """Copy a block into a new tensor on `device`, in the shape that the model sees or returns.
 
     The dtype is that of the block's columns; if they differ in width, the widest one.
     """
@@ -55,7 +57,7 @@ def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
     widest = torch_dtype(max(bound.plan.dtypes, key=lambda d: (is_float(d), itemsize(d))))
     layout = collection.layout
     parts = [
-        collection.span(name, layout[name].component_of(i)).first(n).tensor().to("cpu", widest)
+        collection.span(name, layout[name].component_of(i)).first(n).tensor().to(device, widest)
         for name in bound.block.columns
         for i in range(layout[name].components)
     ]

@@ -263,7 +263,7 @@ def row_major_call(
         with torch.no_grad():
             # The copies that this project avoids.
             arguments = [
-                read_block(b, given[b.block.collection]).to(torch_dtype(b.plan.dtype))
+                read_block(b, given[b.block.collection], device).to(torch_dtype(b.plan.dtype))
                 for b in signature.inputs
             ]
             found = outputs_in_order(model(*arguments), signature) if model is not None else blank

@@ -75,9 +75,8 @@ class Calls(Executable):
         self.run(arguments)
 
 
-def uncompiled(model: nn.Module, signature: Signature) -> Executable:
+def uncompiled(model: nn.Module, signature: Signature, device: str = "cpu") -> Executable:
     """The model itself behind the calling convention: right answers, without an export."""
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
     program = SoaProgram(model.eval(), signature).to(device)
 
     def run(arguments: Sequence[Tensor]) -> None:

@@ -63,8 +63,8 @@ def _tested_output(member: Member, components: Sequence[Array]) -> _Tested:
         first = k * components[k].size
         column.append(f"  of.{element} = made.{name} + {first};")
         wanted = f"test::{name}[{first} + i]"
-        after_row.append(f"    wrong += differs(out.{element}, {wanted});")
-        after_rows.append(f"    wrong += differs(made.{name}[{first} + i], {wanted});")
+        after_row.append(f"    wrong += of_row::differs(out.{element}, {wanted});")
+        after_rows.append(f"    wrong += of_row::differs(made.{name}[{first} + i], {wanted});")
     memory = [f"    {member.ctype} {name}[{flat.size}];"]
     values = _test_array(f"{bits}_t", name, flat.view(bits))
     return _Tested(values, [], column, memory, after_row, after_rows)
@@ -85,12 +85,15 @@ def _self_test(members: Members, rows: Rows) -> str:
             "namespace test {",
             *(each.values for each in every),
             "}  // namespace test",
+            "namespace of_row {",
+            "template <class Number, class Bits>",
+            "static SOA_FN inline int differs(Number found, Bits bits) {",
+            "  return same_bits<Bits>(found) != bits;",
+            "}",
+            "}  // namespace of_row",
             f"// Computes {rows.n} rows again. Returns the number of values that have other bits:",
             "// 0, unless a compiler or its flags change the arithmetic.",
             "static SOA_FN inline int self_test() {",
-            "  const auto differs = [](auto found, auto bits) {",
-            "    return (int)(of_row::same_bits<decltype(bits)>(found) != bits);",
-            "  };",
             "  int wrong = 0;",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
             "    Input in;",

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +237,38 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(tmp_path: Path) -> None
         nvrtc_image(kernel.encode(), "sm_80", tmp_path, fmad=fmad) for fmad in (False, True)
     )
     assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0
+
+
+def test_device_code_has_no_vector_and_no_lambda(
+    network: tuple[Prepared, Tensor], tmp_path: Path
+) -> None:
+    """NVRTC takes vectors, which nvcc does not; before 13.1 it takes no lambda."""
+    _require_nvrtc()
+    prepared, rows = network
+    file = with_self_test(prepared, rows, tmp_path, CUDA)
+    said = subprocess.run(
+        ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(file)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "self_test" in said.stdout and "vector_size" not in said.stdout
+    assert not re.search(r"= \[[&=]?\]\s*\(", said.stdout)
+
+
+def test_nvcc_takes_the_file(network: tuple[Prepared, Tensor], tmp_path: Path) -> None:
+    """The compiler of the wheel nvidia-cuda-nvcc, or of a toolkit."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    nvcc = shutil.which("nvcc") or next(map(str, packages.glob("nvidia/cu*/bin/nvcc")), None)
+    if nvcc is None:
+        pytest.skip("no nvcc is here: pip install nvidia-cuda-nvcc nvidia-cuda-cccl")
+    prepared, rows = network
+    with_self_test(prepared, rows, tmp_path, CUDA)
+    kernel = '#include "net.h"\n__global__ void k(int *n) { *n = net::self_test(); }\n'
+    (tmp_path / "main.cu").write_text(f"{kernel}int main() {{}}\n")
+    done = subprocess.run(
+        [nvcc, "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_self_test_sees_another_weight(purity: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def inputs() -> Arrays:
 
 def opened(device: str) -> Session:
     """A session with all plans, columns and storages, two row dimensions, scalar outputs."""
-    executable = rogues.uncompiled(detector.Detector().to(device), SIGNATURE)
+    executable = rogues.uncompiled(detector.Detector(), SIGNATURE, device)
     return Session(SIGNATURE, executable, device)
 
 
@@ -49,10 +49,11 @@ def check(session: Session, staging: Staging, inputs: Arrays, device: str) -> No
             name = bound.block.collection
             for column, k in bound.plan.components:
                 rows = 1 if bound.plan.kind == "scalars" else case[bound.rows]
-                assert torch.equal(
-                    theirs[name].span(column, k).tensor()[:rows].cpu(),
-                    expected[name].span(column, k).tensor()[:rows],
-                ), (column, n, m)
+                found = theirs[name].span(column, k).tensor()[:rows].cpu()
+                wanted = expected[name].span(column, k).tensor()[:rows]
+                # A GPU sums in another order; the values are up to some hundreds.
+                atol = 0.0 if staging.session.device == "cpu" else 1e-3
+                torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
         for name, collection in given.items():
             assert name in theirs or same_bytes(before[name], collection)
 
