@@ -51,7 +51,7 @@ def measured(name: str) -> list[str]:
     made = subject(features, _ROWS, network(name), outputs)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        session, header = _written(made, "cpp", folder)
+        session, header = written_header_of(made, "cpp", folder)
         library = made.session()
         same = answer_bits(session, made.capture.reference, every=True) == answer_bits(
             library, made.capture.reference, every=True
@@ -67,7 +67,7 @@ def measured(name: str) -> list[str]:
             f"{own:.0f}", f"{theirs:.0f}"]  # fmt: skip
 
 
-def _written(made: Subject, language: str, folder: Path) -> tuple[Session, str]:
+def written_header_of(made: Subject, language: str, folder: Path) -> tuple[Session, str]:
     """The header with its self-test as net.h in a folder, and a session of its library."""
     source = Portable(made.capture.program, None, made.signature)
     first, *_ = engine("lanes").compile(source, Target("source", language), {}, folder)
@@ -88,7 +88,7 @@ def _on_gpus(made: Subject) -> list[str]:
     """Seconds and registers of NVRTC for sm_80, and of clang for gfx90a."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        _written(made, "cuda", folder)
+        written_header_of(made, "cuda", folder)
         begun = time.monotonic()
         image = nvrtc_image(_KERNEL.encode(), "sm_80", folder, fmad=True)
         nvidia = time.monotonic() - begun

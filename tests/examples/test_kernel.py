@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed.nvcc import nvcc
+from engines import Target
 from tests.engines.lanes.harness import MOST, Compiled, prepared
-from tests.engines.lanes.test_header import CPP, with_self_test
+from tests.engines.lanes.test_header import CPP, CUDA, with_self_test
 from tests.models.cplusplus import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -46,12 +48,12 @@ class Example:
     libraries: dict[str, Compiled]
 
 
-def network(name: str, layers: nn.Sequential, folder: Path) -> Compiled:
+def network(name: str, layers: nn.Sequential, folder: Path, language: Target = CPP) -> Compiled:
     """Writes `NAME.h` to a folder. Returns the library."""
     rows = torch.randn(MOST, len(INPUTS[name]))
     made = prepared(Scores(layers), [rows], ["score"])
     (folder / name).mkdir()
-    text = with_self_test(made, rows, folder / name, CPP).read_text()
+    text = with_self_test(made, rows, folder / name, language).read_text()
     text = text.replace("net_", f"{name}_").replace("namespace net ", f"namespace {name} ")
     (folder / f"{name}.h").write_text(text)
     return made.compiled()
@@ -128,3 +130,16 @@ def test_wrong_files_are_refused(example: Example, tmp_path: Path) -> None:
         words = [example.program, tmp_path / name, tmp_path / "selected", 1, 0.5, 0.5]
         done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
         assert done.returncode == 1 and said in done.stderr
+
+
+def test_nvcc_takes_the_program_for_a_gpu(tmp_path: Path) -> None:
+    try:
+        compiler = nvcc()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    for name, layer in (("purity", nn.Linear(15, 1)), ("vertex", nn.Linear(6, 1))):
+        network(name, nn.Sequential(layer), tmp_path, CUDA)
+    words = ["-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-I", tmp_path, "-cubin"]
+    words += ["-o", tmp_path / "main.cubin", ROOT / "examples" / "kernel" / "main.cu"]
+    done = subprocess.run([compiler, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

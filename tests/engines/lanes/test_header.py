@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed.nvcc import nvcc
 from engines import Portable, Target, engine
 from engines.errors import EngineError
 from engines.lanes import Rows, members_of, named_header
@@ -254,18 +254,21 @@ def test_device_code_has_no_vector_and_no_lambda(
     assert not re.search(r"= \[[&=]?\]\s*\(", said.stdout)
 
 
+def _nvcc() -> str:
+    try:
+        return nvcc()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
 def test_nvcc_takes_the_file(network: tuple[Prepared, Tensor], tmp_path: Path) -> None:
-    """The compiler of the wheel nvidia-cuda-nvcc, or of a toolkit."""
-    packages = Path(sysconfig.get_paths()["purelib"])
-    nvcc = shutil.which("nvcc") or next(map(str, packages.glob("nvidia/cu*/bin/nvcc")), None)
-    if nvcc is None:
-        pytest.skip("no nvcc is here: pip install nvidia-cuda-nvcc nvidia-cuda-cccl")
+    compiler = _nvcc()
     prepared, rows = network
     with_self_test(prepared, rows, tmp_path, CUDA)
     kernel = '#include "net.h"\n__global__ void k(int *n) { *n = net::self_test(); }\n'
     (tmp_path / "main.cu").write_text(f"{kernel}int main() {{}}\n")
     done = subprocess.run(
-        [nvcc, "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
+        [compiler, "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
