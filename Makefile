@@ -73,6 +73,9 @@ sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and Thre
 
 gpu: $(STAMP) ## on a machine with a GPU: its tests, then every network validated and timed there
 	$(BIN)/python -m pytest -m cuda
+	$(BIN)/python -m tests.engines.lanes.programs --programs 200 --device cuda:0
+	$(BIN)/python -m tests.engines.lanes.samples --device cuda:0
+	$(BIN)/python -m benchmarks.speed.nvcc
 	$(BIN)/python -m benchmarks.speed.gpu
 
 lint: $(STAMP) ## check style (ruff), types (mypy) and the import rules (.ci/layers.py)

@@ -113,8 +113,8 @@ _HEAD = """\
 # Measured
 
 Made by `python -m benchmarks --results`. Machine: {machine}; one thread unless a table says
-otherwise. Contestants take turns in one process, so ratios are more reliable than times. No GPU has
-run anything. Below a median, or beside it, stands its spread, p05 … p95.
+otherwise. Contestants take turns in one process, so ratios are more reliable than times. Figures of
+a GPU: docs/results/gpu.md. Below a median, or beside it, stands its spread, p05 … p95.
 """
 
 

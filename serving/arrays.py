@@ -50,7 +50,7 @@ class Arrays:
 
 
 class Tensors(Arrays):
-    """Torch tensors on one device, which may be the CPU. No GPU has run this.
+    """Torch tensors on one device, which may be the CPU.
 
     Copies are made in the order of the current stream. Another process cannot wait for that stream,
     so call `wait` before a request tells it to use the memory, and before a caller gets an answer.

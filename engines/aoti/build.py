@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
-from engines.aoti.proxy_executor import needs_proxy_executor
+from engines.aoti.needs import needs_proxy_executor
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.exported import bytes_for_bools, load_program, moved_to_gpu, quiet_torch

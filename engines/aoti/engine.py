@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engines.aoti.proxy_executor import needs_proxy_executor
+from engines.aoti.needs import needs_libtorch, needs_proxy_executor
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.lanes import named_compiler
@@ -111,7 +111,7 @@ def _load_libtorch(artifact: Path, device: torch.device) -> None:
         try:
             libraries = Path(found.origin).parent / "lib"
             ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
-            if b"\0libtorch.so\0" in artifact.read_bytes():  # as torch before 2.13 links
+            if needs_libtorch(artifact):
                 ctypes.CDLL(str(libraries / "libtorch.so"))
             return
         except OSError:  # `import torch` finds the dependencies that CDLL did not

@@ -6,8 +6,6 @@ of a whole segment of its allocator with an offset. It counts the users of the m
 that only torch itself counts down (torch/csrc/StorageSharing.cpp), so memory shared with Triton
 would never be freed; and memory in torch's expandable segments has no such handle. Therefore
 regions are allocated here, and columns in any memory are copied into them.
-
-No GPU has run this.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.aoti.proxy_executor import needs_proxy_executor
+from engines.aoti.needs import needs_proxy_executor
 from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.native.runner import NativeExecutable

@@ -309,7 +309,7 @@ def test_bad_tensors_are_an_error_of_their_request(sessions: dict[str, Session])
 
 @pytest.mark.cuda
 def test_on_a_gpu(tmp_path: Path) -> None:
-    """Requests and answers on a GPU; no GPU has run this test yet."""
+    """Requests and answers on a GPU."""
     made = build(tagged.Tagged(), tagged.SIGNATURE, tmp_path, ("exported",), route="none")
     gpu = torch.device("cuda:0")
     program = engine("exported").open(made.files["exported"], gpu)
