@@ -1094,4 +1094,22 @@ FAULTS = (
         '"}"]',
         ("test_threads_that_take_turns_give_the_answers",),
     ),
+    Fault(
+        "a few rows of a product: the second row gets the first one's numbers",
+        "own[r][a] = splat(((const N *)(x + a * kLeft))[r])",
+        "own[r][a] = splat(((const N *)(x + a * kLeft))[0])",
+        ("test_few_rows_have_the_bits_of_many",),
+    ),
+    Fault(
+        "a few rows of a product: the weights of the next block are taken",
+        "q / kInBlock * kJ * S::count + q % kInBlock * kRows",
+        "q / kInBlock * kJ + q % kInBlock * kRows",
+        ("test_few_rows_have_the_bits_of_many",),
+    ),
+    Fault(
+        "a block with few rows is told that it has one",
+        "block(own, items, 0, scratch, (int)(end - row))",
+        "block(own, items, 0, scratch, 1)",
+        ("test_few_rows_have_the_bits_of_many",),
+    ),
 )

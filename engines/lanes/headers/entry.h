@@ -4,12 +4,13 @@
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define RUN_BLOCKS(width)                                  \
   for (; end - row >= width::kRows; row += width::kRows) \
-    width::block(columns, items, row, scratch);
+    width::block(columns, items, row, scratch, width::kRows);
 #define RUN_FEW(width)                       \
   if (row < end && end - row <= width::kRows) \
     return few(width::block, width::kRows, columns, items, row, end, scratch);
 
-typedef void Block(void *const *columns, const int64_t *items, int64_t row, char *arena);
+// own_rows: how many rows of the block are not copies of the first.
+typedef void Block(void *const *columns, const int64_t *items, int64_t row, char *arena, int own_rows);
 
 // Runs a block on fewer rows than it has. It works on copies of these rows, filled up with copies of the first
 // one, so that nothing is read or written beyond the end of a column.
@@ -29,7 +30,7 @@ static __attribute__((noinline)) void few(Block *block, int64_t rows, void *cons
     }
     at += (rows * size + 63) & ~63;
   }
-  block(own, items, 0, scratch);
+  block(own, items, 0, scratch, (int)(end - row));
   for (int64_t c = 0; c < kColumns; ++c) {
     const int64_t size = kBytes[c];
     if (kWritten[c])

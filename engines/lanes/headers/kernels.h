@@ -85,6 +85,70 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   }
 }
 
+#if !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
+// As `weighted_block`, for kR rows of a block, whose other rows are copies of the first: the lanes are sums, of kBlocks blocks
+// of kJ. Each sum takes its steps in the same order.
+template <int kR, int kM, int kBlocks, int kJ, int kLeft, class S, class V, class N, class Out>
+INLINE void few_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
+  constexpr int kInBlock = kJ / kRows, kVectors = kBlocks * kInBlock, kSums = kBlocks * kJ;
+  V sums[kR][kM][kVectors];
+  UNROLL for (int q = 0; q < kR * kM * kVectors; ++q) (&sums[0][0][0])[q] = V{};
+  walk(steps, left, left, [&](const V *x, const V *) ALWAYS_INLINE {
+    V own[kR][kM];
+    UNROLL for (int r = 0; r < kR; ++r) {
+      UNROLL for (int a = 0; a < kM; ++a) own[r][a] = splat(((const N *)(x + a * kLeft))[r]);
+    }
+    UNROLL for (int q = 0; q < kVectors; ++q) {
+      V weight;
+      __builtin_memcpy(&weight, weights + q / kInBlock * kJ * S::count + q % kInBlock * kRows, sizeof weight);
+      UNROLL for (int r = 0; r < kR; ++r) {
+        UNROLL for (int a = 0; a < kM; ++a) sums[r][a][q] = fma(weight, own[r][a], sums[r][a][q]);
+      }
+    }
+    weights += kJ;
+  });
+  N made[kR][kM * kSums];
+  __builtin_memcpy(&made, &sums, sizeof made);
+  LOOP for (int k = 0; k < kM * kSums; ++k) {
+    V sum = splat(made[0][k]);
+    if constexpr (kR > 1) __builtin_memcpy((N *)&sum + 1, &made[kR - 1][k], sizeof(N));
+    out(m + k / kSums, j + k % kSums, 0, sum);
+  }
+}
+template <class K, int kR, int kM, class S, class V, class N, class Out>
+INLINE void few_rows(S steps, const V *left, const N *weights, int m, const Out &out) {
+  constexpr int kJ = K::most_j, kAtOnce = 8 * kRows / (kR * kM * kJ), kBlocks = kAtOnce > 0 ? kAtOnce : 1;
+  int j = 0;
+  LOOP for (; j + kBlocks * kJ <= K::j; j += kBlocks * kJ) {
+    few_block<kR, kM, kBlocks, kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
+  }
+  if constexpr (K::j % (kBlocks * kJ) >= kJ) {
+    LOOP for (; j + kJ <= K::j; j += kJ) few_block<kR, kM, 1, kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
+  }
+  if constexpr (K::j % kJ != 0) {
+    weighted_block<K::loop != 0, kM, K::j % kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
+  }
+}
+template <class K, int kR, class S, class V, class N, class Out>
+INLINE void few_products(S steps, const V *left, const N *weights, const Out &out) {
+  constexpr int kM = K::m > 1 ? 2 : 1;
+  int m = 0;
+  LOOP for (; m + kM <= K::m; m += kM) few_rows<K, kR, kM>(steps, left + m * K::left, weights, m, out);
+  if constexpr (K::m % kM != 0) few_rows<K, kR, 1>(steps, left + m * K::left, weights, m, out);
+}
+// As `weighted`, for a block of which `own_rows` rows are not copies of the first.
+template <class K, class S, class V, class N, class Out>
+INLINE void weighted_few(int own_rows, S steps, const V *left, const N *weights, const Out &out) {
+  if (own_rows == 1) {
+    few_products<K, 1>(steps, left, weights, out);
+  } else if (own_rows == 2) {
+    few_products<K, 2>(steps, left, weights, out);
+  } else {
+    weighted<K>(steps, left, weights, out);
+  }
+}
+#endif
+
 // As `weighted`, for two operands that differ between rows: one vector at a time.
 template <bool kLoop, int kM, int kJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, const Out &out) {
@@ -304,15 +368,13 @@ INLINE void leaf(const V *rows, int apart, const N *thresholds, const int32_t *n
 // others. So the column clears the bits that a mask has cleared for most of them, and those of the nodes behind it. For
 // the tables see Ranks in tensors.py.
 template <bool kEqual, class K, class V, class N>
-INLINE void leaves(const V *rows, const N *thresholds, const int32_t *nodes, const int32_t *columns,
+INLINE void leaves(int own_rows, const V *rows, const N *thresholds, const int32_t *nodes, const int32_t *columns,
                    const int32_t *masks, const int32_t *trees, I *to) {
   typedef int32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
   LOOP for (int row = 0; row < kRows; ++row) {
     const auto value = [&](int f, int of) { return ((const N *)(rows + f * K::apart * RV))[of]; };
     int32_t *const own = (int32_t *)to + row;
-    bool filled = row > 0;  // a copy of the first row, see `few` in entry.h
-    for (int f = 0; filled && f < K::columns; ++f) filled = value(f, row) == value(f, 0);
-    if (filled) {
+    if (row >= own_rows) {  // a copy of the first row
       for (int t = 0; t < K::trees; ++t) own[t * K::trees_apart * kRows] = own[t * K::trees_apart * kRows - row];
       continue;
     }

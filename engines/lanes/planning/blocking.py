@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ from engines.lanes.tensors import Constant, Elements, Product, Tensor
 from engines.lanes.values import Read
 
 _NONE = Variable("", 1)
+_SUMS, _STEPS = 16, 16
+"""The least numbers of sums and of their steps for which lanes are sums: handing them out costs
+time, too."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Weights:
 class Blocked:
     """A product in blocks. Only the left operand depends on the loop `m`, only the right operand on
     `j`. A block has at most `most_m` * `most_j` sums in registers. `steps`: a C++ value whose type
-    lists the loops of a sum."""
+    lists the loops of a sum. `few`: the lanes are sums, as a block has few rows."""
 
     outer: tuple[Variable, ...]
     m: Variable
@@ -51,9 +55,12 @@ class Blocked:
     left: Operand
     right: Operand | None
     weights: Weights | None
+    few: bool = False
 
     @classmethod
-    def of(cls, kernel: Kernel, elements: Elements, registers: int, vectors: int) -> Blocked | None:
+    def of(
+        cls, kernel: Kernel, elements: Elements, registers: int, vectors: int, few: bool = False
+    ) -> Blocked | None:
         """The blocks of a kernel. None if an operand is a number, or if an address is not linear
         in each loop variable."""
         product = kernel.inner
@@ -75,8 +82,11 @@ class Blocked:
         rests = [_only(address, outer) for address in (one, other)]
         first = Operand(left.tensor, rests[0], by_m=one.factor(m) or 0)
         second, weights = None, None
+        few = few and isinstance(right.tensor, Constant) and j.extent >= _SUMS
+        few = few and math.prod(v.extent for v in steps) >= _STEPS
         if isinstance(right.tensor, Constant):
-            most = _best(m.extent, j.extent, registers, vectors)
+            adjacent = registers // (2 if m.extent == 1 else 4) if few else None
+            most = _best(m.extent, j.extent, registers, vectors, adjacent)
             weights = _packed(right.tensor.data, other, outer, j, steps, most[1])
         else:
             most = _best(m.extent, j.extent, registers, 1)
@@ -85,7 +95,7 @@ class Blocked:
             f"Loop<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
             for v in steps
         )
-        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights)
+        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights, few)
 
 
 def _variables(index: Index) -> list[Variable]:
@@ -105,9 +115,11 @@ def _only(address: Index, variables: Sequence[Variable]) -> Index:
     return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
 
 
-def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
+def _best(
+    m: int, j: int, registers: int, vectors: int, adjacent: int | None = None
+) -> tuple[int, int]:
     """The block size with the fewest estimated cycles: two fma and two loads for each cycle, with
-    four cycles of latency."""
+    four cycles of latency. `adjacent`: so many values of `j`."""
 
     def cycles(most: tuple[int, int]) -> tuple[float, int]:
         total = 0.0
@@ -120,10 +132,12 @@ def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
 
     fit = [
         (a, b)
-        for a, b in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
+        for a, b in itertools.product(
+            range(1, min(m, 8) + 1), [adjacent] if adjacent else range(1, min(j, 16) + 1)
+        )
         if (a * b + a) * vectors + 1 <= registers
     ]
-    return min(fit or [(1, 1)], key=cycles)
+    return min(fit or [(1, adjacent or 1)], key=cycles)
 
 
 def _pieces(size: int, most: int) -> list[tuple[int, int]]:

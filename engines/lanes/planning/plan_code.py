@@ -152,7 +152,8 @@ class Writer:
         if isinstance(step.inner, Product):
             blocked = None
             if not self.shared:
-                blocked = Blocked.of(step, self.plan.elements, self.registers, self.vectors)
+                given = (self.plan.elements, self.registers, self.vectors, self.few)
+                blocked = Blocked.of(step, *given)
             return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
         if isinstance(step.inner, Reduction):
             return self.reduction(step)
@@ -263,7 +264,7 @@ class Writer:
             scalar = {"F": "float", "D": "double"}[kind]
             place = self.constants.add(blocked.weights.data)
             rest = formula(blocked.weights.rest + place, self.constants)
-            call = "weighted<Sums>"
+            call = "weighted_few<Sums>" if blocked.few else "weighted<Sums>"
             right = f"({scalar} const *)weights + {rest}"
         else:
             assert blocked.right is not None
@@ -274,7 +275,8 @@ class Writer:
         body = self.assign(kernel, after)
         m, j = blocked.m.name, blocked.j.name
         after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
-        head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
+        first = "own_rows, " if blocked.few else ""
+        head = f"{call}({first}{blocked.steps}, {left}, {right}, {after_sum} {{"
         lines = [named_sizes("Sums", constants), head, *indented(body), "});"]
         return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
 
@@ -327,7 +329,7 @@ class Writer:
             "trees_apart": step.strides[1], "words": ranks.masks.shape[1], "step": ranks.step,
         }  # fmt: skip
         to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
-        given = ", ".join([rows, *tables, to])
+        given = ", ".join(["own_rows", rows, *tables, to])
         lines = [named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"]
         return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
 

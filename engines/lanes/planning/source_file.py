@@ -147,12 +147,14 @@ namespace {name} {{
 #include "lanes.h"
 #include "functions.h"
 #include "kernels.h"
-OF_PART void block(void *const *columns, const int64_t *items, int64_t row, char *arena) {{
-  (void)items;
+OF_PART void block(void *const *columns, const int64_t *items, int64_t row, char *arena,
+                   int own_rows) {{
+  (void)items, (void)own_rows;
 {body}}}
 #else
 constexpr int kRows = LANES * RV;
-HIDDEN void block(void *const *columns, const int64_t *items, int64_t row, char *arena);
+HIDDEN void block(void *const *columns, const int64_t *items, int64_t row, char *arena,
+                  int own_rows);
 #endif
 }}  // namespace {name}
 #undef LANES

@@ -101,11 +101,14 @@ class Prepared:
     signature: Signature
     program: Path
 
-    def compiled(self, name: str = "lanes", device: str = "cpu") -> Compiled:
+    def compiled(
+        self, name: str = "lanes", device: str = "cpu", target: Target | None = None
+    ) -> Compiled:
         """The artifact of the engine with this name, one that compiles exported programs, for this
-        host's processor or GPU."""
+        host's processor or GPU, or a target that this host runs."""
         folder, place = Path(tempfile.mkdtemp(dir=_SCRATCH)), torch.device(device)
-        files = engine(name).compile(Portable(self.program, None), target_on(device), {}, folder)
+        wanted = target or target_on(device)
+        files = engine(name).compile(Portable(self.program, None), wanted, {}, folder)
         opened = engine(name).open(folder / files[0], place)
         return Compiled(self.model, self.signature, Session(self.signature, opened, place))
 

@@ -12,6 +12,7 @@ from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.exported import load_program, row_rules
 from engines.lanes import why_dependent
 from engines.lanes.operators.registry import has_rule
+from engines.target import host_runs
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
@@ -44,6 +45,44 @@ def test_threads_that_share_the_rows_give_the_same_bits(tmp_path: Path) -> None:
 
     for n in (1, 33, 4099, 5000):
         assert bits(1, n) == bits(2, n) == bits(3, n)
+
+
+class Products(nn.Module):
+    """Products with `outputs` sums of `steps` steps, of a vector, of positions, and of a kernel."""
+
+    def __init__(self, steps: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(steps * outputs)
+        self.vector = nn.Linear(5 * steps, outputs, dtype=dtype)
+        self.positions = nn.Linear(steps, outputs, dtype=dtype)
+        self.kernel = nn.Conv1d(steps, outputs, 3, padding=1, dtype=dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        by_position = x.view(x.shape[0], 5, -1)
+        of_kernel = self.kernel(by_position.transpose(1, 2)).flatten(1)
+        each = torch.tanh(self.positions(by_position)).flatten(1)
+        return torch.relu(self.vector(x)), each, of_kernel
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(("steps", "outputs"), [(16, 16), (17, 37), (40, 64)])
+def test_few_rows_have_the_bits_of_many(steps: int, outputs: int, level: str) -> None:
+    """The lanes of a vector are sums there, if there are enough of them, and not rows."""
+    target = Target("cpu", level)
+    if not host_runs(target):
+        pytest.skip(f"this processor does not run {level}")
+    for dtype in (torch.float32, torch.float64):
+        x = torch.randn(MOST, 5 * steps, dtype=dtype)
+        x[2, ::3] = float("nan")
+        made = prepared(Products(steps, outputs, dtype), [x], ["a", "b", "c"])
+        library = made.compiled(target=target)
+        whole = library(x)
+        for n in (1, 2, 3, 4, 5):
+            for first in (0, 1, 2, 30):
+                found = library(x[first : first + n])
+                for name, values in found.items():
+                    wanted = whole[name][first : first + n]
+                    assert values.numpy().tobytes() == wanted.numpy().tobytes(), (name, n, first)
 
 
 class Centred(nn.Module):

