@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.aoti.needs import needs_proxy_executor
+from engines.aoti.needs import needs_libtorch, needs_proxy_executor
 from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.native.runner import NativeExecutable
@@ -157,3 +157,10 @@ def test_the_proxy_executor_is_recognised(tmp_path: Path, library: Path) -> None
     assert needs_proxy_executor(marked)
     with pytest.raises(EngineError, match=r"none\.so cannot be read"):
         needs_proxy_executor(tmp_path / "none.so")
+
+
+def test_a_library_of_an_older_torch_is_recognised(tmp_path: Path) -> None:
+    made = tmp_path / "made.so"
+    for linked, older in ((b"libtorch_cpu.so", False), (b"libtorch.so", True)):
+        made.write_bytes(b"\x7fELF\0" + linked + b"\0libc.so.6\0")
+        assert needs_libtorch(made) == older
