@@ -106,8 +106,8 @@ def judged(
 def ways(
     config: Path, captured: Capture, sessions: Mapping[str, Session], device: torch.device
 ) -> dict[int, Callable[[], dict[str, Callable[[], None]]]]:
-    """What makes all ways to time, by the number of rows in the first row dimension. Every
-    way has run once, so that all is compiled."""
+    """For each number of rows in the first row dimension, a function that makes all ways to time.
+    Every way has run once, so that all is compiled."""
     found, signature = load_config(config), captured.signature
     model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
     there = model.to(device)

@@ -81,4 +81,9 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", default=list(SHAPES))
     parser.add_argument("--arch", default="sm_90")
     asked = parser.parse_args()
-    main(asked.names, asked.arch)
+    if unknown := set(asked.names) - set(SHAPES):
+        parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
+    try:
+        main(asked.names, asked.arch)
+    except RuntimeError as error:
+        parser.error(str(error))

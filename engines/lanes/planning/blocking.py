@@ -85,6 +85,7 @@ class Blocked:
         few = few and isinstance(right.tensor, Constant) and j.extent >= _SUMS
         few = few and math.prod(v.extent for v in steps) >= _STEPS
         if isinstance(right.tensor, Constant):
+            # Also right for three or four rows, whose sums lie in a register each.
             adjacent = registers // (2 if m.extent == 1 else 4) if few else None
             most = _best(m.extent, j.extent, registers, vectors, adjacent)
             weights = _packed(right.tensor.data, other, outer, j, steps, most[1])

@@ -152,8 +152,9 @@ class Writer:
         if isinstance(step.inner, Product):
             blocked = None
             if not self.shared:
-                given = (self.plan.elements, self.registers, self.vectors, self.few)
-                blocked = Blocked.of(step, *given)
+                blocked = Blocked.of(
+                    step, self.plan.elements, self.registers, self.vectors, few=self.few
+                )
             return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
         if isinstance(step.inner, Reduction):
             return self.reduction(step)
