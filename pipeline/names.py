@@ -5,7 +5,8 @@ import runtime as runtime
 import serving as serving
 from engines.errors import EngineError, RunError, TargetError
 from registry import Policy, Registry, Version
-from registry.errors import BundleError, PromotionRefused, RegistryError, TrustError
+from registry.errors import BundleError, RegistryError, TrustError
+from registry.promotion import PromotionRefused
 from runtime import BindError, Binding, LoadError, Session
 from serving import RemoteOptions, Site
 from serving.errors import RemoteError

@@ -15,13 +15,13 @@ from .bundle import write_atomically as write_atomically
 from .errors import BundleError as BundleError
 from .errors import NoRegistryError as NoRegistryError
 from .errors import NotFoundError as NotFoundError
-from .errors import PromotionRefused as PromotionRefused
 from .errors import RegistryError as RegistryError
 from .errors import RegistryUnavailableError as RegistryUnavailableError
 from .errors import TrustError as TrustError
 from .history import Event as Event
 from .promotion import Decision as Decision
 from .promotion import Policy as Policy
+from .promotion import PromotionRefused as PromotionRefused
 from .promotion import SpeedComparison as SpeedComparison
 from .promotion import SpeedPoint as SpeedPoint
 from .promotion import decide as decide

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from soa.errors import SoaPipelineError
 from soa.text import plain
-
-if TYPE_CHECKING:
-    from registry.promotion import Decision
 
 
 class RegistryError(SoaPipelineError):
@@ -69,20 +63,3 @@ class RegistryUnavailableError(RegistryError):
     """The registry cannot be used now: locked by another process, not reachable, or full."""
 
     code = "registry-unavailable"
-
-
-class PromotionRefused(RegistryError):
-    """At least one gate refused the promotion; no alias was moved."""
-
-    code = "gate"
-
-    def __init__(self, what: str, decisions: Sequence[Decision]) -> None:
-        super().__init__(what, tuple(decisions))
-        self.decisions = tuple(decisions)
-        self.refused = tuple(decision for decision in decisions if not decision.lets_pass)
-        if self.refused:
-            self.code = self.refused[0].code
-
-    def __str__(self) -> str:
-        why = "; ".join(f"{d.gate}: {d.detail}" for d in self.refused) or "no gate was evaluated"
-        return plain(f"{self.args[0]} refused: {why}")

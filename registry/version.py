@@ -6,22 +6,16 @@ People rely on these tags: MLflow's web page shows them and its search finds the
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from registry.errors import NotPromotedError, RegistryError
 from registry.promotion import Decision
-from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
 from soa.text import in_html
-
-if TYPE_CHECKING:
-    from registry.mlflow import StoredVersion
 
 DIGEST = "digest"
 TARGET = "target."
@@ -36,11 +30,6 @@ SHADOW = "shadow."
 def tag_of(target: str) -> str:
     """`cpu/x86-64-v3` as part of a tag or metric: `cpu.x86-64-v3`."""
     return target.replace("/", ".")
-
-
-def target_of(tag: str) -> str:
-    """The inverse of `tag_of`: a target has one slash, after a device that has no dot."""
-    return tag.replace(".", "/", 1)
 
 
 @dataclass(frozen=True)
@@ -200,39 +189,3 @@ class Version:
             )
         if self.targets.get(target) == "verified":
             raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
-
-    @classmethod
-    def of(cls, found: StoredVersion, aliases: Mapping[str, int]) -> Version:
-        """`aliases`: all aliases of the model."""
-        number, tags = found.number, dict(found.tags)
-        if DIGEST not in tags:
-            raise RegistryError(
-                f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
-            )
-        return cls(
-            name=found.name,
-            number=number,
-            digest=tags[DIGEST],
-            aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
-            targets=_by_target(tags, TARGET),
-            chosen=_by_target(tags, CHOSEN),
-            annexes=_by_target(tags, ANNEX),
-            created=datetime.fromtimestamp(found.created / 1000, UTC),
-            run_id=found.run_id or None,
-            source=found.source,
-            tags=MappingProxyType(tags),
-        )
-
-
-def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
-    and its name might be an unsafe path: it is left out."""
-    found = {
-        target_of(key.removeprefix(prefix)): value
-        for key, value in sorted(tags.items())
-        if key.startswith(prefix)
-    }
-    known = {
-        target: value for target, value in found.items() if re.fullmatch(TARGET_PATTERN, target)
-    }
-    return MappingProxyType(known)

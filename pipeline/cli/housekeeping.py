@@ -16,7 +16,7 @@ from soa.records import as_record, parse_json
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from registry.errors import PromotionRefused
+    from registry.promotion import PromotionRefused
     from registry.ref import Ref
     from registry.store import Entry, Registry
     from registry.version import Version

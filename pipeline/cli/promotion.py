@@ -65,7 +65,7 @@ def promote(
     registry.find(ref)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import describe_decisions
-    from registry.errors import PromotionRefused
+    from registry.promotion import PromotionRefused
 
     asked: dict[str, Any] = {
         "allow_unverified": frozenset(allow_unverified),

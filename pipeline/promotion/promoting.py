@@ -11,12 +11,13 @@ from engines.target import Target
 from pipeline.config import BuiltFrom, load_policy
 from pipeline.promotion.measuring import Say, measure, open_to_measure
 from registry.bundle import Bundle
-from registry.errors import BundleError, NotFoundError, PromotionRefused, RegistryError
+from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.history import PREVIOUS, PRODUCTION, check_promotable
 from registry.housekeeping import Imported, import_from
 from registry.promotion import (
     Asked,
     Decision,
+    PromotionRefused,
     Requirements,
     altered,
     check_override,

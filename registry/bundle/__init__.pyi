@@ -1,14 +1,14 @@
 from .annex import ANNEX as ANNEX
+from .annex import ANNEXES as ANNEXES
 from .annex import Annex as Annex
 from .annex import AnnexRecord as AnnexRecord
-from .annex import attach as attach
-from .annex import open_folder as open_folder
 from .annex import prefix_of as prefix_of
-from .bundle import ANNEXES as ANNEXES
 from .bundle import BENCHMARK as BENCHMARK
 from .bundle import CURVES as CURVES
 from .bundle import VALIDATION as VALIDATION
 from .bundle import Bundle as Bundle
+from .bundle import attach as attach
+from .bundle import open_folder as open_folder
 from .card import CARD as CARD
 from .digests import MLFLOW_NOTE as MLFLOW_NOTE
 from .digests import SIGNATURE as SIGNATURE

@@ -6,22 +6,19 @@ Its seal (digests.py) lists the files that belong to it; the bundle's digest is 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import Any, Self
 
+from registry.bundle.annex import ANNEX, ANNEXES, Annex, prefix_of
 from registry.bundle.card import require_cards
 from registry.bundle.digests import MANIFEST, SIGNATURE, Sealed, open_sealed, read_sealed
 from registry.bundle.manifest import Manifest
 from registry.errors import BundleError
 from soa.records import as_record, parse_json
 
-if TYPE_CHECKING:
-    from registry.bundle.annex import Annex
-
-ANNEXES = "annexes"
-"""The subfolder of a pulled bundle for targets that were built later: registry/bundle/annex.py."""
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 CURVES = "reports/metrics.json"
@@ -31,7 +28,7 @@ CURVES = "reports/metrics.json"
 class Bundle(Sealed):
     """An opened bundle.
 
-    With annexes (`registry.bundle.annex.attach`), the targets of the manifest, the files and the
+    With annexes (`attach`), the targets of the manifest, the files and the
     reports include those of the annexes. `digest` is always that of the bundle alone.
     """
 
@@ -51,7 +48,7 @@ class Bundle(Sealed):
         The structure and the manifest are always checked; `verify=False` leaves out only the
         digests of the other files and the cards of the artifacts. With `verify=True` every file is
         read once, a card twice. Annexes in the
-        folder are ignored; `registry.bundle.annex.open_folder` opens them too.
+        folder are ignored; `open_folder` opens them too.
         """
         content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)
         root = sealed["path"]
@@ -110,3 +107,84 @@ class Bundle(Sealed):
             except ValueError as error:
                 raise BundleError(f"{place / name}: not a JSON object: {error}") from error
         return report if found else None
+
+
+def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
+    """Return the bundle with its annexes: one manifest, one set of files. Nothing is written.
+
+    Raises BundleError if an annex belongs to another bundle, if two annexes have the same target,
+    or if the bundle itself has that target verified.
+    """
+    targets, files = dict(bundle.manifest.targets), dict(bundle.files)
+    known, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
+    portable = (bundle.manifest.program, bundle.manifest.torchscript)
+    for annex in annexes:
+        record = annex.record
+        if record.base != bundle.digest or record.name != bundle.manifest.name:
+            raise BundleError(
+                f"{annex.path}: belongs to another bundle ({record.name}, {record.base[:12]}…) "
+                f"than {bundle.path} ({bundle.manifest.name}, {bundle.digest[:12]}…)"
+            )
+        there = targets.get(annex.target)
+        if annex.target in known or (there is not None and there.status == "verified"):
+            raise BundleError(f"{annex.path}: {bundle.path} has {annex.target} already, verified")
+        files |= {f"{annex.prefix}{name}": digest for name, digest in annex.files.items()}
+        hashed |= {f"{annex.prefix}{name}": was for name, was in annex.hashed.items()}
+        for engine, candidate in record.record.candidates.items():
+            for name in candidate.files:
+                own = name.startswith(annex.prefix) or name in portable
+                if name not in files or not own:
+                    raise BundleError(
+                        f"{annex.path}: {ANNEX} names {name} ({engine}), which is not there"
+                    )
+        require_cards(
+            annex.path, annex.files, bundle.manifest.signature, record.record, annex.prefix
+        )
+        targets[annex.target], known[annex.target] = record.record, annex
+        holds += annex.holds
+    return replace(
+        bundle,
+        manifest=replace(bundle.manifest, targets=targets),
+        files=MappingProxyType(files),
+        annexes=MappingProxyType(known),
+        hashed=MappingProxyType(hashed),
+        holds=holds,
+    )
+
+
+def open_folder(
+    path: str | Path, *, verify: bool = True, only: Mapping[str, str] | None = None
+) -> Bundle:
+    """Open the bundle in a folder with the annexes in the same folder.
+
+    `only`: digests by target; just these annexes are taken, and all must exist. None: all annexes.
+    """
+    bundle = Bundle.open(path, verify=verify)
+    root = bundle.path / ANNEXES
+    found: dict[str, Path] = {}
+    if root.exists() and not root.is_dir():
+        raise BundleError(f"{bundle.path}: {ANNEXES} is not a folder")
+    for device in sorted(root.iterdir()) if root.exists() else ():
+        for place in sorted(device.iterdir()) if device.is_dir() else [device]:
+            if not place.is_dir() or place == device:
+                name = place.relative_to(bundle.path).as_posix()
+                raise BundleError(f"{bundle.path}: {name} is not an annex")
+            found[place.relative_to(root).as_posix()] = place
+    if only is not None and (missing := sorted(only.keys() - found.keys())):
+        raise BundleError(
+            f"{bundle.path}: {prefix_of(missing[0])} is missing", code="bundle-altered"
+        )
+    annexes = []
+    for target, place in found.items():
+        if only is not None and target not in only:
+            continue
+        annexes.append(annex := Annex.open(place, verify=verify))
+        if annex.target != target:
+            raise BundleError(f"{place}: is the annex of {annex.target}")
+        if only is not None and annex.digest != only[target]:
+            raise BundleError(
+                f"{place}: another annex ({annex.digest[:12]}…) than the promoted one "
+                f"({only[target][:12]}…)",
+                code="bundle-altered",
+            )
+    return attach(bundle, annexes)

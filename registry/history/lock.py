@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from registry import stamp
 from registry.errors import RegistryUnavailableError
-from registry.mlflow import models, sent_once, translated
+from registry.mlflow import all_pages, has_code, model_of, sent_once, translated
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -138,7 +138,7 @@ class Lease:
         self._asked = begun if self._asked is None else self._asked
         if self._created():
             return WriteLock(begun + LEASE_S / 2)
-        found = models.model_of(self._client, self.name)
+        found = model_of(self._client, self.name)
         if found is None:
             return None
         owner, now = found.tags.get(_OWNER), time.monotonic()
@@ -171,13 +171,13 @@ class Lease:
         except Exception as error:
             # PostgreSQL, if two processes do it at once: "expected to update 1 row(s); 0 were
             # matched".
-            quicker = models.has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+            quicker = has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
             if not quicker and "0 were matched" not in str(error):
                 raise
             return
         oldest = datetime.now(UTC) - KEEP_DEAD
         named = f"name LIKE '{self.name} %'"
-        for dead in models.all_pages(self._client.search_registered_models, named):
+        for dead in all_pages(self._client.search_registered_models, named):
             if dead.last_updated_timestamp / 1000 < oldest.timestamp():
                 with contextlib.suppress(Exception):
                     self._client.delete_registered_model(dead.name)
@@ -191,7 +191,7 @@ class Lease:
             )
         except Exception as error:
             # The lease exists; or it existed, but was gone when MLflow read it for its message.
-            if models.has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
+            if has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
                 return False
             raise
         return True

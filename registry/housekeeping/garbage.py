@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
-from registry.mlflow import models
+from registry.mlflow import all_pages
 from registry.ref import NAME_PATTERN
 from registry.store import UPLOADING, Registry, bundle_files, cache_root
 from registry.version import ANNEX, DIGEST
@@ -106,7 +106,7 @@ class _Collector:
         """Each of our runs that was made for the files of a version, with the model's name."""
         from mlflow.entities import ViewType
 
-        for experiment in models.all_pages(self.client.search_experiments, view_type=ViewType.ALL):
+        for experiment in all_pages(self.client.search_experiments, view_type=ViewType.ALL):
             if not re.fullmatch(NAME_PATTERN, experiment.name):
                 continue
 
@@ -118,14 +118,14 @@ class _Collector:
                     page_token=page_token,
                 )
 
-            for run in models.all_pages(search):
+            for run in all_pages(search):
                 yield experiment.name, run
 
     def _versions(self, run: Any) -> Sequence[Any]:
         search, info = self.client.search_model_versions, run.info
         # Somebody may have made a version from the files with MLflow's own tools, without the run.
         source = f"{info.artifact_uri.rstrip('/')}/{bundle_files.FOLDER}"
-        return models.all_pages(search, f"run_id = '{info.run_id}'") or models.all_pages(
+        return all_pages(search, f"run_id = '{info.run_id}'") or all_pages(
             search, f"source_path = '{source}'"
         )
 

@@ -15,7 +15,7 @@ from typing import Literal
 from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
-from registry.mlflow import models
+from registry.mlflow import all_pages
 from registry.ref import Ref
 from registry.store import Registry, bundle_files
 from registry.version import DIGEST, ORIGIN, Version
@@ -79,7 +79,7 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
     if not registry.exists:
         return None
     with registry.client() as client:
-        found = models.all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
+        found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]
     places.sort(key=lambda place: (place[0] != first, place))

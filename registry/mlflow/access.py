@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from registry.errors import NoRegistryError, NotFoundError, RegistryError, RegistryUnavailableError
-from registry.mlflow.store_protocol import ClientStore, Store
+from registry.mlflow.client_store import ClientStore
+from registry.mlflow.store_protocol import Store
 from soa.errors import SoaPipelineError
 from soa.files import read_plain
 from soa.options import PATH, TEXT, takes

@@ -1,55 +1,60 @@
-"""Find MLflow's registered models and experiments, and read its versions as `Version`."""
+"""The models, versions and experiments of soa-pipeline among those in MLflow's store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from registry.errors import RegistryError
-from registry.version import DIGEST, Version
+from registry.ref import TARGET_PATTERN
+from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, Version
 
 if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
-
     from registry.mlflow.access import Access
-    from registry.mlflow.store_protocol import Store, StoredModel
+    from registry.mlflow.store_protocol import Store, StoredModel, StoredVersion
 
 
-def model_of(client: MlflowClient, name: str) -> Any | None:
-    """MLflow's RegisteredModel, or None if there is no model of that name."""
-    try:
-        return client.get_registered_model(name)
-    except Exception as error:
-        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
-            return None
-        raise
+def version_of(found: StoredVersion, aliases: Mapping[str, int]) -> Version:
+    """`aliases`: all aliases of the model."""
+    number, tags = found.number, dict(found.tags)
+    if DIGEST not in tags:
+        raise RegistryError(
+            f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
+        )
+    return Version(
+        name=found.name,
+        number=number,
+        digest=tags[DIGEST],
+        aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
+        targets=_by_target(tags, TARGET),
+        chosen=_by_target(tags, CHOSEN),
+        annexes=_by_target(tags, ANNEX),
+        created=datetime.fromtimestamp(found.created / 1000, UTC),
+        run_id=found.run_id or None,
+        source=found.source,
+        tags=MappingProxyType(tags),
+    )
 
 
-def has_code(error: Exception, *codes: str) -> bool:
-    """True if `error` has one of these error codes of MLflow."""
-    return getattr(error, "error_code", None) in codes
-
-
-def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = search(*arguments, page_token=token, **more)
-        found.extend(page)
-        token = page.token
-        if not token:
-            return found
-
-
-def aliases_of(model: Any) -> dict[str, int]:
-    """Version numbers by alias. `model`: MLflow's RegisteredModel."""
-    return {str(alias): int(number) for alias, number in model.aliases.items()}
+def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
+    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
+    and its name might be an unsafe path: it is left out."""
+    by_target = {}
+    for key in sorted(tags):
+        # A target has one slash, after a device that has no dot: `tag_of` wrote a dot for it.
+        target = key.removeprefix(prefix).replace(".", "/", 1)
+        if key.startswith(prefix) and re.fullmatch(TARGET_PATTERN, target):
+            by_target[target] = tags[key]
+    return MappingProxyType(by_target)
 
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
     """The versions that soa-pipeline registered, oldest first."""
     found = [v for v in store.versions(model.name) if DIGEST in v.tags]
-    return sorted((Version.of(v, model.aliases) for v in found), key=lambda v: v.number)
+    return sorted((version_of(v, model.aliases) for v in found), key=lambda v: v.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:

@@ -1,4 +1,5 @@
 from .decision import Decision as Decision
+from .decision import PromotionRefused as PromotionRefused
 from .decision import check_override as check_override
 from .decision import override as override
 from .findings import Bits as Bits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from registry.errors import RegistryError
+from soa.text import plain
 
 # Loading in production checks these two again, so overriding them here would have no use.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
@@ -37,6 +38,23 @@ class Decision:
         if self.passed:
             return "passed"
         return "overridden" if self.lets_pass else "REFUSED"
+
+
+class PromotionRefused(RegistryError):
+    """At least one gate refused the promotion; no alias was moved."""
+
+    code = "gate"
+
+    def __init__(self, what: str, decisions: Sequence[Decision]) -> None:
+        super().__init__(what, tuple(decisions))
+        self.decisions = tuple(decisions)
+        self.refused = tuple(decision for decision in decisions if not decision.lets_pass)
+        if self.refused:
+            self.code = self.refused[0].code
+
+    def __str__(self) -> str:
+        why = "; ".join(f"{d.gate}: {d.detail}" for d in self.refused) or "no gate was evaluated"
+        return plain(f"{self.args[0]} refused: {why}")
 
 
 def check_override(gates: Iterable[str], reason: str) -> None:

@@ -17,7 +17,6 @@ from registry.bundle import SIGNATURE, Annex, Bundle, attach, record_to_json
 from registry.errors import (
     NotFoundError,
     NotPromotedError,
-    PromotionRefused,
     RegistryError,
 )
 from registry.history import (
@@ -31,7 +30,7 @@ from registry.history import (
 )
 from registry.history import policies as policy_store
 from registry.mlflow import ClientStore, description, models
-from registry.promotion import Decision
+from registry.promotion import Decision, PromotionRefused
 from registry.ref import Ref, checked_alias
 from registry.shadow_record import ShadowRecord
 from registry.store import bundle_files, upload

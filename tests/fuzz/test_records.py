@@ -29,7 +29,8 @@ from pipeline.report.versions import (
     describe_history,
     describe_versions,
 )
-from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
+from registry.bundle import open_folder
+from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import MLFLOW_NOTE
 from registry.bundle.manifest import Manifest, record_from_json
@@ -47,7 +48,7 @@ from registry.history.event_log import markdown as event_markdown
 from registry.history.policies import _asked
 from registry.housekeeping.export_import import EXPORT, import_from
 from registry.housekeeping.pushing import _origin
-from registry.mlflow import description
+from registry.mlflow import description, models
 from registry.mlflow.store_protocol import StoredRun, StoredVersion
 from registry.promotion import Decision
 from registry.store.recorded_lookups import Lookup, LookupCache, _digest
@@ -327,7 +328,7 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 
 def version_with(tags: Mapping[str, str]) -> Version:
     found = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
-    return Version.of(found, {"staging": 1})
+    return models.version_of(found, {"staging": 1})
 
 
 RESOLVED = {

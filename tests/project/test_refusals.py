@@ -23,8 +23,7 @@ from pipeline.config import load_config
 from pipeline.errors import DataError
 from registry import Manifest, Ref
 from registry.bundle import Bundle, seal
-from registry.errors import PromotionRefused
-from registry.promotion import Decision
+from registry.promotion import Decision, PromotionRefused
 from registry.store import Registry
 from runtime.checked import Tolerance
 from runtime.session import Session

@@ -23,7 +23,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import pipeline
-from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
+from registry.bundle import open_folder
+from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest, record_from_json

@@ -16,8 +16,9 @@ import pytest
 from pipeline.config import load_config, load_policy
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
-from registry.errors import PromotionRefused, RegistryError
+from registry.errors import RegistryError
 from registry.history.event_log import Event
+from registry.promotion import PromotionRefused
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
 from tests.models import bundles

@@ -11,8 +11,7 @@ import torch
 
 from pipeline.promotion.promoting import Assessment, promote
 from registry.bundle.bundle import Bundle
-from registry.errors import PromotionRefused
-from registry.promotion import Decision
+from registry.promotion import Decision, PromotionRefused
 from registry.store.registry import Registry
 from soa.files import digest_of
 from tests.models import mlps

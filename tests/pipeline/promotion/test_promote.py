@@ -16,7 +16,7 @@ from engines import Executable
 from engines.processes.isolation import Outcome
 from pipeline.promotion import measuring
 from pipeline.promotion.promoting import promote
-from registry.errors import PromotionRefused
+from registry.promotion import PromotionRefused
 from registry.store.registry import Registry
 from runtime.opening import open_candidate
 from stages.errors import NotMeasuredError

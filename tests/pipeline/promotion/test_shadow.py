@@ -16,8 +16,8 @@ import torch
 
 import pipeline
 from pipeline.promotion.promoting import promote
-from registry.errors import NotFoundError, PromotionRefused, RegistryError
-from registry.promotion import Decision
+from registry.errors import NotFoundError, RegistryError
+from registry.promotion import Decision, PromotionRefused
 from registry.shadow_record import ShadowRecord
 from registry.store.registry import Registry
 from runtime.errors import LoadError

@@ -19,7 +19,7 @@ from registry import (
     RegistryError,
     Version,
 )
-from registry.bundle.annex import attach, open_folder
+from registry.bundle import attach, open_folder
 from registry.bundle.digests import seal
 from soa.records import as_data, as_record
 from tests.models.bundles import V3, MakeBundle, write_annex

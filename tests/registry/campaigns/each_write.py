@@ -31,7 +31,7 @@ from registry.housekeeping.export_import import export_to, import_from
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
-from registry.mlflow.models import model_of
+from registry.mlflow import model_of
 from registry.promotion.policy import Policy
 from registry.store import upload
 from registry.store.bundle_files import signature_of

@@ -11,8 +11,7 @@ from registry import Registry
 from registry.bundle.digests import SIGNATURE
 from registry.history.event_log import Event, gaps
 from registry.housekeeping.garbage import collect
-from registry.mlflow import ClientStore
-from registry.mlflow.models import aliases_of, all_pages
+from registry.mlflow import ClientStore, aliases_of, all_pages
 from registry.store.bundle_files import annex_place
 
 ALWAYS = (

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from registry import Bundle, Registry
-from registry.mlflow.models import aliases_of
+from registry.mlflow import aliases_of
 from tests.models.bundles import PASSED
 from tests.registry.campaigns import invariants, workers
 

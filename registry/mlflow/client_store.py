@@ -1,0 +1,122 @@
+"""A `Store` that asks MLflow's own client, and other questions to that client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from registry.mlflow.store_protocol import (
+    PAGE,
+    RunQuery,
+    StoredExperiment,
+    StoredModel,
+    StoredRun,
+    StoredVersion,
+)
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+def model_of(client: MlflowClient, name: str) -> Any | None:
+    """MLflow's RegisteredModel, or None if there is no model of that name."""
+    try:
+        return client.get_registered_model(name)
+    except Exception as error:
+        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return None
+        raise
+
+
+def has_code(error: Exception, *codes: str) -> bool:
+    """True if `error` has one of these error codes of MLflow."""
+    return getattr(error, "error_code", None) in codes
+
+
+def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        page = search(*arguments, page_token=token, **more)
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def aliases_of(model: Any) -> dict[str, int]:
+    """Version numbers by alias. `model`: MLflow's RegisteredModel."""
+    return {str(alias): int(number) for alias, number in model.aliases.items()}
+
+
+class ClientStore:
+    """A `Store` that asks MLflow's client."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def model(self, name: str) -> StoredModel | None:
+        found = model_of(self._client, name)
+        return None if found is None else _model(found)
+
+    def models(self) -> list[StoredModel]:
+        return [_model(each) for each in all_pages(self._client.search_registered_models)]
+
+    def versions(self, name: str) -> list[StoredVersion]:
+        found = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(each) for each in found]
+
+    def version(self, name: str, number: int) -> StoredVersion | None:
+        try:
+            return _version(self._client.get_model_version(name, str(number)))
+        except Exception as error:
+            if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                return None
+            raise
+
+    def experiment(self, name: str) -> StoredExperiment | None:
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            return None
+        return StoredExperiment(str(found.experiment_id), found.lifecycle_stage == "active")
+
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        from mlflow.entities import ViewType
+
+        def search(page_token: str | None) -> Any:
+            return self._client.search_runs(
+                [query.experiment],
+                query.filter,
+                run_view_type=ViewType.ALL,
+                order_by=query.order_by,
+                max_results=query.limit or PAGE,
+                page_token=page_token,
+            )
+
+        return [_run(each) for each in (search(None) if query.limit else all_pages(search))]
+
+
+def _model(found: Any) -> StoredModel:
+    return StoredModel(str(found.name), found.description or "", aliases_of(found))
+
+
+def _version(found: Any) -> StoredVersion:
+    return StoredVersion(
+        str(found.name),
+        int(found.version),
+        int(found.creation_timestamp),
+        found.run_id or "",
+        str(found.source),
+        _texts(found.tags),
+    )
+
+
+def _run(found: Any) -> StoredRun:
+    info = found.info
+    return StoredRun(
+        info.run_id, info.status, info.start_time, info.end_time, _texts(found.data.tags)
+    )
+
+
+def _texts(tags: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in tags.items()}
