@@ -77,12 +77,12 @@ SECTIONS = {
         "The zoo",
         "Peers: eager torch, torch.compile, TorchScript, AOTInductor and ONNX Runtime, on rows, "
         "each with its best settings for this processor.",
-        "speed.zoo", f"--short configs/demo.yaml {' '.join(_ZOO)}",
+        "speed.zoo", f"configs/demo.yaml {' '.join(_ZOO)}",
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
         "Nothing was tuned on them. The same peers.",
-        "speed.zoo", "--unseen --short pointwise_first transformer_block small_resnet edge_conv",
+        "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv",
     ),
     "limit": Section(
         "The distance to the limit",

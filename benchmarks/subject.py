@@ -130,7 +130,7 @@ def subject(
         [Block("probabilities", "outputs", made)],
         {"n": RowRange(0, highest, (10,))},
     )
-    return _captured(model or Mlp(features), signature)
+    return captured(model or Mlp(features), signature)
 
 
 def graph_subject(highest: int, edges_per_node: int) -> Subject:
@@ -155,14 +155,15 @@ def graph_subject(highest: int, edges_per_node: int) -> Subject:
         },
         {"nodes": "nodes", "edges": "edges", "scores": "nodes"},
     )
-    return _captured(Gnn(), signature)
+    return captured(Gnn(), signature)
 
 
 def _floats(names: tuple[str, ...]) -> Layout:
     return Layout([column(name, "float32") for name in names])
 
 
-def _captured(model: nn.Module, signature: Signature) -> Subject:
+def captured(model: nn.Module, signature: Signature) -> Subject:
+    """The model, captured with random inputs."""
     model = model.eval().requires_grad_(False)
     inputs = random_inputs(signature, 1, {"source": (0, _LEAST_NODES), "target": (0, _LEAST_NODES)})
     folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))

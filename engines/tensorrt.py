@@ -1,7 +1,7 @@
 """The `tensorrt` engine: torch-tensorrt inside an AOTInductor package. It was never run.
 
 It follows the documentation of torch-tensorrt 2.13. The package returns one tensor for each column
-component, and the engine copies them into the columns. `facts.json` counts the copied bytes.
+component, and the engine copies them into the columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bounds, load_program, moved_to_gpu, quiet_torch
 from engines.kinds import cpu_code, inductor_settings
-from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
+from engines.onnx import OnnxProgram, Output, returning_columns
 from engines.target import Target
 from soa.errors import needs_extra
 from soa.files import read_plain
@@ -54,12 +54,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
         largest = tuple(each["max_shape"] for each in ranges)
         described = _Columns(rewritten.inputs, largest, rewritten.outputs)
         (out / _COLUMNS).write_text(json.dumps(asdict(described)))
-        values = rewritten.program.graph.output_node().args[0]
-        dtypes = [value.meta["val"].dtype for value in values]
-        itemsizes = {o.name: d.itemsize for o, d in zip(rewritten.outputs, dtypes, strict=True)}
-        copied = copied_bytes(rewritten.outputs, itemsizes)
-        facts = {**copied, "host_code": host["cpp.march"]}
-        (out / FACTS).write_text(json.dumps(facts))
+        (out / FACTS).write_text(json.dumps({"host_code": host["cpp.march"]}))
         return [_PACKAGE, _COLUMNS, FACTS]
 
     def open(

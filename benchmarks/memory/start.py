@@ -5,9 +5,6 @@ row of the table is a process, timed from its beginning to its end: Python, all 
 answer of a command, or a session and its first answer on 1,000 rows. The columns are the elapsed
 time, the processor time (user and system, of the process and its children), and the peak memory.
 They are medians of N processes (default 7); the rows take turns.
-
-`--of`: time the modules of another checkout on the same version; its native library must be built.
-`--runtime`: a Python with soa-runtime; by default this Python with the modules of the checkout.
 """
 
 from __future__ import annotations
@@ -58,17 +55,14 @@ class Took:
 
 @dataclass(frozen=True)
 class Start:
-    """A row: a Python, its arguments, and the folder of our modules; None: they are installed."""
+    """A row: the arguments of Python, and the folder of our modules."""
 
-    python: str
     arguments: tuple[str, ...]
-    modules: Path | None
+    modules: Path = ROOT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory.start")
-    parser.add_argument("--of", type=Path, default=ROOT, metavar="CHECKOUT")
-    parser.add_argument("--runtime", metavar="PYTHON")
     parser.add_argument("--processes", type=int, default=7, metavar="N")
     asked = parser.parse_args()
 
@@ -77,7 +71,7 @@ def main() -> None:
         # In another process: memory of this process would be counted for those that it starts.
         made = "import sys, benchmarks.memory.start as s; s.prepare(s.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", made, name], cwd=ROOT, check=True)
-        starts = rows(folder, asked.of.absolute(), asked.runtime)
+        starts = rows(folder)
         found: dict[str, list[Took]] = {row: [] for row in starts}
         for turn in range(asked.processes + 1):
             for row, start in starts.items():
@@ -118,7 +112,7 @@ def prepare(folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "rows.parquet")
 
 
-def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
+def rows(folder: Path) -> dict[str, Start]:
     """The table's rows by name, in the order of running: `show FILE` reads what `apply` wrote."""
 
     def answer(package: str, ref: str, options: str = "") -> tuple[str, str]:
@@ -151,10 +145,9 @@ def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
         "the same, from the cache": answer("pipeline", "start@production", cached),
         "pipeline.load(FOLDER)": answer("pipeline", f"{folder}/pulled"),
     }
-    found = {row: Start(sys.executable, given, modules) for row, given in ours.items()}
+    found = {row: Start(given) for row, given in ours.items()}
     given = answer("soa_runtime", f"{folder}/pulled")
-    here = None if runtime else modules / "packages" / "soa-runtime"
-    found["soa_runtime.load(FOLDER)"] = Start(runtime or sys.executable, given, here)
+    found["soa_runtime.load(FOLDER)"] = Start(given, ROOT / "packages" / "soa-runtime")
     return found
 
 
@@ -164,15 +157,14 @@ def timed(start: Start, folder: Path) -> Took:
     clean |= {
         "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry/registry.db",
         "PIPELINE_CACHE": str(folder / "cache"),
+        "PYTHONPATH": str(start.modules),
     }
-    if start.modules is not None:
-        clean["PYTHONPATH"] = str(start.modules)
     said = folder / "said"
     with said.open("wb") as log:
         begun = time.perf_counter()
         child = os.posix_spawn(
-            start.python,
-            (start.python, "-P", *start.arguments),  # -P: no modules from the working folder
+            sys.executable,
+            (sys.executable, "-P", *start.arguments),  # -P: no modules from the working folder
             clean,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, log.fileno(), 1),

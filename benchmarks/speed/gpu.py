@@ -24,16 +24,15 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from benchmarks.speed.devices import captured_from
 from benchmarks.speed.zoo import CONFIGS
 from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
 from engines import Portable, Target, engine
 from engines.errors import first_line
 from engines.target import gpu_target
-from pipeline.config import load_config, reference_inputs, source_of
+from pipeline.config import load_config, reference_inputs, source_of, tolerances_of
 from runtime.checked import Tolerance
 from runtime.session import Session
-from stages.capture import Capture
+from stages.capture import Capture, capture
 from stages.compile import artifact_file
 from stages.judging import Trial, validate_candidate
 from stages.model import build_model
@@ -61,6 +60,15 @@ def main(
                 races = {n: race(made(), seconds, stay=()) for n, made in prepared.items()}
         caption = f"{config.stem} on {device}, from columns to columns; {SPREAD}."
         print_panels(caption, [race_panel(config.stem, "rows", races, _EAGER)])
+
+
+def captured_from(config: Path, folder: Path) -> tuple[Capture, Mapping[str, Tolerance]]:
+    """The network of a config, captured with its reference, and the tolerances of its answers."""
+    found = load_config(config)
+    signature = found.signature()
+    model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
+    made = capture(model, signature, inputs, folder, "none", nonfinite=found.reference.nonfinite)
+    return made, tolerances_of(found, signature)
 
 
 def opened(

@@ -7,7 +7,6 @@ The networks are those of benchmarks/speed/unseen.py. Each header's self-test is
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pipeline.building.header import with_self_test
 from pipeline.report.tables import new_table, show
 from runtime.opening import answer_bits
 from runtime.session.session import Session
+from stages.timing import race
 
 _CPU = "-std=c++17 -O2 -march=x86-64-v3"
 _KERNEL = """\
@@ -31,7 +31,7 @@ _KERNEL = """\
 extern "C" __attribute__((global)) void k(net::Columns of, long n) { net::thread_rows(of, n); }
 """
 _ROWS = 1000
-_ROUNDS = 15
+_SECONDS = 0.3
 
 
 def main(names: Sequence[str]) -> None:
@@ -42,7 +42,7 @@ def main(names: Sequence[str]) -> None:
     for name in names or SHAPES:
         table.add_row(*map(str, measured(name)))
     show([table])
-    print(f"g++ and clang: {_CPU}; clang is {_version()}. µs: median of {_ROUNDS}, in turns.")
+    print(f"g++ and clang: {_CPU}; clang is {_version()}. µs: median, in turns.")
 
 
 def measured(name: str) -> list[str]:
@@ -62,9 +62,9 @@ def measured(name: str) -> list[str]:
         times = [_compiled(f"{compiler} {_CPU}", folder) for compiler in ("g++", clang())]
         passed = subprocess.run([str(folder / "main")], check=False).returncode == 0 and same
         size = len(header) >> 10
-        own, theirs = _raced([_call(each, made) for each in (session, library)])
+        timed = race({"own": _call(session, made), "library": _call(library, made)}, _SECONDS)
     return [name, str(size), *times, *_on_gpus(made), "passed" if passed else "FAILED",
-            f"{own:.0f}", f"{theirs:.0f}"]  # fmt: skip
+            *(f"{t.median_us:.0f}" for t in timed.values())]  # fmt: skip
 
 
 def written_header_of(made: Subject, language: str, folder: Path) -> tuple[Session, str]:
@@ -103,17 +103,6 @@ def _on_gpus(made: Subject) -> list[str]:
 def _call(session: Session, made: Subject) -> Callable[[], None]:
     given, written = made.collections(_ROWS)
     return session.bind({"inputs": given}, {"outputs": written})
-
-
-def _raced(calls: Sequence[Callable[[], None]]) -> list[float]:
-    """Microseconds of each, by turns."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(_ROUNDS):
-        for call, own in zip(calls, times, strict=True):
-            begun = time.perf_counter()
-            call()
-            own.append((time.perf_counter() - begun) * 1e6)
-    return [statistics.median(own) for own in times]
 
 
 def _version() -> str:

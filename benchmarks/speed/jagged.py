@@ -8,10 +8,7 @@ answers into columns.
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.subject import Subject
+from benchmarks.subject import Subject, captured
 from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
 from engines.exported import quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import from_jagged
 from soa.signature import offsets_layout
-from stages.capture import capture
 from stages.model.fronts import Padded, Padding
-from stages.reference.answers import random_inputs
 from stages.reports import Timing
 from stages.timing import race
 
@@ -81,10 +76,7 @@ def subject(highest: int, hidden: int) -> Subject:
     )
     network = Sets(hidden).eval().requires_grad_(False)
     model = Padded(network, [Padding(1, LENGTH, 0), Padding(1, LENGTH, None)])
-    inputs = random_inputs(signature, 1, {})
-    folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Subject(model, signature, inputs, capture(model, signature, inputs, folder), folder)
+    return captured(model, signature)
 
 
 def measure(made: Subject, n: int, seconds: float) -> dict[str, Timing]:
@@ -100,15 +92,13 @@ def measure(made: Subject, n: int, seconds: float) -> dict[str, Timing]:
     assert isinstance(network, Sets)
     models = {"AOTI": _on_rows(network, made.folder), "eager": network}
     places = [others.tensor(name) for name in "pqr"]
+    runs[_OURS]()
     for padding, pad in {"NumPy": _by_numpy(given), "Awkward": lambda: _by_awkward(events)}.items():
         for name, model in models.items():
-            runs[f"{padding}, then {name}"] = _copying(pad, model, places)
-            runs[f"{padding}, then {name}"]()
-            assert all(
-                torch.allclose(mine, scores.tensor(name), atol=1e-5)
-                for mine, name in zip(places, "pqr", strict=True)
-                if runs[_OURS]() is None
-            )
+            way = runs[f"{padding}, then {name}"] = _copying(pad, model, places)
+            way()
+            for place, ours in zip(places, map(scores.tensor, "pqr"), strict=True):
+                torch.testing.assert_close(place, ours, atol=1e-5, rtol=1e-4)
     runs["padding alone, NumPy"] = _by_numpy(given)
     return race(runs, seconds)
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.speed.zoo import asked, built, chosen_target, new_registry, sizes
+from benchmarks.speed.zoo import asked, chosen_target, new_registry, sizes
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from engines.aoti.engine import AotiEngine
 from engines.base import engine
 from engines.errors import EngineError
 from engines.exported import load_program, quiet_torch
+from pipeline.building.run_config import run
 from registry.bundle.bundle import Bundle
 from runtime.loader import measured_session
 from runtime.opening import Opening, open_version
@@ -105,7 +106,7 @@ def main(configs: list[Path], work: Path) -> None:
         registry = new_registry(Path(place))
         for config in configs:
             try:
-                panels.append(measure(built(config, registry, work / config.stem)[0], peak))
+                panels.append(measure(run(config, registry, work / config.stem).bundle, peak))
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
                 continue

@@ -1,8 +1,7 @@
 """Events per second from several threads: `python -m benchmarks.speed.threads [1 2 16]`.
 
 It times Python threads, each with its own binding of one session, and `run_many`, which uses native
-threads. `python -m benchmarks.speed.threads rows` shows only what `load(threads=2)` does: two
-threads share the rows of one call of `lanes`.
+threads. Then what `load(threads=2)` does: two threads share the rows of one call of `lanes`.
 """
 
 from __future__ import annotations
@@ -188,7 +187,6 @@ def _many(made: Subject, session: Session, n: int, count: int) -> Callable[[floa
 
 
 def show_shared_rows() -> None:
-    torch.set_num_threads(1)
     for hidden, sizes in ((48, (10, 100, 1000, 8192, 20_000)), (256, (8, 64, 512, 8192, 20_000))):
         made = subject(features=20, highest=20_000, model=Wide(20, hidden))
         print(f"An MLP 20 → {hidden} → {hidden} → 3")
@@ -196,7 +194,4 @@ def show_shared_rows() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["rows"]:
-        show_shared_rows()
-    else:
-        main([int(text) for text in sys.argv[1:]] or [1, 2])
+    main([int(text) for text in sys.argv[1:]] or [1, 2])

@@ -1,13 +1,11 @@
-"""Time every model of the zoo with every engine: `python -m benchmarks.speed.zoo [CONFIG ...]`.
+"""Time every model of the zoo beside its peers: `python -m benchmarks.speed.zoo [CONFIG ...]`.
 
 With `--unseen`: the networks of benchmarks/speed/unseen.py instead; nothing was tuned on them.
 
-Each config goes through `pipeline run`. Then the pipeline's choice races against each of its
-candidates, and against artifacts that a user would build by hand. Every way starts from SoA columns
-and ends in SoA columns, so its time includes every copy that it needs. Ratios are relative to the
-eager model. The lines below a table give the times of the best way by hand, and of the best other
-candidate, relative to the choice: below 1, the choice was slower. A way that takes more than a few
-seconds for a call is left out, and its name is printed.
+Each config goes through `pipeline run`. Then the pipeline's choice races against the eager model,
+and against artifacts that a user would build by hand. Every way starts from SoA columns and ends in
+SoA columns, so its time includes every copy that it needs. A way that takes more than a few seconds
+for a call is left out, and its name is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import torch
 
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.speed.unseen import write_configs
-from benchmarks.table import SPREAD, WIDTH, Panel, print_machine, print_panels, race_panel
+from benchmarks.table import WIDTH, print_machine
 from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
 from engines.exported import quiet_torch
@@ -46,42 +44,34 @@ from soa.signature import Signature
 from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, row_major_inputs
 from stages.reference.nonfinite import Case, label
-from stages.reports import EAGER
+from stages.reports import EAGER, Timing
 from stages.timing import benchmark_cases, bound_call, race, row_major_call
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-CAPTION = (
-    f"Each model from SoA columns to SoA columns, one thread.\nx: to the eager model; {SPREAD}."
-)
 SIZES = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
-_CHOSEN = "ours, chosen"
-_SECONDS = 3.0
+_CHOSEN = "ours"
+_SECONDS = 1.0
 _TOO_LONG_S = 3.0
 
+Races = Mapping[int, Mapping[str, Timing]]
+"""By row count and name: the time of a way."""
 
-def main(configs: list[Path], work: Path, short: bool = False) -> None:
+
+def main(configs: list[Path], work: Path) -> None:
     torch.set_num_threads(1)
     print_machine()
-    panels: list[Panel] = []
-    begun = time.perf_counter()
+    found: dict[str, Races] = {}
     with tempfile.TemporaryDirectory() as place:
         registry = new_registry(Path(place))
         for config in configs:
             folder = Path(place) / config.stem
             folder.mkdir()
             try:
-                bundle, seconds = built(config, registry, work / config.stem)
-                panel = measure(config, bundle, folder, 1.0 if short else _SECONDS)
+                bundle = run(config, registry, work / config.stem).bundle
+                found[bundle.manifest.name] = measure(config, bundle, folder)
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
-                continue
-            panels.append(panel)
-            if not short:
-                print_panels(CAPTION if len(panels) == 1 else "", [panel])
-                print(summary(panel, bundle, seconds), flush=True)
-    if short:
-        show([beside_peers(panels)], WIDTH)
-    print(f"all of it: {(time.perf_counter() - begun) / 60:.1f} minutes")
+    show([beside_peers(found)], WIDTH)
 
 
 def new_registry(folder: Path) -> Registry:
@@ -89,13 +79,6 @@ def new_registry(folder: Path) -> Registry:
     uri = f"sqlite:///{folder}/registry.db"
     with Access(uri, None).client(write=True):
         return Registry(uri)
-
-
-def built(config: Path, registry: Registry, work: Path) -> tuple[Bundle, float]:
-    """Do `pipeline run`; return the bundle, and the time that it took in seconds."""
-    begun = time.perf_counter()
-    done = run(config, registry, work)
-    return done.bundle, time.perf_counter() - begun
 
 
 def sizes(signature: Signature) -> list[Case]:
@@ -110,22 +93,18 @@ def sizes(signature: Signature) -> list[Case]:
     return [{dim: n} for n in sorted({*SIZES, rows.max}) if rows.min <= n <= rows.max]
 
 
-def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel:
+def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
     """Time all ways at all sizes."""
     opened = open_version(Opening(bundle.path, mode="test"))
     signature = opened.signature
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     model = build_model(source_of(load_config(config))).eval()
-    target = chosen_target(opened)
-    sessions = {_CHOSEN: measured_session(opened, target)}
-    for name, candidate in bundle.manifest.targets[target].candidates.items():
-        if candidate.status == "valid":
-            sessions[f"ours, {name}"] = measured_session(opened, target, name)
-    sessions["AOTI in our convention, by hand"] = Session(
-        signature, by_hand_in_place(bundle, folder)
-    )
+    sessions = {
+        _CHOSEN: measured_session(opened, chosen_target(opened)),
+        "AOTI in our convention, by hand": Session(signature, by_hand_in_place(bundle, folder)),
+    }
     by_hand = ways_by_hand(model, signature, inputs, folder)
-    races = {}
+    races: dict[int, dict[str, Timing]] = {}
     for case in sizes(signature):
         runs: dict[str, Callable[[], object]] = {
             name: bound_call(session, inputs, case) for name, session in sessions.items()
@@ -135,8 +114,8 @@ def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel
             with quiet_torch():
                 call()  # not timed: torch.compile compiles in this call
             runs[name] = call
-        races[max(case.values())] = race(_quick_enough(runs, case), seconds)
-    return race_panel(f"{bundle.manifest.name}", "rows", races, EAGER)
+        races[max(case.values())] = race(_quick_enough(runs, case), _SECONDS)
+    return races
 
 
 def chosen_target(opened: Opened) -> str:
@@ -226,61 +205,21 @@ def _positional(run_list: Callable[[list[torch.Tensor]], Any]) -> Callable[..., 
     return lambda *tensors: run_list(list(tensors))
 
 
-def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
-    """The lines below a table: the choice, its best rivals, and the time of `pipeline run`."""
-    opened = open_version(Opening(bundle.path, mode="test"))
-    target = chosen_target(opened)
-    record = bundle.manifest.targets[target]
-    ours = [name for name in panel.rows if name.startswith("ours, ") and name != _CHOSEN]
-    by_hand = [name for name in panel.rows if name not in (_CHOSEN, *ours)]
-    compiled = sum(
-        c.compile_seconds or 0.0
-        for r in bundle.manifest.targets.values()
-        for c in r.candidates.values()
-    )
-    tiles = {name: c.tile for name, c in record.candidates.items() if name in record.engines()}
-    refused = [f"{name}: {c.reason}" for name, c in record.candidates.items() if c.reason]
-    lines = [
-        f"chosen: {target}, {record.choice()}, tiles {tiles}",
-        f"the best way by hand, as a ratio to it: {_best(panel, by_hand)}",
-        f"the best other candidate of ours: {_best(panel, ours)}",
-        f"pipeline run {seconds:.0f} s, {seconds / compiled:.2f} x its compilers {compiled:.0f} s",
-        *(f"refused {text}" for text in refused),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def beside_peers(panels: list[Panel]) -> Table:
+def beside_peers(found: Mapping[str, Races]) -> Table:
     """For each network and size: the time of the choice with its spread, and the ratio to it of the
     best way by hand."""
-    sizes = sorted({int(n) for panel in panels for n in panel.columns})
-    table = new_table("ours; the best peer / ours", "", *(f"n = {n:,}" for n in sizes))
-    for panel in panels:
-        places = [[*panel.columns].index(n) if n in panel.columns else None for n in sizes]
-        table.add_row(panel.title, *("" if at is None else _beside(panel, at) for at in places))
+    every = sorted({n for races in found.values() for n in races})
+    table = new_table("ours; the best peer / ours", "", *(f"n = {n:,}" for n in every))
+    for name, races in found.items():
+        table.add_row(name, *(_beside(races[n]) if n in races else "" for n in every))
     return table
 
 
-def _beside(panel: Panel, at: int) -> str:
-    ours = panel.rows[_CHOSEN][at]
-    peers = [cells[at] for name, cells in panel.rows.items() if not name.startswith("ours, ")]
-    times = [cell.value for cell in peers if cell is not None]
-    if ours is None or not times:
-        return ""
-    low, high = (microseconds(each or ours.value) for each in (ours.low, ours.high))
-    return f"{microseconds(ours.value)} ({low} … {high}) {min(times) / ours.value:.2f}"
-
-
-def _best(panel: Panel, names: list[str]) -> str:
-    """For each size: the fastest of these, and the ratio of its time to that of the choice."""
-    parts = []
-    for i, n in enumerate(panel.columns):
-        times = {name: cell.value for name in names if (cell := panel.rows[name][i])}
-        chosen = panel.rows[_CHOSEN][i]
-        if times and chosen is not None:
-            first = min(times, key=lambda name: times[name])
-            parts.append(f"n={n}: {times[first] / chosen.value:.2f} ({first})")
-    return "; ".join(parts)
+def _beside(timed: Mapping[str, Timing]) -> str:
+    ours = timed[_CHOSEN]
+    least = min(t.median_us for name, t in timed.items() if name != _CHOSEN)
+    middle, low, high = map(microseconds, (ours.median_us, ours.p05_us, ours.p95_us))
+    return f"{middle} ({low} … {high}) {least / ours.median_us:.2f}"
 
 
 @contextmanager
@@ -289,7 +228,6 @@ def asked() -> Iterator[argparse.Namespace]:
     parser = argparse.ArgumentParser()
     parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
     parser.add_argument("--unseen", action="store_true")
-    parser.add_argument("--short", action="store_true", help="one table of ratios to the best peer")
     parser.add_argument("--work", type=Path, help="keep what is built here, for the next command")
     given = parser.parse_args()
     known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
@@ -305,4 +243,4 @@ def asked() -> Iterator[argparse.Namespace]:
 
 if __name__ == "__main__":
     with asked() as given:
-        main(given.configs, given.work, given.short)
+        main(given.configs, given.work)

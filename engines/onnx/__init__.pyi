@@ -3,7 +3,6 @@ from .engine import open_session as open_session
 from .program import OUTPUTS as OUTPUTS
 from .program import OnnxProgram as OnnxProgram
 from .program import Output as Output
-from .program import copied_bytes as copied_bytes
 from .program import input_name as input_name
 from .program import read_outputs as read_outputs
 from .program import returning_columns as returning_columns

@@ -3,14 +3,13 @@
 Inputs are bound by address without a copy: the graph itself narrows the (F, S) matrix. Each output
 column is a separate graph output, bound at the column's address. No ONNX operator stores in place.
 So if the last node of a column only moves values (a Split, a Cast), the column is a copy of other
-memory. `facts.json` counts these bytes in the graph after ONNX Runtime's optimisation.
+memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import tempfile
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ import torch
 
 from engines.base import FACTS, Engine, Executable, Portable, Prepared
 from engines.errors import EngineError, RunError, first_line
-from engines.onnx.export import copied, export
+from engines.onnx.export import export
 from engines.onnx.program import OUTPUTS, input_name, read_outputs
 from engines.processes import tell
 from engines.target import Target
@@ -56,12 +55,6 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
         if opset is not None and type(opset) is not int:
             raise EngineError(f"opset is a whole number; found {opset!r}")
         facts = export(source.program, opset, out / _MODEL)
-        if target.device == "cpu" or torch.cuda.is_available():
-            device = torch.device("cpu" if target.device == "cpu" else "cuda")
-            with tempfile.TemporaryDirectory() as folder:
-                optimised = Path(folder) / _MODEL
-                opened = OnnxExecutable(open_session(out / _MODEL, device, 1, optimised), device)
-                facts |= copied(optimised, opened.outputs)
         (out / FACTS).write_text(json.dumps(facts))
         return [name for name in (_MODEL, _WEIGHTS, FACTS) if (out / name).is_file()]
 
@@ -203,11 +196,9 @@ class OnnxCall(Prepared):
             self._binding.bind_output(output.name, *self._device, kind, shape, address)
 
 
-def open_session(
-    network: Path | bytes, device: torch.device, threads: int, optimised: Path | None = None
-) -> Any:
+def open_session(network: Path | bytes, device: torch.device, threads: int) -> Any:
     """An inference session on `device` for a file, or for its content, without a fallback to
-    another device. If `optimised` is given, the optimised graph is written to that file."""
+    another device."""
     with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -216,11 +207,6 @@ def open_session(
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # fatal only: other errors also raise exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if optimised is not None:
-        options.optimized_model_filepath = str(optimised)
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", optimised.name + ".data"
-        )
     provider, settings = _provider(device, onnxruntime.get_available_providers())
     try:
         given = network if isinstance(network, bytes) else str(network)

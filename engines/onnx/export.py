@@ -1,10 +1,9 @@
-"""Converts an exported program to a checked ONNX file, and collects facts about the file."""
+"""Converts an exported program to a checked ONNX file."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,8 @@ import torch
 
 from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bytes_for_bools, load_program, quiet_torch
-from engines.onnx.program import OUTPUTS, Output, copied_bytes, input_name, returning_columns
+from engines.onnx.program import OUTPUTS, input_name, returning_columns
 from soa.errors import needs_extra
-
-# Operators that compute nothing. An output that is made by one of them is a copy of other memory.
-_MOVES = frozenset(
-    [
-        "Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
-        "MemcpyFromHost", "MemcpyToHost", "ReorderOutput", "Reshape", "Slice", "Split", "Squeeze",
-        "Transpose", "Unsqueeze",
-    ]
-)  # fmt: skip
 
 _WITH_THE_GRAPH = 1 << 16
 """Tensors up to this many bytes stay in the graph's file. The checker does not read the file of
@@ -73,31 +63,6 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
     except onnx.checker.ValidationError as error:
         raise EngineError(f"onnx.checker: {first_line(error)}") from error
     return {"opset": made, "ir_version": exported.model.ir_version}
-
-
-def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
-    """The bytes of inputs and outputs that a call copies, found in the optimised graph.
-
-    Inputs are bound by address, so only a Memcpy node copies one. The bytes of an output count as
-    copied if its last node only moves values.
-    """
-    import onnx
-
-    graph = onnx.load(optimised, load_external_data=False).graph
-    inputs = {given.name for given in graph.input}
-    readers = {n.op_type for n in graph.node if inputs & set(n.input)} - {"Shape"}
-    made_by = {name: node.op_type for node in graph.node for name in node.output}
-    # An output that is also an input is made by no node; it is copied, too.
-    last = {output.name: made_by.get(output.name, "Identity") for output in outputs}
-    moved = {name: step for name, step in last.items() if step in _MOVES}
-    dtype_of = onnx.helper.tensor_dtype_to_np_dtype
-    itemsizes = {o.name: dtype_of(o.type.tensor_type.elem_type).itemsize for o in graph.output}
-    return {
-        "copied_bytes_in": None if any("Memcpy" in reader for reader in readers) else 0,
-        "inputs_read_by": sorted(readers),
-        **copied_bytes(outputs, {name: itemsizes[name] for name in moved}),
-        "copied_out_by": sorted(set(moved.values())),
-    }
 
 
 def _axes_from_the_front(graph: Any) -> None:

@@ -8,7 +8,7 @@ component's address. The arguments that the program wrote are no longer inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,22 +59,6 @@ class Output:
     @property
     def name(self) -> str:
         return f"argument_{self.argument}.{self.component}"
-
-
-def copied_bytes(outputs: Sequence[Output], itemsizes: Mapping[str, int]) -> dict[str, Any]:
-    """The bytes that a call copies for those outputs whose item size is given.
-
-    The first entry has the bytes for each row, by row dimension; the second the bytes for a call.
-    """
-    per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
-    once = 0
-    for output in outputs:
-        size = itemsizes.get(output.name, 0)
-        if output.rows is None:
-            once += size * torch.Size(output.shape).numel()
-        else:
-            per_row[output.rows] += size
-    return {"copied_bytes_out_per_row": per_row, "copied_bytes_out_once": once}
 
 
 def read_outputs(text: str) -> list[Output]:

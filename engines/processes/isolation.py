@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,9 +166,3 @@ def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
         f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(step)}\n"
     )
     script.chmod(0o755)
-
-
-if __name__ == "__main__":  # for a `reproduce.sh` from before `engines/processes/job.py` existed
-    from engines.processes.job import run_job
-
-    sys.exit(run_job(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.deployment.repository import Deployed
-from serving.cluster import ClusterOptions, Needs, helm_values, needs_of, remarks, schema_reader
+from serving.cluster import ClusterOptions, Needs, helm_values, needs_of, remarks
 from serving.errors import ServingError
 from soa.files import write_whole
 
@@ -23,7 +23,6 @@ class ClusterFiles:
 
     def check(self) -> None:
         """Raise ServingError if the file cannot be written. To be called before any work."""
-        schema_reader()
         if self.helm.exists() and not (self.replace and self.helm.is_file()):
             raise ServingError(
                 f"{self.helm} exists already: remove it, or replace it with --replace"

@@ -207,12 +207,14 @@ class Regions(Pool):
 
 
 class CudaRegions(Pool):
-    """Regions of memory of one GPU, as torch tensors. No GPU has run this.
+    """Regions of memory of one GPU, as torch tensors. No Triton with a GPU has run this.
 
     CUDA allows memory to be freed only after the other process has closed it. That is the case once
     Triton no longer knows the region. If this never happens, the region is kept until this process
     ends.
     """
+
+    freed_first = False
 
     def __init__(self, client: Client, device: torch.device) -> None:
         super().__init__(client)

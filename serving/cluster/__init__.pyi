@@ -3,7 +3,6 @@ from .deployment_files import Address as Address
 from .deployment_files import envoy_config as envoy_config
 from .deployment_files import helm_values as helm_values
 from .deployment_files import remarks as remarks
-from .deployment_files import schema_reader as schema_reader
 from .needs import ClusterOptions as ClusterOptions
 from .needs import Needs as Needs
 from .needs import needs_of as needs_of

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.speed.devices import captured_from
+from benchmarks.speed.gpu import captured_from
 from benchmarks.speed.zoo import CONFIGS
 from engines import Portable, Target, engine
 from engines.errors import NotApplicableError

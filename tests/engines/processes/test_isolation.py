@@ -215,16 +215,6 @@ def test_a_job_that_meets_the_end_of_an_idle_process_is_begun_again(
     assert (outcome.value, outcome.error) == (5, None)
 
 
-def test_a_script_of_an_earlier_release_repeats_its_step(tmp_path: Path) -> None:
-    outcome = run(tmp_path, "add", a=2, b=3)
-    text = outcome.script.read_text()
-    outcome.script.write_text(text.replace("engines.processes.job", "engines.processes.isolation"))
-    answer = tmp_path / "answer.json"
-    answer.unlink()
-    assert repeat(outcome).returncode == 0
-    assert json.loads(answer.read_text()) == {"value": 5}
-
-
 @pytest.mark.parametrize("name", ["kill_itself", "read_address_zero"])
 def test_a_segfault_is_an_outcome_that_the_script_repeats(tmp_path: Path, name: str) -> None:
     outcome = run(tmp_path, name)

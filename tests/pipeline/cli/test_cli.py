@@ -160,12 +160,12 @@ def test_a_database_without_a_registry(tmp_path: Path, tables: str) -> None:
 
 def test_show_says_what_an_engine_recorded(registry: Registry, jets: Built, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
-        facts = {"opset": 20, "copied_bytes_out_per_row": [12, 4], "copied_out_by": []}
+        facts = {"opset": 20, "shared_bytes": [12, 4], "notes": []}
         manifest["targets"][TARGET]["candidates"]["exported"]["facts"] = facts
 
     bundle = resealed(jets.bundle, tmp_path / "facts", edit)
     text = said("show", bundle.path, registry=registry)
-    assert "  exported: opset 20; copied bytes out per row 12, 4\n" in text
+    assert "  exported: opset 20; shared bytes 12, 4\n" in text
 
 
 def test_ls(two: Registry) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
 from registry.store.registry import Registry
-from serving.cluster.deployment_files import check_values
 from tests.models.project import PASSED, cli, refusal
+from tests.serving.cluster.needs import SCHEMA
 
 IMAGE = ("--image", "registry.example/soa-triton:1")
 
@@ -28,7 +29,7 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     said = cli("deploy", "jets@production", *where, "--helm", file, *IMAGE, *more).stdout
     assert f"values for the SuperSONIC chart are in {file}" in said
     values = yaml.safe_load(file.read_text())
-    check_values(values)
+    jsonschema.validate(values, json.loads(SCHEMA.read_text()))
     assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
     assert values["serverLoadThreshold"] == 40
     assert "--model-repository=/models/models" in values["triton"]["args"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -199,6 +200,31 @@ def test_a_server_that_cannot_open_the_memory(
     with pytest.raises(VersionMismatchError, match="Unable to find cuda shared memory region"):
         client.cuda_status("soa_test", 10.0)
     client.close()
+
+
+def test_memory_of_a_gpu_is_freed_once_the_server_has_forgotten_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    freed: list[int] = []
+    memory = SimpleNamespace(tensor=None, handle=bytes(HANDLE_BYTES), free=lambda: freed.append(1))
+    monkeypatch.setattr("serving.client.cuda_memory.CudaMemory", lambda size, device: memory)
+    asked = SimpleNamespace(done=lambda: True, code=lambda: grpc.StatusCode.OK)
+    client: Any = SimpleNamespace(
+        share_cuda=lambda *_: None, unshare_cuda=lambda _: asked, cuda_status=lambda *_: "in use"
+    )
+    regions = CudaRegions(client, torch.device("cuda:0"))
+    with regions.taken(1):
+        pass
+    regions.forget()
+    regions._look_after(0.0)
+    assert not freed
+
+    def unknown(name: str, within_s: float) -> None:
+        raise VersionMismatchError("Unable to find cuda shared memory region")
+
+    client.cuda_status = unknown
+    regions._look_after(0.0)
+    assert freed == [1]
 
 
 def test_collections_on_the_cpu(tags: Tags) -> None:

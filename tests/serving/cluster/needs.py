@@ -1,12 +1,18 @@
-"""Needs of deployments for each vendor, without a version."""
+"""Needs of deployments for each vendor, without a version, and the chart's schema of values.
+
+The schema is that of SuperSONIC (https://github.com/fastmachinelearning/SuperSONIC,
+helm/supersonic, Apache-2.0).
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from engines.target import Target
 from serving.cluster.needs import ClusterOptions, Needs
 
+SCHEMA = Path(__file__).with_name("supersonic-values.schema.json")
 _OPTIONS = ClusterOptions("registry.example/soa-triton:1")
 CPU = Needs(
     name="jets",
