@@ -105,5 +105,14 @@ class Event:
     def untouched(self) -> bool:
         return bool((self.found["event"] == -1).all() and (self.found["score"] == -2.0).all())
 
+    def require_right(self, local: Session, exact: bool = True) -> None:
+        """The answer must be that of the local session. Not `exact`: the last bit of a score may
+        depend on the row's place in a run."""
+        mine = Event.make(local, self.number, self.found.n)
+        local.run(mine.given, mine.found)
+        (numbers, scores), (wanted, right) = self.answers(), mine.answers()
+        assert torch.equal(numbers, wanted)
+        torch.testing.assert_close(scores, right, rtol=0 if exact else 1e-6, atol=0)
+
     def answers(self) -> tuple[Tensor, Tensor]:
         return self.found.tensor("event").clone(), self.found.tensor("score").clone()

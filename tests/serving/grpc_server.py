@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,55 @@ from serving.triton.backend import Core, Request
 from serving.triton.config import Service, config_message
 
 Fault = Callable[[Any, Any], Any]
+
+NAN = b"\0\0\xc0\x7f"
+
+
+def aborts(code: grpc.StatusCode, said: str, times: float = math.inf) -> Fault:
+    """Every answer, or only the first `times` of them, is an error."""
+    left = times
+
+    def fault(answer: Any, context: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            context.abort(code, said)
+        return answer
+
+    return fault
+
+
+def changed(index: int, **fields: Any) -> Fault:
+    """Another `name`, `datatype`, `shape` or content (`raw`) of one output."""
+
+    def fault(answer: Any, context: Any) -> Any:
+        described = answer.outputs[index]
+        if "raw" in fields:
+            answer.raw_output_contents[index] = fields["raw"]
+        if "shape" in fields:
+            described.shape[:] = fields["shape"]
+        for name in fields.keys() & {"name", "datatype"}:
+            setattr(described, name, fields[name])
+        return answer
+
+    return fault
+
+
+def nan(index: int, rows: Iterable[int] | None = None) -> Fault:
+    """NaN in an output, in all its elements or in some."""
+
+    def fault(answer: Any, context: Any) -> Any:
+        values = np.frombuffer(answer.raw_output_contents[index], np.float32).copy()
+        values[slice(None) if rows is None else [*rows]] = np.nan
+        answer.raw_output_contents[index] = values.tobytes()
+        return answer
+
+    return fault
+
+
+def without_the_last(answer: Any, context: Any) -> Any:
+    del answer.raw_output_contents[-1]
+    return answer
 
 
 class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]

@@ -25,10 +25,11 @@ from serving.errors import ServerError
 from serving.local.external_program import free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from tests.models.tagged import NAME, Tags
-from tests.serving.grpc_server import Server
+from tests.serving.grpc_server import Server, aborts, changed, nan, without_the_last
 from tests.serving.proxy import Proxy
 
 Fault = Callable[[], None]
+_FULL = "Exceeds maximum queue size"
 
 
 class Triton:
@@ -163,13 +164,13 @@ class Liar:
 
     def faults(self) -> dict[str, Fault]:
         return {
-            "NaN": lambda: self._lie(_nan),
+            "NaN": lambda: self._lie(nan(1)),
             "a wrong shape": lambda: self._lie(_shape),
-            "a wrong dtype": lambda: self._lie(_dtype),
-            "an array missing": lambda: self._lie(_missing),
-            "an error": lambda: self._lie(_error),
+            "a wrong dtype": lambda: self._lie(changed(1, datatype="INT32")),
+            "an array missing": lambda: self._lie(without_the_last),
+            "an error": lambda: self._lie(aborts(grpc.StatusCode.INTERNAL, "the kernel failed")),
             "late, and wrong": lambda: self._lie(_late),
-            "full": lambda: self._lie(_full),
+            "full": lambda: self._lie(aborts(grpc.StatusCode.UNAVAILABLE, _FULL)),
         }
 
     def _lie(self, fault: Any) -> None:
@@ -184,32 +185,9 @@ class Liar:
         self._server.fault = lambda answer, context: answer
 
 
-def _nan(answer: Any, context: Any) -> Any:
-    answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
-    return answer
-
-
 def _shape(answer: Any, context: Any) -> Any:
     answer.outputs[1].shape[0] += 1
     return answer
-
-
-def _dtype(answer: Any, context: Any) -> Any:
-    answer.outputs[1].datatype = "INT32"
-    return answer
-
-
-def _missing(answer: Any, context: Any) -> Any:
-    del answer.raw_output_contents[1]
-    return answer
-
-
-def _error(answer: Any, context: Any) -> Any:
-    context.abort(grpc.StatusCode.INTERNAL, "the kernel failed")
-
-
-def _full(answer: Any, context: Any) -> Any:
-    context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
 def _late(answer: Any, context: Any) -> Any:

@@ -25,7 +25,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from runtime.checked import recorded_tolerances
 from runtime.errors import BindError
 from runtime.loader import load as load_here
 from runtime.opening import Opening, open_version
@@ -41,12 +40,10 @@ from serving.remote.remote_session import RemoteSession
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
 from soa.memory import argument_tensors
-from stages.judging.validate import validate_session
-from stages.reference.answers import Reference
 from tests.models import served
 from tests.models.tagged import SIGNATURE, Event, Tags
 from tests.serving.conftest import Shop
-from tests.serving.grpc_server import Server
+from tests.serving.grpc_server import Server, nan
 
 CUDA = RemoteOptions(shared_memory="cuda")
 CPU = Tensors(torch.device("cpu"))
@@ -116,28 +113,15 @@ def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> Remo
 
 @pytest.mark.parametrize("name", ["mixed", "event"])
 def test_through_a_real_triton_on_cpu_tensors(triton: TritonServer, shop: Shop, name: str) -> None:
-    """All row counts and dtypes, also no rows, with poisoned outputs and padding."""
     options = RemoteOptions(allow_nan=True)  # the reference has huge numbers
     session = connected(triton.url, shop.registry, f"{name}@production", options)
-    bundle = shop.bundles[name]
-    report = validate_session(
-        session, "on a device", Reference.load(bundle.file("reference.safetensors")),
-        recorded_tolerances(bundle.manifest),
-    )  # fmt: skip
+    shop.require_valid(name, session)
     session.close()
-    assert report.valid, report.reason
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None:
     """With messages instead of shared memory; their arrays are tensors here too."""
-
-    def nan(answer: Any, context: Any) -> Any:
-        score = np.frombuffer(answer.raw_output_contents[1], np.float32).copy()
-        score[7] = np.nan
-        answer.raw_output_contents[1] = score.tobytes()
-        return answer
-
     local = load_here("tagged/1", registry=tags.registry)
     server = Server(local, replace(tags.deployed.service, requests=form, merge=False))
     with server.listening() as url:
@@ -148,7 +132,7 @@ def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None
         session = RemoteSession(local.signature, model, 1)
         event = Event.make(local, 3, 20)
         session.run(event.given, event.found)
-        server.fault = nan
+        server.fault = nan(1, [7])
         event.spoil()
         with pytest.raises(AnswerError, match=r"score is NaN at row 7, and no input is"):
             session.run(event.given, event.found)
@@ -243,12 +227,6 @@ def test_collections_on_the_cpu(tags: Tags) -> None:
     local.close()
 
 
-@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "SYSTEM", "", 2])
-def test_memory_that_is_of_no_kind(wrong: Any) -> None:
-    with pytest.raises(ServingError, match="shared_memory"):
-        RemoteOptions(shared_memory=wrong)
-
-
 @pytest.mark.parametrize("spelt", [True, "system"])
 def test_both_spellings_of_system_memory(triton: TritonServer, shop: Shop, spelt: Any) -> None:
     options = RemoteOptions(shared_memory=spelt)
@@ -328,10 +306,6 @@ def test_gpu_collections_through_a_triton(real_triton: None, tags: Tags) -> None
                 pairs.append((event, found, session.run_async(given, found)))
         for event, found, future in pairs:
             future.result()
-            local.run(event.given, event.found)
-            assert torch.equal(found.tensor("event").cpu(), event.found.tensor("event"))
-            assert torch.allclose(
-                found.tensor("score").cpu(), event.found.tensor("score"), rtol=1e-6
-            )
+            Event(event.number, event.given, found.to("cpu")).require_right(local, exact=False)
         session.close()
     local.close()

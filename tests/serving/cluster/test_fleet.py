@@ -20,6 +20,7 @@ import torch
 import yaml
 
 import pipeline
+from serving.client.options import RemoteOptions
 from serving.cluster.deployment_files import queue_query
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.local.external_program import LocalProgram, free_ports
@@ -27,11 +28,11 @@ from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.metrics_reader import get
 from serving.remote.remote_session import RemoteSession
-from stages.reference.answers import Reference
-from tests.models.building import reference_collections
-from tests.serving.cluster.conftest import Stall, find_prometheus
+from tests.serving.cluster.conftest import find_prometheus
+from tests.serving.conftest import Shop
 
 REQUESTS = 200
+OPTIONS = RemoteOptions(retries=8, deadline_s=60, in_flight=16)
 
 
 def test_no_envoy_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_fleets_that_cannot_be(count: int, ports: Ports, tmp_path: Path) -> None
         Fleet(tmp_path, count, ServerOptions(ports=ports))
 
 
-def test_a_proxy_without_servers_says_so(envoy: Path, stall: Stall) -> None:
+def test_a_proxy_without_servers_says_so(envoy: Path, stall: Shop) -> None:
     """No server listens: the health check shows it, and a client gets an error at once."""
     with EnvoyProxy([("127.0.0.1", 1)]) as proxy:
         assert proxy.healthy() == 0
@@ -62,9 +63,12 @@ def test_a_proxy_without_servers_says_so(envoy: Path, stall: Stall) -> None:
             proxy.wait()
 
 
-def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
-    session = stall.connect(fleet.url)
-    assert session.origin is not None and session.origin.digest == stall.deployed.service.digest
+def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
+    session = stall.connect(fleet.url, "mixed", OPTIONS)
+    assert (
+        session.origin is not None
+        and session.origin.digest == stall.deployed["mixed"].service.digest
+    )
     before = served_by(fleet.servers)
     check(stall, send(stall, session, REQUESTS))
     wait_until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
@@ -77,7 +81,7 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
     session.close()
 
 
-def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
+def test_the_queue_is_seen(fleet: Fleet, stall: Shop, tmp_path: Path) -> None:
     """The query always gives one number.
 
     It is 0 before any request, small with one client at a time, and larger when many requests wait
@@ -95,7 +99,7 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
             {**proxy, "static_configs": [{"targets": [fleet.proxy.stats_address]}], **of_all},
         ],
     }
-    session = stall.connect(fleet.url)
+    session = stall.connect(fleet.url, "mixed", OPTIONS)
     with Prometheus(binary, config) as prometheus:
         assert prometheus.ask(query) == [0.0]
         wait_until(lambda: prometheus.ask("sum(up)") == [3.0])
@@ -109,9 +113,9 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
     session.close()
 
 
-def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
+def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Shop) -> None:
     """Each happens under load, and each time all answers are there and right."""
-    session = stall.connect(fleet.url)
+    session = stall.connect(fleet.url, "mixed", OPTIONS)
     first, second = fleet.servers
     answers = send(stall, session, REQUESTS, at_half=lambda: os.killpg(first.pid, signal.SIGKILL))
     check(stall, answers)
@@ -140,15 +144,13 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
 
 
 def send(
-    stall: Stall, session: RemoteSession, count: int, at_half: Callable[[], object] | None = None
+    stall: Shop, session: RemoteSession, count: int, at_half: Callable[[], object] | None = None
 ) -> list[Any]:
     """Sends requests together and waits for the answers; calls `at_half` when half are sent."""
-    inputs = Reference.load(stall.deployed.bundle.file("reference.safetensors")).inputs
     events = []
     sent: list[Future[Any]] = []
     for i in range(count):
-        case = dict.fromkeys(session.signature.dims, i % 7 + 1)
-        events.append(reference_collections(session.signature, inputs, case))
+        events.append(stall.event("mixed", session, i % 7 + 1))
         sent.append(session.run_async(*events[-1]))
         if i == count // 2 and at_half is not None:
             at_half()
@@ -157,15 +159,14 @@ def send(
     return events
 
 
-def check(stall: Stall, events: list[Any]) -> None:
+def check(stall: Shop, events: list[Any]) -> None:
     """Requires for each event the answer of a session on this host."""
-    local = pipeline.load("mixed@production", registry=stall.registry)
-    inputs = Reference.load(stall.deployed.bundle.file("reference.safetensors")).inputs
+    local = stall.local("mixed")
     mine: dict[int, Any] = {}
     for _, written in events:
         n = written["loose"].n
         if n not in mine:
-            given, mine[n] = reference_collections(local.signature, inputs, {"n": n})
+            given, mine[n] = stall.event("mixed", local, n)
             local.run(given, mine[n])
         for bound in local.signature.outputs:
             where = bound.block.collection

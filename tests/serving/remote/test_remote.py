@@ -20,12 +20,9 @@ from tritonclient.grpc import service_pb2
 
 import pipeline
 from engines.errors import RunError
-from registry.errors import BundleError
 from registry.store.registry import Registry
-from runtime.checked import recorded_tolerances
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
-from runtime.loader import load as load_here
 from serving.client.options import HEADERS, RemoteOptions, Tls
 from serving.errors import (
     AnswerError,
@@ -40,23 +37,18 @@ from serving.errors import (
 from serving.remote.remote_session import RemoteSession
 from serving.triton.backend import Request
 from serving.wire import Form
-from soa import Collection
-from stages.judging.validate import validate_session
-from stages.reference.answers import Reference
-from tests.models.building import reference_collections
 from tests.models.forked import in_a_child
 from tests.models.project import described
 from tests.models.signals import disposed
 from tests.serving.conftest import Shop
-from tests.serving.grpc_server import Server
+from tests.serving.grpc_server import NAN, Server, aborts, changed, nan, without_the_last
 
 QUICK = RemoteOptions(deadline_s=60.0, retries=2)  # no test fails because a machine is slow
 
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Server]:
-    bundle = shop.deployed["jets"].folder / "1" / ".bundle"
-    session = load_here(bundle)
+    session = shop.local("jets")
     yield Server(session, shop.deployed["jets"].service)
     session.close()
 
@@ -80,8 +72,7 @@ def opened() -> Iterator[None]:
 
 
 def connect(shop: Shop, url: str, options: RemoteOptions = QUICK) -> RemoteSession:
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
-    assert isinstance(session, RemoteSession)
+    session = shop.connect(url, "jets", options)
     _OPENED.append(session)
     return session
 
@@ -97,45 +88,21 @@ def remote(shop: Shop, url: str) -> RemoteSession:
     return connect(shop, url)
 
 
-def collections(shop: Shop, session: Any, n: int) -> tuple[Any, Any]:
-    inputs = Reference.load(shop.bundles["jets"].file("reference.safetensors")).inputs
-    return reference_collections(session.signature, inputs, {"n": n})
-
-
 def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) -> None:
-    """All row counts, padding and poisoned outputs, by the rules that validate an artifact."""
-    bundle = shop.bundles["jets"]
-    report = validate_session(
-        remote, "remote", Reference.load(bundle.file("reference.safetensors")),
-        recorded_tolerances(bundle.manifest),
-    )  # fmt: skip
-    assert report.valid, report.reason
-    assert len(report.cases) > 5
+    shop.require_valid("jets", remote)
 
 
 @pytest.mark.parametrize("form", ["rows", "blocks"])
 def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
-    bundle = shop.bundles["jets"]
     service = shop.deployed["jets"].service
-    session = load_here(shop.deployed["jets"].folder / "1" / ".bundle")
+    session = shop.local("jets")
     other = Server(session, replace(service, requests=form, merge=form == "rows"))
     with other.listening() as url:
         remote = connect(shop, url)
-        report = validate_session(
-            remote, form, Reference.load(bundle.file("reference.safetensors")),
-            recorded_tolerances(bundle.manifest),
-        )  # fmt: skip
-        assert report.valid, report.reason
-        given, written = collections(shop, remote, 5)
-
-        def nan(answer: Any, context: Any) -> Any:
-            values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
-            values.reshape(3, 5)[1, 2] = np.nan  # read as rows: value 7, in row 7 // 3
-            answer.raw_output_contents[0] = values.tobytes()
-            return answer
-
-        other.fault = nan
-        with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
+        shop.require_valid("jets", remote)
+        given, written = shop.event("jets", remote, 5)
+        other.fault = nan(0, [7])  # of three answers for five rows
+        with pytest.raises(AnswerError, match=f"row {7 % 5 if form == 'blocks' else 7 // 3}"):
             remote.run(given, written)
     session.close()
 
@@ -145,13 +112,13 @@ def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server,
 
     The request names its form, so that such a server refuses it.
     """
-    session = load_here(shop.deployed["jets"].folder / "1" / ".bundle")
+    session = shop.local("jets")
     service = shop.deployed["jets"].service
     rows = Server(session, replace(service, requests="rows"))
     blocks = Server(session, replace(service, requests="blocks", merge=False))
     with rows.listening() as url:
         remote = connect(shop, url)
-        given, written = collections(shop, remote, 6)
+        given, written = shop.event("jets", remote, 6)
         remote.run(given, written)
         before = written["tags"].memory()[0].clone()
         rows.core = blocks.core
@@ -177,7 +144,7 @@ def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
 
 
 def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSession) -> None:
-    given, written = collections(shop, remote, 40)
+    given, written = shop.event("jets", remote, 40)
     binding = remote.bind(given, written)
     binding()
     whole = written["tags"]["x"].copy()
@@ -192,7 +159,7 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
 def test_bad_memory_is_refused_before_anything_is_sent(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
-    given, _ = collections(shop, remote, 10)
+    given, _ = shop.event("jets", remote, 10)
     before = server.requests
     with pytest.raises(BindError, match="outside the compiled range"):
         remote.run(remote.collection("jets", 1001), remote.collection("tags", 1001))
@@ -204,8 +171,8 @@ def test_bad_memory_is_refused_before_anything_is_sent(
 def test_asynchronous_answers_come_in_the_order_of_the_calls(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
-    events = [collections(shop, remote, n) for n in range(1, 30)]
-    local = [collections(shop, remote, n)[1] for n in range(1, 30)]
+    events = [shop.event("jets", remote, n) for n in range(1, 30)]
+    local = [shop.event("jets", remote, n)[1] for n in range(1, 30)]
 
     def later_is_quicker(answer: Any, context: Any) -> Any:
         time.sleep(0.02 / answer.outputs[0].shape[0])
@@ -213,7 +180,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
 
     server.fault = later_is_quicker
     futures = [remote.run_async(*event) for event in events]
-    here = load_here("jets@production", registry=shop.registry)
+    here = shop.local("jets")
     for (given, written), future, mine in zip(events, futures, local, strict=True):
         assert future.result()["tags"] is written["tags"]
         here.run(given, mine)
@@ -222,7 +189,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
 
 
 def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
-    events = [collections(shop, remote, 5) for _ in range(20)]
+    events = [shop.event("jets", remote, 5) for _ in range(20)]
     remote.run_many([remote.bind(*event) for event in events])
     first = events[0][1]["tags"]["x"]
     assert first.any() and all(np.array_equal(w["tags"]["x"], first) for _, w in events)
@@ -239,7 +206,7 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
         under_way.pop()
         return answer
 
-    binding = remote.bind(*collections(shop, remote, 5))
+    binding = remote.bind(*shop.event("jets", remote, 5))
     server.fault = slow
     ctrl_c = disposed(signal.SIGINT, signal.default_int_handler)
     with ctrl_c, pytest.raises(KeyboardInterrupt):
@@ -252,7 +219,7 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
 def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
     session = pipeline.load("jets@production", device=url, registry=shop.registry, mode="test")
     assert isinstance(session, CheckedSession)
-    given, written = collections(shop, session, 20)
+    given, written = shop.event("jets", session, 20)
     session.run(given, written)
     assert session.report.events == 1
 
@@ -271,26 +238,6 @@ def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: 
 # -- what can go wrong ---------------------------------------------------------------------------
 
 
-def changed(index: int, **fields: Any) -> Any:
-    def fault(answer: Any, context: Any) -> Any:
-        if "raw" in fields:
-            answer.raw_output_contents[index] = fields["raw"]
-        if "shape" in fields:
-            answer.outputs[index].shape[:] = fields["shape"]
-        for name in ("name", "datatype"):
-            if name in fields:
-                setattr(answer.outputs[index], name, fields[name])
-        return answer
-
-    return fault
-
-
-def without_the_last(answer: Any, context: Any) -> Any:
-    del answer.raw_output_contents[2]
-    return answer
-
-
-NAN = b"\0\0\xc0\x7f"
 ANSWERS = {
     "NaN": (changed(1, raw=b"\0\0\0\0" * 4 + NAN), r"tags\.y is NaN at row 4, and no input"),
     "shape": (changed(0, shape=[4, 1]), r"tags\.x is FP32 \(4, 1\), needed is FP32 \(5, 1\)"),
@@ -306,14 +253,14 @@ def test_a_wrong_answer_is_refused_and_nothing_written(
     shop: Shop, server: Server, remote: RemoteSession, kind: str
 ) -> None:
     server.fault, message = ANSWERS[kind]
-    given, written = collections(shop, remote, 5)
+    given, written = shop.event("jets", remote, 5)
     with pytest.raises(AnswerError, match=message):
         remote.run(given, written)
     assert not written["tags"].memory()[0].any()
 
 
 def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    given, written = collections(shop, remote, 5)
+    given, written = shop.event("jets", remote, 5)
     given["jets"]["c"][3] = float("nan")
     remote.run(given, written)
     assert written["tags"].tensor("x").isnan().tolist() == [False, False, False, True, False]
@@ -322,7 +269,7 @@ def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: Remot
 def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
     session = connect(shop, url, RemoteOptions(allow_nan=True))
     server.fault = changed(0, raw=NAN * 5)
-    given, written = collections(shop, session, 5)
+    given, written = shop.event("jets", session, 5)
     session.run(given, written)
     assert written["tags"].tensor("x").isnan().all()
 
@@ -337,24 +284,17 @@ def test_a_server_that_hangs(shop: Shop, server: Server, remote: RemoteSession) 
     hurry(remote, 0.3)
     server.fault = hang
     with pytest.raises(DeadlineError, match=r"no answer within 0\.3 s"):
-        remote.run(*collections(shop, remote, 5))
+        remote.run(*shop.event("jets", remote, 5))
     given_up.set()
 
 
 def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    left = [2]
-
-    def busy(answer: Any, context: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
-            context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
-        return answer
-
-    server.fault = busy
-    given, written = collections(shop, remote, 5)
+    full = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
+    server.fault = aborts(*full, times=2)
+    given, written = shop.event("jets", remote, 5)
     remote.run(given, written)
-    assert written["tags"]["x"].any() and left == [0]
-    left[0] = 3
+    assert written["tags"]["x"].any()
+    server.fault = aborts(*full, times=3)
     with pytest.raises(ServerGoneError, match="after 3 attempts: Exceeds maximum queue size"):
         remote.run(given, written)
 
@@ -362,7 +302,7 @@ def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: Remote
 def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
     with server.listening() as url:
         session = connect(shop, url)
-        event = collections(shop, session, 5)
+        event = shop.event("jets", session, 5)
         session.run(*event)
     with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
         session.run(*event)
@@ -377,12 +317,9 @@ def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
 
 
 def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    def broken(answer: Any, context: Any) -> Any:
-        context.abort(grpc.StatusCode.INTERNAL, "the kernel failed\nand more")
-
-    server.fault = broken
+    server.fault = aborts(grpc.StatusCode.INTERNAL, "the kernel failed\nand more")
     with pytest.raises(RefusedError, match=r"the kernel failed \(internal\)$"):
-        remote.run(*collections(shop, remote, 5))
+        remote.run(*shop.event("jets", remote, 5))
 
 
 def test_nobody_there(shop: Shop) -> None:
@@ -419,7 +356,7 @@ def test_a_server_that_was_restarted_with_another_bundle(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
     """Every request names its bundle."""
-    event = collections(shop, remote, 5)
+    event = shop.event("jets", remote, 5)
     remote.run(*event)
     before, server.core._digest = server.core._digest, "f" * 64
     with pytest.raises(RemoteError, match=r"asked for bundle .*, this server runs ffffffffffff"):
@@ -442,11 +379,11 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     """They are sent in several messages; if rows depend on each other, nothing is sent."""
     small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
     session = connect(shop, url, small)
-    event, before = collections(shop, session, 1000), server.requests
+    event, before = shop.event("jets", session, 1000), server.requests
     session.run(*event)
     assert server.requests - before == 4
     whole = connect(shop, url)
-    same = collections(shop, whole, 1000)
+    same = shop.event("jets", whole, 1000)
     whole.run(*same)
     for name in "xyz":
         assert torch.allclose(
@@ -455,7 +392,7 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     service, server.service = server.service, replace(server.service, merge=False)
     session.executable.look()  # type: ignore[attr-defined]
     server.service = service
-    given, written = collections(shop, session, 1000)
+    given, written = shop.event("jets", session, 1000)
     before = server.requests
     with pytest.raises(TooLargeError, match="whose rows must not be split, of 40384 bytes"):
         session.run(given, written)
@@ -464,16 +401,15 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
 
 def test_a_part_that_fails_leaves_nothing_written(shop: Shop, server: Server, url: str) -> None:
     session = connect(shop, url, replace(QUICK, message_bytes=HEADERS + 24 * 300))
-    left = [2]
+    before = server.requests
 
     def fails_later(answer: Any, context: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        if server.requests - before > 2:
             context.abort(grpc.StatusCode.INTERNAL, "the third of four messages")
         return answer
 
     server.fault = fails_later
-    given, written = collections(shop, session, 1000)
+    given, written = shop.event("jets", session, 1000)
     with pytest.raises(RefusedError, match="the third of four"):
         session.run(given, written)
     assert not written["tags"].memory()[0].any()
@@ -493,7 +429,7 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "mistake",
     [
         {"deadline_s": 0.0},
         {"deadline_s": float("nan")},
@@ -503,23 +439,20 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
         {"compression": "zip"},
         {"message_bytes": 10},
         {"message_bytes": 2**31},
+        *({"shared_memory": each} for each in ("gpu", "cuda:", "cuda:x", "SYSTEM", "", 2)),
     ],
+    ids=str,
 )
-def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
-    with pytest.raises(ServingError):
-        RemoteOptions(**fault)
-
-
-def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -> None:
-    options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
-    with pytest.raises(ServingError, match=r"root\.pem: No such file"):
-        connect(shop, url, options)
+def test_options_that_make_no_sense(mistake: dict[str, Any]) -> None:
+    with pytest.raises(ServingError, match=next(iter(mistake))):
+        RemoteOptions(**mistake)
 
 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (("root",), r"text: not PEM that TLS can use: no_certificate"),
+        (("nowhere",), r"nowhere: No such file"),
+        (("text",), r"text: not PEM that TLS can use: no_certificate"),
         (("empty",), r"empty: not PEM that TLS can use: no_certificate"),
         ((None, "text"), "TLS with private_key and no certificate_chain: name both, or neither"),
         ((None, None, "text"), "TLS with certificate_chain and no private_key: name both"),
@@ -532,7 +465,7 @@ def test_certificates_that_are_none(
     """gRPC aborts the process for half a pair, and with an empty file trusts the system's roots."""
     (tmp_path / "text").write_text("no certificate")
     (tmp_path / "empty").touch()
-    files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
+    files = [None if name is None else tmp_path / name for name in names]
     with pytest.raises(ServingError, match=says):
         options = RemoteOptions(tls=Tls(*files))
         connect(shop, url, options)
@@ -546,32 +479,6 @@ def test_a_proxy_for_the_web_is_not_asked(
     monkeypatch.delenv("no_proxy", raising=False)
     options = RemoteOptions(deadline_s=5.0, retries=0)
     connect(shop, url, options).close()
-
-
-def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
-    options = RemoteOptions(tls=Tls(), retries=1, deadline_s=5.0)
-    with pytest.raises(ServerGoneError):
-        connect(shop, url, options)
-
-
-def test_an_altered_bundle_never_gets_to_the_server(url: str, shop: Shop, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shop.registry.fetch(shop.registry.find("jets/1"), folder)
-    (folder / "program.pt2").write_bytes(b"x")
-    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-        pipeline.load(folder, device=url, mode="test")
-
-
-def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSession) -> None:
-    layout = remote.layout("jets")
-    memory = torch.zeros(layout.nbytes(8) + layout.alignment, dtype=torch.uint8)
-    start = -memory.data_ptr() % layout.alignment
-    given = Collection.wrap(layout, memory[start:], 8)
-    written = remote.collection("tags", 8)
-    remote.run(given, written)
-    assert torch.allclose(
-        torch.from_numpy(written["x"] + written["y"] + written["z"]), torch.ones(8)
-    )
 
 
 class Sharing(Server):
@@ -617,18 +524,11 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
     monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
     sharing = Sharing(server.core._session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
-    broken = [True]
-
-    def breaks(answer: Any, context: Any) -> Any:
-        if broken and broken.pop():
-            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        return answer
-
-    sharing.fault = breaks
+    sharing.fault = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed", times=1)
     with sharing.listening() as url:
         session = connect(shop, url, replace(QUICK, shared_memory=True))
         for _ in range(3):
-            given, written = collections(shop, session, 5)
+            given, written = shop.event("jets", session, 5)
             session.run(given, written)
             assert written["tags"]["x"].any()
         first, again, second, third = sharing.used
@@ -648,14 +548,14 @@ def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) 
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 0
     with sharing.listening() as url:
         session = connect(shop, url, replace(QUICK, shared_memory=True))
-        session.run(*collections(shop, session, 5))
+        session.run(*shop.event("jets", session, 5))
 
         def over_the_wire(answer: Any, context: Any) -> Any:
             answer.raw_output_contents.extend([b"\0" * 20] * 3)
             return answer
 
         sharing.fault = over_the_wire
-        given, written = collections(shop, session, 5)
+        given, written = shop.event("jets", session, 5)
         with pytest.raises(AnswerError, match="not in the memory that it shares"):
             session.run(given, written)
         assert not written["tags"].memory()[0].any()
@@ -669,7 +569,7 @@ def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str
         return answer
 
     session = connect(shop, url, options)
-    event = collections(shop, session, 1000)  # four messages
+    event = shop.event("jets", session, 1000)  # four messages
     hurry(session, 0.7)
     server.fault = slow
     with pytest.raises(DeadlineError):
@@ -685,7 +585,7 @@ def test_a_fork_leaves_the_session_to_its_parent(
     shop: Shop, remote: RemoteSession, call: str
 ) -> None:
     """Both would use one region of shared memory, and the child a pool without threads."""
-    given, written = collections(shop, remote, 5)
+    given, written = shop.event("jets", remote, 5)
     remote.run_async(given, written).result()  # starts threads, which a fork loses
     calls: dict[str, Callable[[], object]] = {
         "run": lambda: remote.run(given, written),
@@ -699,7 +599,7 @@ def test_a_fork_leaves_the_session_to_its_parent(
 
 def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:
     session = connect(shop, url)
-    event = collections(shop, session, 5)
+    event = shop.event("jets", session, 5)
     binding = session.bind(*event)
     session.close()
     with pytest.raises(ServerGoneError, match="the session is closed"):

@@ -20,7 +20,6 @@ import torch
 
 import pipeline
 from pipeline.deployment.repository import deploy
-from runtime.checked import recorded_tolerances
 from serving.client.options import RemoteOptions, Tls
 from serving.errors import (
     DeadlineError,
@@ -32,9 +31,6 @@ from serving.errors import (
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.remote.remote_session import RemoteSession
 from serving.wire import Form
-from stages.judging.validate import validate_session
-from stages.reference.answers import Reference
-from tests.models.building import reference_collections
 from tests.models.mlps import CLASSES, FEATURES
 from tests.serving.campaigns.servers import certificate
 from tests.serving.conftest import Shop
@@ -42,16 +38,8 @@ from tests.serving.conftest import Shop
 ROOT = Path(__file__).parents[3]
 
 
-def connect(shop: Shop, server: TritonServer, ref: str, **options: Any) -> RemoteSession:
-    return pipeline.load(
-        ref, device=server.url, registry=shop.registry, remote=RemoteOptions(**options)
-    )
-
-
-def event(shop: Shop, name: str, session: Any, n: int) -> tuple[Any, Any]:
-    inputs = Reference.load(shop.bundles[name].file("reference.safetensors")).inputs
-    case = dict.fromkeys(session.signature.dims, n)
-    return reference_collections(session.signature, inputs, case)
+def connect(shop: Shop, server: TritonServer, name: str, **options: Any) -> RemoteSession:
+    return shop.connect(server.url, name, RemoteOptions(**options))
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
@@ -59,19 +47,9 @@ def event(shop: Shop, name: str, session: Any, n: int) -> tuple[Any, Any]:
 def test_the_answers_are_the_references(
     triton: TritonServer, shop: Shop, name: str, shared: bool
 ) -> None:
-    """All row counts, dtypes and shapes, poisoned outputs, padding: as in validation."""
-    ref = f"{name}@production"
-    validate(shop, name, connect(shop, triton, ref, shared_memory=shared, allow_nan=True))
-
-
-def validate(shop: Shop, name: str, session: RemoteSession) -> None:
-    bundle = shop.bundles[name]
-    report = validate_session(
-        session, "triton", Reference.load(bundle.file("reference.safetensors")),
-        recorded_tolerances(bundle.manifest),
-    )  # fmt: skip
+    session = connect(shop, triton, name, shared_memory=shared, allow_nan=True)
+    shop.require_valid(name, session)
     session.close()
-    assert report.valid, report.reason
 
 
 def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path: Path) -> None:
@@ -83,9 +61,11 @@ def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path:
         deploy(shop.registry, f"{name}@production", tmp_path, requests=form)
     with TritonServer(tmp_path) as server:
         for name in forms:
-            validate(shop, name, connect(shop, server, f"{name}@production", allow_nan=True))
-        local = pipeline.load("jets@production", registry=shop.registry)
-        given, written = event(shop, "jets", local, 9)
+            session = connect(shop, server, name, allow_nan=True)
+            shop.require_valid(name, session)
+            session.close()
+        local = shop.local("jets")
+        given, written = shop.event("jets", local, 9)
         local.run(given, written)
         rows = np.stack([given["jets"][name] for name in FEATURES], axis=1)
         wanted = np.stack([written["tags"][name] for name in CLASSES], axis=1)
@@ -98,8 +78,8 @@ def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path:
 
 
 def test_compression_changes_nothing(triton: TritonServer, shop: Shop) -> None:
-    plain, zipped = (connect(shop, triton, "jets/1", compression=c) for c in ("none", "gzip"))
-    one, other = event(shop, "jets", plain, 500), event(shop, "jets", plain, 500)
+    plain, zipped = (connect(shop, triton, "jets", compression=c) for c in ("none", "gzip"))
+    one, other = shop.event("jets", plain, 500), shop.event("jets", plain, 500)
     plain.run(*one)
     zipped.run(*other)
     assert (one[1]["tags"]["x"] == other[1]["tags"]["x"]).all()
@@ -107,9 +87,9 @@ def test_compression_changes_nothing(triton: TritonServer, shop: Shop) -> None:
 
 def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None:
     """Triton counts fewer executions than requests, and each request gets its own answer."""
-    session = connect(shop, triton, "jets@production", in_flight=32)
-    local = pipeline.load("jets@production", registry=shop.registry)
-    events = [event(shop, "jets", session, n % 7 + 1) for n in range(300)]
+    session = connect(shop, triton, "jets", in_flight=32)
+    local = shop.local("jets")
+    events = [shop.event("jets", session, n % 7 + 1) for n in range(300)]
     before = triton.metrics("jets")
     futures = [session.run_async(*each) for each in events]
     for (given, written), future in zip(events, futures, strict=True):
@@ -134,9 +114,9 @@ def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None
 def test_a_model_whose_rows_see_each_other_is_never_merged(
     triton: TritonServer, shop: Shop
 ) -> None:
-    session = connect(shop, triton, "event@production", in_flight=16)
+    session = connect(shop, triton, "event", in_flight=16)
     before = triton.metrics("event")
-    events = [event(shop, "event", session, 5) for _ in range(40)]
+    events = [shop.event("event", session, 5) for _ in range(40)]
     for future in [session.run_async(*each) for each in events]:
         future.result()
     after = triton.metrics("event")
@@ -148,8 +128,8 @@ def test_another_clients_bad_request_is_its_own(triton: TritonServer, shop: Shop
     from tritonclient import grpc as triton_grpc
     from tritonclient.utils import InferenceServerException
 
-    session = connect(shop, triton, "event@production")
-    good = event(shop, "event", session, 9)
+    session = connect(shop, triton, "event")
+    good = shop.event("event", session, 9)
     client = triton_grpc.InferenceServerClient(triton.url.removeprefix("triton://"))
     inputs = []
     for name, shape in (("nodes.x", 3), ("nodes.y", 4), ("edges.weight", 5)):
@@ -168,8 +148,8 @@ def test_another_clients_bad_request_is_its_own(triton: TritonServer, shop: Shop
 
 def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop) -> None:
     """The model in the server refuses each request; an unknown version number is refused too."""
-    session = connect(shop, triton, "jets@production")
-    each = event(shop, "jets", session, 3)
+    session = connect(shop, triton, "jets")
+    each = shop.event("jets", session, 3)
     model: Any = session.executable
     served = model.opened
     model.opened = replace(served, bundle=replace(served.bundle, digest="e" * 64))
@@ -194,10 +174,8 @@ def test_a_server_that_hangs_then_goes(real_triton: None, shop: Shop) -> None:
     from tritonclient import grpc as triton_grpc
 
     with TritonServer(shop.repository) as server:
-        session = connect(
-            shop, server, "jets@production", deadline_s=0.5, retries=1, shared_memory=True
-        )
-        each = event(shop, "jets", session, 3)
+        session = connect(shop, server, "jets", deadline_s=0.5, retries=1, shared_memory=True)
+        each = shop.event("jets", session, 3)
         session.run(*each)
         os.kill(server.pid, signal.SIGSTOP)
         while not stopped(server.pid):
@@ -234,15 +212,15 @@ def test_tls(real_triton: None, shop: Shop, tmp_path: Path) -> None:
     if not extra:
         pytest.skip("no openssl to make a certificate with")
     with TritonServer(shop.repository, ServerOptions(extra=extra)) as server:
-        session = connect(shop, server, "jets@production", tls=Tls(tmp_path / "certificate.pem"))
-        each = event(shop, "jets", session, 3)
+        session = connect(shop, server, "jets", tls=Tls(tmp_path / "certificate.pem"))
+        each = shop.event("jets", session, 3)
         session.run(*each)
         assert each[1]["tags"]["x"].any()
         session.close()
         with pytest.raises(ServerGoneError):  # an untrusted certificate
-            connect(shop, server, "jets@production", tls=Tls(), retries=0)
+            connect(shop, server, "jets", tls=Tls(), retries=0)
         with pytest.raises(ServerGoneError):  # no TLS
-            connect(shop, server, "jets@production", retries=0)
+            connect(shop, server, "jets", retries=0)
 
 
 def test_a_port_that_is_taken(real_triton: None, shop: Shop) -> None:
@@ -296,7 +274,7 @@ def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Sh
     session = pipeline.load(
         "jets@production", device=found["endpoints"]["gRPC"], registry=shop.registry
     )
-    each = event(shop, "jets", session, 3)
+    each = shop.event("jets", session, 3)
     process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     session.run(*each)
