@@ -84,12 +84,6 @@ SECTIONS = {
         "Nothing was tuned on them. The same peers.",
         "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv",
     ),
-    "limit": Section(
-        "The distance to the limit",
-        "The time of a call as a multiple of the least time that a core needs for its products, or "
-        "for moving its memory once.",
-        "speed.limit", "--unseen pointwise_first small_resnet",
-    ),
     "headers": Section(
         "Headers",
         "Networks as C++ headers (`pipeline source`): seconds of compilers, and `rows` beside the "

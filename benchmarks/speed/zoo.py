@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,9 @@ from pipeline.config import load_config
 from pipeline.config.assemble import source_of
 from pipeline.report.tables import Table, microseconds, new_table, show
 from registry.bundle.bundle import Bundle
-from registry.mlflow.access import Access
 from registry.store.registry import Registry
 from runtime.loader import measured_session
-from runtime.opening import Opened, Opening, open_version
+from runtime.opening import Opening, open_version
 from runtime.opening.target_choice import choose
 from runtime.session import Session
 from soa.errors import SoaPipelineError
@@ -45,10 +43,9 @@ from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, row_major_inputs
 from stages.reference.nonfinite import Case, label
 from stages.reports import EAGER, Timing
-from stages.timing import benchmark_cases, bound_call, race, row_major_call
+from stages.timing import benchmark_cases, bound_call, ladder, race, row_major_call
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SIZES = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _CHOSEN = "ours"
 _SECONDS = 1.0
 _TOO_LONG_S = 3.0
@@ -57,40 +54,20 @@ Races = Mapping[int, Mapping[str, Timing]]
 """By row count and name: the time of a way."""
 
 
-def main(configs: list[Path], work: Path) -> None:
+def main(configs: list[Path], scratch: Path) -> None:
     torch.set_num_threads(1)
     print_machine()
     found: dict[str, Races] = {}
-    with tempfile.TemporaryDirectory() as place:
-        registry = new_registry(Path(place))
-        for config in configs:
-            folder = Path(place) / config.stem
-            folder.mkdir()
-            try:
-                bundle = run(config, registry, work / config.stem).bundle
-                found[bundle.manifest.name] = measure(config, bundle, folder)
-            except SoaPipelineError as error:
-                print(f"without {config.stem}: {error}", flush=True)
+    registry = Registry(f"sqlite:///{scratch}/registry.db")
+    for config in configs:
+        folder = scratch / config.stem
+        folder.mkdir()
+        try:
+            bundle = run(config, registry, folder / "work").bundle
+            found[bundle.manifest.name] = measure(config, bundle, folder)
+        except SoaPipelineError as error:
+            print(f"without {config.stem}: {error}", flush=True)
     show([beside_peers(found)], WIDTH)
-
-
-def new_registry(folder: Path) -> Registry:
-    """An empty registry in `folder`. Its database is made now, so no timed run has to make it."""
-    uri = f"sqlite:///{folder}/registry.db"
-    with Access(uri, None).client(write=True):
-        return Registry(uri)
-
-
-def sizes(signature: Signature) -> list[Case]:
-    """The sizes to time: those of `SIZES` in the signature's range, and its maximum.
-
-    With several row dimensions: those of `benchmark_cases`.
-    """
-    if len(signature.dims) > 1:
-        return benchmark_cases(signature)
-    (dim,) = signature.dims
-    rows = signature.ranges[dim]
-    return [{dim: n} for n in sorted({*SIZES, rows.max}) if rows.min <= n <= rows.max]
 
 
 def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
@@ -100,12 +77,12 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     model = build_model(source_of(load_config(config))).eval()
     sessions = {
-        _CHOSEN: measured_session(opened, chosen_target(opened)),
+        _CHOSEN: measured_session(opened, choose(opened, torch.device("cpu"), None)),
         "AOTI in our convention, by hand": Session(signature, by_hand_in_place(bundle, folder)),
     }
     by_hand = ways_by_hand(model, signature, inputs, folder)
     races: dict[int, dict[str, Timing]] = {}
-    for case in sizes(signature):
+    for case in ladder(signature):
         runs: dict[str, Callable[[], object]] = {
             name: bound_call(session, inputs, case) for name, session in sessions.items()
         }
@@ -116,11 +93,6 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
             runs[name] = call
         races[max(case.values())] = race(_quick_enough(runs, case), _SECONDS)
     return races
-
-
-def chosen_target(opened: Opened) -> str:
-    """The target that a session takes on this host."""
-    return choose(opened, torch.device("cpu"), None)
 
 
 def by_hand_in_place(bundle: Bundle, folder: Path) -> Executable:
@@ -222,25 +194,15 @@ def _beside(timed: Mapping[str, Timing]) -> str:
     return f"{middle} ({low} … {high}) {least / ours.median_us:.2f}"
 
 
-@contextmanager
-def asked() -> Iterator[argparse.Namespace]:
-    """The command line: `configs`, which may be those of the unseen networks, and `work`."""
-    parser = argparse.ArgumentParser()
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
     parser.add_argument("--unseen", action="store_true")
-    parser.add_argument("--work", type=Path, help="keep what is built here, for the next command")
-    given = parser.parse_args()
-    known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
-    with tempfile.TemporaryDirectory() as place:
-        if given.unseen:
-            written = write_configs(Path(place))
-            given.configs = [p for p in written if not given.configs or p.stem in given.configs]
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if asked.unseen:
+            written = write_configs(Path(scratch))
+            chosen = [path for path in written if not asked.configs or path.stem in asked.configs]
         else:
-            given.configs = [Path(name) for name in given.configs] or known
-        given.work = given.work or Path(place) / "work"
-        yield given
-
-
-if __name__ == "__main__":
-    with asked() as given:
-        main(given.configs, given.work)
+            chosen = [Path(name) for name in asked.configs] or sorted(CONFIGS.glob("zoo/*.yaml"))
+        main(chosen, Path(scratch))

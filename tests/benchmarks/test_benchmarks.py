@@ -54,10 +54,6 @@ def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -
     assert "RSS over 1,000 bound events of 0 to 99 rows, MB: " in capsys.readouterr().out
 
 
-def test_the_zoo_takes_the_sizes_that_a_model_is_built_for(made: Subject) -> None:
-    assert zoo.sizes(made.signature) == [{"n": 1}, {"n": 10}, {"n": 100}]
-
-
 def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
     """If the answers differed, the two times would be of different work."""
     made = graph_subject(200, gnn.EDGES_PER_NODE)
