@@ -114,24 +114,19 @@ def targets_called(text: str) -> list[Target]:
     return list(dict.fromkeys(found))
 
 
+def host_runs(target: Target) -> bool:
+    """True if this host can run `target`."""
+    try:
+        return target.arch in _kind(target.device).here()
+    except TargetError:  # there is no such device
+        return False
+
+
 def check_host_runs(target: Target) -> None:
     """Raises TargetError if this host cannot run `target`; the message says what is missing."""
-    kind = _kind(target.device)
-    try:
-        runs = target.arch in kind.here()
-    except TargetError:
-        runs = False
-    if not runs:
-        raise TargetError(f"this host cannot run {target}: {kind.why_not(target.arch)}")
-
-
-def host_runs(target: Target) -> bool:
-    """True if this host can run `target`; see `check_host_runs`."""
-    try:
-        check_host_runs(target)
-    except TargetError:
-        return False
-    return True
+    if not host_runs(target):
+        lacking = _kind(target.device).why_not(target.arch)
+        raise TargetError(f"this host cannot run {target}: {lacking}")
 
 
 def check_torch_runs(target: Target) -> None:

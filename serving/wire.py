@@ -159,15 +159,16 @@ class Wire:
     @classmethod
     def of(cls, signature: Signature, form: Form = "columns") -> Wire:
         """The wire of a signature; ServingError if a block cannot be sent in this form."""
-        make = _columns if form == "columns" else _blocks
-        return cls(
-            make(signature, signature.inputs, form), make(signature, signature.outputs, form)
-        )
+
+        def tensors(blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+            if form == "columns":
+                return _columns(signature, blocks)
+            return tuple(_block(signature, bound, blocks, form) for bound in blocks)
+
+        return cls(tensors(signature.inputs), tensors(signature.outputs))
 
 
-def _columns(
-    signature: Signature, blocks: Sequence[BoundBlock], form: Form
-) -> tuple[WireTensor, ...]:
+def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
     found: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
         where = bound.block.collection
@@ -186,12 +187,6 @@ def _columns(
             )
             found.setdefault((where, name), made)
     return tuple(found.values())
-
-
-def _blocks(
-    signature: Signature, blocks: Sequence[BoundBlock], form: Form
-) -> tuple[WireTensor, ...]:
-    return tuple(_block(signature, bound, blocks, form) for bound in blocks)
 
 
 def _block(

@@ -6,7 +6,6 @@ child prints, and its progress, go through a pipe to this process.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import os
@@ -23,11 +22,10 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar, cast
 
 from engines.errors import MORE_MEMORY, CrashError
-from engines.processes.forks import openmp_unused
+from engines.processes.forks import end_with_parent, openmp_unused
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _parent: Connection | None = None
 
 
@@ -35,7 +33,7 @@ def doing(what: str) -> None:
     """Tell the parent what this child begins to compute, for the message if it crashes there. Does
     nothing in a process that `in_fork` did not start."""
     if _parent is not None:
-        _parent.send_bytes(pickle.dumps(("doing", what)))
+        _send("doing", what)
 
 
 def _silent(text: str) -> None:
@@ -153,7 +151,7 @@ def _begin(theirs: Connection, work: Callable[[], object], alone: bool) -> None:
     """Do the work, send its result, and end the process."""
     global _parent
     _parent = theirs
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     gc.freeze()  # connections of the parent are not closed here
     faulthandler.disable()
     sys.stdout, sys.stderr = _Printed("stdout"), _Printed("stderr")

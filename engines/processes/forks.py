@@ -7,13 +7,17 @@ the process that made them (`OwnProcess`). Other objects are repaired in the chi
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import weakref
 from typing import Protocol
 
 from engines.errors import RunError
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class OwnProcess:
@@ -86,6 +90,11 @@ def openmp_unused() -> None:
     _came_through = None
     if native := sys.modules.get("engines.native._native"):  # it sees forks by itself
         native.openmp_unused()
+
+
+def end_with_parent() -> None:
+    """From now on, the kernel kills this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _in_child() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.processes.child_command import command, search_path
-from engines.processes.forks import openmp_unused
+from engines.processes.forks import end_with_parent, openmp_unused
 
 _IMPORTED = ("torch",)
 _IDLE_S = 60.0
@@ -41,7 +40,6 @@ _READ_LATER = (
 _PATH = search_path()
 NOT_BEGUN = 256
 """The result of `wait` if the process, being idle, had already ended when it got the job."""
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # A GPU's driver does not work after a fork, and the import of torch may call the driver. So on a
 # host with a GPU, each child imports torch itself.
 _HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
@@ -235,8 +233,8 @@ def _serve(idle_s: float, *imported: str) -> None:
 
 
 def _do(job: Mapping[str, Any], server: int) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:  # the server ended before prctl took effect
+    end_with_parent()
+    if os.getppid() != server:  # it ended before that took effect
         return 1
     for number, (path, flags) in enumerate(
         [(os.devnull, os.O_RDONLY), (job["log"], os.O_WRONLY), (job["log"], os.O_WRONLY)]

@@ -67,19 +67,14 @@ def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str
     valid = [each for each, c in found.items() if c is not None and c.status == "valid" and c.files]
     if target in valid:
         return target, name
-    if backend == "tensorrt":
-        if valid:
-            return valid[0], name
-        raise ServingError(
-            f"{bundle.manifest.name} has no valid artifact of {name} for any target, of which a "
-            "plan for Triton's tensorrt backend would be made"
-        )
+    if backend == "tensorrt" and valid:
+        return valid[0], name
     candidate = found.get(target)
     why = candidate.reason or candidate.status if candidate else "it was built without it"
     more = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
-        f"{backend} backend would run: {why}{more}"
+        f"{backend} backend needs: {why}{more}"
     )
 
 

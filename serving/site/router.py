@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -64,11 +64,9 @@ class Router(Executable):
         self.process = OwnProcess()
         self._changed = threading.Condition()
         self._closed = False
-        self._retried = self._nowhere = 0
         self.counting = threading.Lock()
-        self.fell_back = 0
-        """The number of requests that ran on the local CPU without a place; locked by
-        `counting`."""
+        self.fell_back = self._retried = self._nowhere = 0
+        """Counters of the report; locked by `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare([span_of(a) for a in arguments]).run()
@@ -136,7 +134,7 @@ class Router(Executable):
             else:
                 del tried[place]  # the place may run the next rows too
         if self.fall_back is None:
-            with self._changed:
+            with self.counting:
                 self._nowhere += 1
             raise NowhereError(self._nobody(whys, time.monotonic() - begun, progress.at))
         if whys:
@@ -277,8 +275,7 @@ class Call(Prepared):
         self._spans = list(arguments)
         self.arguments = [span.tensor() for span in arguments]
         self._router = router
-        self._local: Callable[[], object] | None = None
-        self._prepared: Prepared | None = None
+        self._local: Prepared | None = None
 
     def run(self, stream: int = 0, /) -> None:
         router = self._router
@@ -286,24 +283,21 @@ class Call(Prepared):
         if router.open or self._local is None:
             router.run(self)
         else:  # there is no usable place: run directly, as a local session does
-            self._local()
-            with router.counting:
-                router.fell_back += 1
+            self.here()
 
     def here(self) -> None:
         """Run on the local CPU."""
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None
-            self._prepared = fall_back.prepare(self._spans)
-            self._local = self._prepared.run
-        self._local()
+            self._local = fall_back.prepare(self._spans)
+        self._local.run()
         with self._router.counting:
             self._router.fell_back += 1
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        if self._prepared is not None:
-            self._prepared.replace(changes)
+        if self._local is not None:
+            self._local.replace(changes)
         for i, span in changes.items():
             self._spans[i], self.arguments[i] = span, span.tensor()
 

@@ -58,13 +58,16 @@ def test_only_the_engine_asked_for_is_imported() -> None:
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
-@pytest.mark.parametrize("name", ["aoti-autotune", "aoti-folded"])
-def test_artifacts_of_engines_that_are_gone_still_open(mlp: Built, name: str) -> None:
-    assert name not in ENGINES
+@pytest.mark.parametrize("name", ["aoti", "aoti-autotune", "aoti-folded"])
+def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, name: str, tmp_path: Path) -> None:
+    """Also one of an engine that is gone."""
+    moved = tmp_path / "a folder" / "elsewhere"
+    shutil.copytree(mlp.files["aoti"].parent, moved)
     given, written = mlp.collections({"n": 33})
     again, other = mlp.collections({"n": 33})
     mlp.session("aoti").run(given, written)
-    Session(mlp.signature, engine(name).open(mlp.files["aoti"], CPU)).run(again, other)
+    executable = engine(name).open(moved / mlp.files["aoti"].name, CPU)
+    Session(mlp.signature, executable).run(again, other)
     assert torch.equal(written["tags"].memory()[0], other["tags"].memory()[0])
 
 
@@ -73,17 +76,6 @@ def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:
     assert mlp.files["aoti"].suffix == ".so"
     suffixes = {file.suffix for file in folder.iterdir()}
     assert suffixes <= {".so", ".json", ".bin", ".txt"}  # no package, source or object files
-
-
-def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, tmp_path: Path) -> None:
-    moved = tmp_path / "a folder" / "elsewhere"
-    shutil.copytree(mlp.files["aoti"].parent, moved)
-    given, written = mlp.collections({"n": 33})
-    again, other = mlp.collections({"n": 33})
-    mlp.session("aoti").run(given, written)
-    executable = engine("aoti").open(moved / mlp.files["aoti"].name, CPU)
-    type(mlp.session("aoti"))(mlp.signature, executable).run(again, other)
-    assert torch.equal(written["tags"].memory()[0], other["tags"].memory()[0])
 
 
 def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:

