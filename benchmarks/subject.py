@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from engines import Executable, Portable, Target, engine
 from engines.target import gpu_target
+from pipeline.building import run
+from registry.promotion import Decision
+from registry.store import Registry
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from stages.capture import Capture, capture
@@ -21,6 +24,19 @@ from stages.compile import artifact_file
 from stages.reference.answers import Arrays, random_inputs
 
 CPU = torch.device("cpu")
+CONFIG = """
+name: {name}
+model: {{factory: {file}:Mlp, kwargs: {{features: 8}}}}
+collections:
+  rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
+  answers: {{columns: [{{name: p, dtype: float32}}, {{name: q, dtype: float32}},
+                      {{name: r, dtype: float32}}]}}
+inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
+outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
+rows: {{n: {{max: 65536, typical: [1000, 65536], unbounded: true}}}}
+engines: [{engines}]
+"""
+"""A config of `Mlp` on eight columns."""
 _NODE_FEATURES = tuple(f"x{i}" for i in range(6))
 _EDGE_FEATURES = tuple(f"e{i}" for i in range(3))
 _LEAST_NODES = 100  # the reference draws node numbers below this, so they exist at every size
@@ -156,6 +172,16 @@ def graph_subject(highest: int, edges_per_node: int) -> Subject:
         {"nodes": "nodes", "edges": "edges", "scores": "nodes"},
     )
     return captured(Gnn(), signature)
+
+
+def in_production(folder: Path, name: str, *engines: str) -> Registry:
+    """A registry in a folder, with a version of `CONFIG` in production."""
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.format(name=name, file=__file__, engines=", ".join(engines)))
+    version = run(config, registry, work=folder / "work").version
+    registry.promote(version, "production", [Decision("none", True, "", "", "for a benchmark")])
+    return registry
 
 
 def _floats(names: tuple[str, ...]) -> Layout:

@@ -22,19 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROWS = 1000
 
-CONFIG = f"""
-name: start
-model: {{factory: {ROOT}/benchmarks/subject.py:Mlp, kwargs: {{features: 8}}}}
-collections:
-  rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
-  answers: {{columns: [{{name: p, dtype: float32}}, {{name: q, dtype: float32}},
-                      {{name: r, dtype: float32}}]}}
-inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
-outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
-rows: {{n: {{max: 4096, typical: [10, {ROWS}]}}}}
-engines: [lanes]
-"""
-
 ANSWER = """
 import {package}
 session = {package}.load({ref!r}{options})
@@ -96,16 +83,10 @@ def prepare(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from pipeline.building import run
+    from benchmarks.subject import in_production
     from pipeline.promotion import pull
-    from registry.promotion import Decision
-    from registry.store import Registry
 
-    registry = Registry(f"sqlite:///{folder}/registry/registry.db")
-    (folder / "config.yaml").write_text(CONFIG)
-    version = run(folder / "config.yaml", registry, work=folder / "work").version
-    passed = [Decision("none", True, "", "", "for a benchmark")]
-    registry.promote(version, "production", passed)
+    registry = in_production(folder, "start", "lanes")
     pull(registry, "start@production", folder / "pulled")
     values = np.random.default_rng(1).random((8, ROWS), dtype=np.float32)
     columns = {f"x{i}": column for i, column in enumerate(values)}
@@ -155,7 +136,7 @@ def timed(start: Start, folder: Path) -> Took:
     """Run it once. If it fails, raise SystemExit with its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     clean |= {
-        "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry/registry.db",
+        "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry.db",
         "PIPELINE_CACHE": str(folder / "cache"),
         "PYTHONPATH": str(start.modules),
     }

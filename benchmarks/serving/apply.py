@@ -25,18 +25,6 @@ from typing import Any
 NAMES = tuple(f"x{i}" for i in range(8))
 OUT = ("p", "q", "r")
 _BATCH = 100_000
-CONFIG = f"""
-name: mlp
-model: {{factory: {Path(__file__).parents[1]}/subject.py:Mlp, kwargs: {{features: 8}}}}
-collections:
-  rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
-  answers: {{columns: [{", ".join(f"{{name: {n}, dtype: float32}}" for n in OUT)}]}}
-inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
-outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
-rows: {{n: {{max: 65536, typical: [1000, 65536], unbounded: true}}}}
-engines: [lanes, aoti, onnxruntime]
-compile: {{benchmark_s: 2}}
-"""
 
 
 def main(sizes: list[int]) -> None:
@@ -73,15 +61,9 @@ def prepare(folder: Path) -> None:
     """Make a version in production of the model, and write the model as an ONNX file."""
     import torch
 
-    import pipeline
-    from benchmarks.subject import Mlp
-    from registry.promotion import Decision
-    from registry.store import Registry
+    from benchmarks.subject import Mlp, in_production
 
-    (folder / "mlp.yaml").write_text(CONFIG)
-    registry = Registry(f"sqlite:///{folder}/registry.db")
-    version = pipeline.run(folder / "mlp.yaml", registry, folder / "work").version
-    registry.promote(version, "production", (Decision("benchmark", True, "", "", ""),))
+    in_production(folder, "mlp", "lanes", "aoti", "onnxruntime")
     example = (torch.zeros(4, len(NAMES)),)
     torch.onnx.export(
         Mlp(len(NAMES)).eval(), example, str(folder / "mlp.onnx"), dynamo=True, verbose=False,
