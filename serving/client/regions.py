@@ -46,6 +46,15 @@ class Region:
         self.doubtful = True
 
 
+@dataclass(frozen=True)
+class _Leaving:
+    """A region that the server was asked to forget at the time `since`; `answer`: gRPC's future."""
+
+    region: Region
+    answer: Any
+    since: float
+
+
 class Pool(ABC):
     """A client's regions of one kind. Any number of threads may take one at once."""
 
@@ -57,9 +66,7 @@ class Pool(ABC):
         self._lock = threading.Lock()
         self._free: list[Region] = []
         self._closed = False
-        self._leaving: dict[str, tuple[Region, Any, float]] = {}
-        """The regions that the server was asked to forget, by name, with gRPC's future and the time
-        of the request."""
+        self._leaving: dict[str, _Leaving] = {}
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[Region]:
@@ -98,7 +105,7 @@ class Pool(ABC):
         self.forget()
         until = time.monotonic() + _CLOSE_S
         while self._leaving and (left := until - time.monotonic()) > 0:
-            _, answer, _ = next(iter(self._leaving.values()))
+            answer = next(iter(self._leaving.values())).answer
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
@@ -133,7 +140,7 @@ class Pool(ABC):
             if answer is None:  # the connection is closed, so the server cannot answer
                 self._leaving.pop(region.name, None)
             else:
-                self._leaving[region.name] = (region, answer, time.monotonic())
+                self._leaving[region.name] = _Leaving(region, answer, time.monotonic())
 
     def _look_after(self, after_s: float | None = None) -> None:
         """Free the regions that the server has forgotten, and ask it again to forget the others."""
@@ -141,18 +148,19 @@ class Pool(ABC):
             return
         after_s = _REMIND_S if after_s is None else after_s
         with self._lock:  # afterwards no other thread handles these regions
-            answered = [each for each in self._leaving.values() if each[1].done()]
-            for region, _, _ in answered:
-                del self._leaving[region.name]
-        for region, answer, since in answered:
-            if answer.code() is grpc.StatusCode.OK and self._is_forgotten(region):
+            answered = [each for each in self._leaving.values() if each.answer.done()]
+            for each in answered:
+                del self._leaving[each.region.name]
+        for each in answered:
+            region = each.region
+            if each.answer.code() is grpc.StatusCode.OK and self._is_forgotten(region):
                 if not self.freed_first:
                     self._release(region)
-            elif time.monotonic() - since >= after_s:
+            elif time.monotonic() - each.since >= after_s:
                 self._tell(region)
             else:
                 with self._lock:
-                    self._leaving[region.name] = (region, answer, since)
+                    self._leaving[region.name] = each
 
     @abstractmethod
     def _allocate(self, name: str, size: int) -> Region:

@@ -939,7 +939,7 @@ FAULTS = (
         "a connection is made without TLS although the options ask for TLS",
         "return grpc.ssl_channel_credentials(root, key, chain)",
         "return None",
-        ("test_tls_with_a_server_that_has_none",),
+        ("test_tls_that_fails",),
     ),
     # Jobs on files
     Fault(
