@@ -53,12 +53,6 @@ def test_preferred_sizes_come_from_the_benchmark(
     assert preferred_sizes(manifest(times), V3) == sizes
 
 
-def test_the_engine_for_few_rows_counts_too() -> None:
-    slow = {"100": 95_000.0, "1000": 900_000.0}
-    assert preferred_sizes(manifest(slow), V3) == (100, 1000)
-    assert preferred_sizes(manifest(slow, {"100": 1000.0}), V3) == (100,)
-
-
 @given(st.dictionaries(st.integers(2, 5000), st.floats(0.1, 1e6), min_size=1, max_size=5))
 def test_the_best_size_is_always_preferred(times: dict[int, float]) -> None:
     found = preferred_sizes(manifest({str(n): us for n, us in times.items()}), V3)
