@@ -7,21 +7,21 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from engines import Executable, Portable, Target, engine
 from engines.target import gpu_target
-from pipeline.building import run
-from registry.promotion import Decision
-from registry.store import Registry
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from stages.capture import Capture, capture
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, random_inputs
+
+if TYPE_CHECKING:
+    from registry.store import Registry
 
 CPU = torch.device("cpu")
 CONFIG = """
@@ -176,6 +176,10 @@ def graph_subject(highest: int, edges_per_node: int) -> Subject:
 
 def in_production(folder: Path, name: str, *engines: str) -> Registry:
     """A registry in a folder, with a version of `CONFIG` in production."""
+    from pipeline.building import run  # here: processes whose memory is measured import this file
+    from registry.promotion import Decision
+    from registry.store import Registry
+
     registry = Registry(f"sqlite:///{folder}/registry.db")
     config = folder / "config.yaml"
     config.write_text(CONFIG.format(name=name, file=__file__, engines=", ".join(engines)))

@@ -26,6 +26,7 @@ from pipeline.deployment.repository import Deployed, deploy
 from pipeline.loading import load
 from pipeline.report.tables import microseconds, new_table, show
 from registry.store.registry import Registry
+from runtime.session.session import Session
 from serving.client.options import RemoteOptions
 from serving.errors import ServingError
 from serving.local.triton import TritonServer
@@ -124,7 +125,7 @@ def loaded(server: TritonServer, done: Deployed, file: Path, clients: int) -> li
 def show_calls(registry: Registry, ref: str, done: Deployed, url: str) -> None:
     """The time of a call of one client, and in this process."""
     shared = RemoteOptions(shared_memory=True)
-    sessions = {
+    sessions: dict[str, Session] = {
         "local": load(ref, registry=registry),
         "remote": load(ref, registry=registry, device=url),
         "remote, shared memory": load(ref, registry=registry, device=url, remote=shared),
