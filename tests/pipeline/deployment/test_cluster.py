@@ -29,7 +29,7 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     said = cli("deploy", "jets@production", *where, "--helm", file, *IMAGE, *more).stdout
     assert f"values for the SuperSONIC chart are in {file}" in said
     values = yaml.safe_load(file.read_text())
-    jsonschema.validate(values, json.loads(SCHEMA.read_text()))
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(values)
     assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
     assert values["serverLoadThreshold"] == 40
     assert "--model-repository=/models/models" in values["triton"]["args"]
