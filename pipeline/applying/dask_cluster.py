@@ -60,7 +60,7 @@ def on_dask(where: str) -> Iterator[Execute]:
 
 def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
     """Yields each piece once its part is written. ApplyError if workers or scheduler fail."""
-    from distributed import KilledWorker, as_completed
+    from distributed import as_completed
 
     address = client.scheduler.address
     tasks = client.map(partial(_score, plan), pieces, pure=False, retries=_RETRIES)
@@ -72,11 +72,6 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
             scored = task.result()
         except SoaPipelineError:
             raise
-        except KilledWorker as error:
-            raise ApplyError(
-                f"{where}: {error.allowed_failures + 1} workers died on it, perhaps for want of "
-                "memory (see their logs); the same command continues the job"
-            ) from error
         except (CancelledError, OSError) as error:
             raise ApplyError(
                 f"the Dask scheduler at {address} went away: start another one; the same command "
@@ -84,8 +79,9 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
             ) from error
         except Exception as error:
             raise ApplyError(
-                f"{where}: {first_line(error)}: the Dask scheduler at {address} and its workers "
-                "need the same soa-pipeline, Python and libraries as this process"
+                f"{where}: {first_line(error)}: see the logs of the workers at {address}, which "
+                "need memory, and the same soa-pipeline, Python and libraries as this process; the "
+                "same command continues the job"
             ) from error
         yield piece, scored
 

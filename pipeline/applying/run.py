@@ -25,7 +25,7 @@ from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.origin_record import About, read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.prepare import FOLDER, folder_of, prepare
+from pipeline.applying.prepare import prepare
 from pipeline.applying.score_piece import score
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, FormatError
@@ -175,8 +175,6 @@ def run(
     if left or folder.exists():
         with _alone(folder):
             _begin(job, key, left)
-            for output in left:
-                _require_nobody(Path(output.path), folder)
             try:
                 missing = parts.missing()
                 # Closing the generator stops the pieces that are still being scored.
@@ -214,7 +212,9 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise _another(folder) from None
+        raise ApplyError(
+            f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"
+        ) from None
     try:
         yield
     finally:
@@ -224,30 +224,6 @@ def _alone(folder: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # it may hold an output
                     folder.parent.rmdir()
         lock.release()
-
-
-def _another(folder: Path) -> ApplyError:
-    return ApplyError(
-        f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"
-    )
-
-
-def _require_nobody(path: Path, own: Path) -> None:
-    """Raise ApplyError while another job writes the file `path`.
-
-    Each job lists its outputs in its folder before it makes this check. So of two jobs that begin
-    at the same time, at least one sees the other.
-    """
-    for folder in {folder_of(path), path.parent / FOLDER} - {own}:
-        try:
-            written = as_record(dict[str, Any], parse_json(read_plain(folder / _RECORD)))["outputs"]
-            if path.name in written:
-                with FileLock(folder / _LOCK).acquire(timeout=0):
-                    pass  # that job was cut short
-        except Timeout:
-            raise _another(folder) from None
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
 
 
 def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
@@ -272,8 +248,7 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
                 f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
                 f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
             )
-    names = [Path(output.path).name for output in job.outputs]
-    write_whole(path, json.dumps({**said, "outputs": names}, indent=1))
+    write_whole(path, json.dumps(said, indent=1))
     needed = {piece.part for output in left for piece in output.pieces}
     for file in Path(job.folder).iterdir():
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):

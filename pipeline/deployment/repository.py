@@ -12,7 +12,7 @@ import torch
 
 from engines.target import Target, choose_target, for_sessions
 from pipeline.config import BuiltFrom
-from pipeline.promotion import pull_version
+from pipeline.promotion import pull
 from registry.bundle import Bundle
 from registry.store import Registry
 from runtime.checked import recorded_tolerances
@@ -122,7 +122,7 @@ def deploy(
 
     def place(folder: Path) -> Bundle:
         if opened.version is not None:
-            pull_version(registry, opened.version, folder)
+            pull(registry, opened.version.ref, folder)
         else:
             shutil.copytree(bundle.path, folder)
         # The server will open it in the same way; its host may require other signatures.

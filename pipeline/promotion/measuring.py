@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.measuring_bounds import bounded, shadowed
-from registry.bundle import Pinned, Worst
+from registry.bundle import Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.promotion import (
@@ -38,7 +37,7 @@ from stages.errors import NotMeasuredError
 from stages.judging import Trial, emulate_candidate, reproduce, this_gpu, validate_candidate
 from stages.reference import Reference, proof_of, too_much
 from stages.reports import NO_MEMORY, ValidationReport
-from stages.timing import benchmark_cases, bound_call, race
+from stages.timing import benchmark_cases, bound_call, one_thread, race
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0
@@ -156,19 +155,16 @@ def _validated(
     compare it with the portable program on these inputs."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
-    with (
-        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
-        held_files(opened, target, engine_name) as held,
-    ):
-        program = held.file(manifest.program)
+    with _trial(opened, target, engine_name) as (trial, folder):
+        program = trial.program
+        assert program is not None
         if candidate.tile and (seen := dependence_of(manifest.capture.dependence, program)):
             return ValidationReport.refused(
                 engine_name, f"{SEE_EACH_OTHER}: {seen}", "candidate-rows"
             )
-        trial = _trial(opened, target, engine_name, held)
         return validate_candidate(
             replace(trial, reference=beside) if beside else trial,
-            Path(folder),
+            folder,
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
             program=program if beside else None,
@@ -176,37 +172,36 @@ def _validated(
         )
 
 
-def _trial(opened: Opened, target: str, engine_name: str, held: Pinned) -> Trial:
-    """An artifact of the version and the reference of the version."""
+@contextmanager
+def _trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Trial, Path]]:
+    """An artifact beside the reference, with their files held; and a folder for scratch files."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
-    return Trial(
-        engine_name,
-        held.file(candidate.files[0]),
-        opened.signature,
-        held.file(manifest.reference),
-        recorded_tolerances(manifest),
-        frozenset(manifest.classifiers),
-        manifest.capture.precision,
-        candidate.tile or 0,
-        held.file(manifest.program),
-        BuiltFrom(manifest).gates.special_values,
-    )
-
-
-def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
-    """Validate one artifact on a GPU that torch does not support."""
     with (
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
-        parsed = Target.parse(target)
+        trial = Trial(
+            engine_name,
+            held.file(candidate.files[0]),
+            opened.signature,
+            held.file(manifest.reference),
+            recorded_tolerances(manifest),
+            frozenset(manifest.classifiers),
+            manifest.capture.precision,
+            candidate.tile or 0,
+            held.file(manifest.program),
+            BuiltFrom(manifest).gates.special_values,
+        )
+        yield trial, Path(folder)
+
+
+def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
+    """Validate one artifact on a GPU that torch does not support."""
+    parsed = Target.parse(target)
+    with _trial(opened, target, engine_name) as (trial, folder):
         report = emulate_candidate(
-            _trial(opened, target, engine_name, held),
-            Path(folder),
-            _VALIDATION_LIMIT_S,
-            parsed,
-            emulator=this_gpu(parsed),
+            trial, folder, _VALIDATION_LIMIT_S, parsed, emulator=this_gpu(parsed)
         )
     if report.evidence != "emulated":
         return report
@@ -295,9 +290,7 @@ def _compare_speed(
 
 def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     points: list[SpeedPoint] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         sides = {}
         for side, opened in (("new", new), ("old", old)):
             path = opened.bundle.file(opened.bundle.manifest.reference)
@@ -316,6 +309,4 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
             timed = race(calls, _SECONDS_A_SIZE)
             rows = max(case.values())
             points.append(SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us))
-    finally:
-        torch.set_num_threads(threads)
     return points

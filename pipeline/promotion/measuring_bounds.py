@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from engines.processes import run_isolated
 from engines.target import Target, torch_runs
 from pipeline.applying import Labelled, Measurement
@@ -22,7 +20,7 @@ from runtime.opening import Opened, copy_files, held_files
 from soa.errors import SoaPipelineError
 from stages.errors import NotMeasuredError
 from stages.reference import Reference, label
-from stages.timing import bound_call, p99_us
+from stages.timing import bound_call, one_thread, p99_us
 
 Say = Callable[[str], None]
 _MEMORY_LIMIT_S = 600.0
@@ -75,12 +73,8 @@ def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[
 
 def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         found = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
-    finally:
-        torch.set_num_threads(threads)
     what = f"p99 of a call on {target} at {label(limit.rows)} in us"
     return Measured("latency", what, found, max=limit.max)
 

@@ -24,17 +24,11 @@ def pull(
     soa-runtime alone cannot run the folder.
     """
     version = registry.find(ref)
-    return version, pull_version(registry, version, folder, runtime=runtime)
-
-
-def pull_version(
-    registry: Registry, version: Version, folder: Path, *, runtime: bool = False
-) -> Bundle:
     note = None
     if version.promotion(PRODUCTION) is not None or runtime:
-        found = require_promoted(version, registry.promotions(version, PRODUCTION))
-        let_pass = {t: d for t, d in version.annexes.items() if found.annexes.get(t) == d}
-        note = PulledNote(version.ref, version.digest, found.by, found.at, let_pass)
+        promotion = require_promoted(version, registry.promotions(version, PRODUCTION))
+        let_pass = {t: d for t, d in version.annexes.items() if promotion.annexes.get(t) == d}
+        note = PulledNote(version.ref, version.digest, promotion.by, promotion.at, let_pass)
     bundle = registry.fetch(version, folder)
     try:
         if runtime and (why := why_torch(bundle.manifest)):
@@ -44,4 +38,4 @@ def pull_version(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return bundle
+    return version, bundle

@@ -8,7 +8,7 @@ is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,10 +91,8 @@ def page(
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Write a page as HTML; empty sections are left out. `links`: pairs of text and address."""
-    try:
+    with _report_extra():
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise ReportError(_missing(error)) from error
 
     def shown(value: object) -> object:
         return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
@@ -114,18 +112,22 @@ def _filled(part: Part | Figure | Flow) -> Part | Figure | Flow:
     return part.filled() if isinstance(part, Table) else part
 
 
-def _missing(error: ImportError) -> str:
-    return f"a page needs {error.name}: pip install 'soa-pipeline[report]'"
+@contextmanager
+def _report_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ReportError(
+            f"a page needs {error.name}: pip install 'soa-pipeline[report]'"
+        ) from error
 
 
 def require_libraries() -> None:
     """Import the libraries that pages need; raise ReportError if one is not installed."""
-    try:
+    with _report_extra():
         import jinja2  # noqa: F401
         import matplotlib.backends.backend_svg
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ReportError(_missing(error)) from error
 
 
 def version_page(
@@ -142,19 +144,17 @@ def version_page(
         for target, record in manifest.targets.items()
     )
     lead = [manifest.description, " ".join(f"@{a}" for a in (version.aliases if version else ()))]
-    try:
-        sections = [
-            Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
-                                   blocks_of(manifest)]),
-            Section("Agreement with the model", list(_agreement(bundle))),
-            Section("Speed", list(_speed(bundle))),
-            Section("Reference and metrics", 
-                    [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
-            Section("History", list(_history(version, events))),
-            Section("Provenance", list(_provenance(bundle, version))),
-        ]  # fmt: skip
-    except ImportError as error:
-        raise ReportError(_missing(error)) from error
+    require_libraries()
+    sections = [
+        Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
+                               blocks_of(manifest)]),
+        Section("Agreement with the model", list(_agreement(bundle))),
+        Section("Speed", list(_speed(bundle))),
+        Section("Reference and metrics",
+                [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
+        Section("History", list(_history(version, events))),
+        Section("Provenance", list(_provenance(bundle, version))),
+    ]  # fmt: skip
     return page(title, sections, [*lead, *targets], links)
 
 

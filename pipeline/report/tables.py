@@ -22,8 +22,6 @@ _PROSE = 14  # the least width of a column of sentences, in characters
 _GAP = "  "
 _NUMBER = re.compile(r"[-+<>=~≤≥]*[0-9][0-9.,/…e%+-]*( \S{1,2})?|nan|-?inf|—|exact|none|")
 _MOMENT = re.compile(r"[0-9-]{10} [0-9:]{5,8}|")
-_ASCII = str.maketrans({"─": "-", "—": "-", "…": "...", "→": "->", "←": "<-",
-                        "·": "*", "µ": "u", "±": "+-", "≤": "<=", "≥": ">="})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,7 @@ def write(text: object, err: bool = False) -> None:
 def _echo(line: str, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     encoding = stream.encoding or "utf-8"
-    try:
-        line.encode(encoding)
-    except UnicodeEncodeError:  # a locale without UTF-8
-        line = line.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    line = line.encode(encoding, "backslashreplace").decode(encoding)  # a locale without UTF-8
     # `file`: rich replaces the stream during a live display; click alone would bypass that.
     click.echo(line, file=stream)
 

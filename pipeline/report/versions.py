@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from pipeline.report.tables import Cell, Table, new_table
+from pipeline.report.tables import Cell, Part, Table, new_table
 from registry.bundle import Bundle, Capture, Manifest, TargetRecord, spans_of
 from registry.errors import BundleError
 from registry.history import Event
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.version import Version
+from runtime.checked import Tolerance
 from soa.records import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
-from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport
-
-if TYPE_CHECKING:  # these import torch, which a list of versions should not wait for
-    from pipeline.report.tables import Part
-    from runtime.checked import Tolerance
+from stages.reports import EAGER, BenchmarkReport, Curve, Timing, ValidationReport
 
 T = TypeVar("T")
 SPREAD = "one thread; below each median its 5th … 95th percentile"
@@ -51,8 +48,6 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
 def failures_of(bundle: Bundle) -> Iterator[str]:
     """For each target for which an engine failed: why, and how fast the artifact is that was chosen
     instead. Such a target may be better after the cause is mended."""
-    from stages.reports import EAGER
-
     for target, record in bundle.manifest.targets.items():
         failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
         if not failed:
@@ -70,44 +65,20 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
 
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
-    """The stored validation reports; if there are none, reports with the data of the manifest."""
-    from runtime.checked import Deviation
-    from stages.reports import ValidationReport
-
-    validated = bundle.validation() or {}
-    if target in validated:
-        found = _recorded(dict[str, ValidationReport], bundle, validated, target)
-        return list(found.values())
-    return [
-        ValidationReport(
-            engine, c.status == "valid", c.reason, bits=c.bits, verdict=c.status,
-            unverified=c.status == "unverified",
-            worst={
-                output: Deviation(
-                    0, w.max_abs, w.max_rel, w.outside, 0, None, None, None, None, None
-                )
-                for output, w in c.worst.items()
-            },
-        )
-        for engine, c in bundle.manifest.targets[target].candidates.items()
-    ]  # fmt: skip
+    """The stored validation reports, by engine in their order."""
+    stored = bundle.validation() or {}
+    if target not in stored:
+        return []
+    return list(_recorded(dict[str, ValidationReport], bundle, stored, target).values())
 
 
 def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
-    """The stored benchmark report, with the times of eager torch and copies to compare with; if
-    there is none, a report with the data of the manifest."""
-    from stages.reports import BenchmarkReport, Timing
-
-    timed = bundle.benchmark() or {}
-    if target in timed:
-        return _recorded(BenchmarkReport, bundle, timed, target)
-    record, timings = bundle.manifest.targets[target], dict[str, dict[str, Timing]]()
-    for engine, candidate in record.candidates.items():
-        for case, t in candidate.benchmark.items():
-            size = case if "=" in case else f"n={case}"
-            timings.setdefault(size, {})[engine] = Timing(t.median_us, t.p05_us, t.p95_us, 0)
-    below = tuple((each.rows, each.engine) for each in record.below)
-    return BenchmarkReport(timings, record.chosen, below=below)
+    """The stored benchmark report, with the times of eager torch and copies to compare with; an
+    empty one for a target that no device here could run."""
+    stored = bundle.benchmark() or {}
+    if target not in stored:
+        return BenchmarkReport({}, None)
+    return _recorded(BenchmarkReport, bundle, stored, target)
 
 
 def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
@@ -168,10 +139,10 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
                 percent(d.outside), agreement,
             )  # fmt: skip
     yield table if table.rows else title
-    yield from verdicts_of(reports)
+    yield from _verdicts(reports)
 
 
-def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
+def _verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
     """Says which engines are valid, and why the others are not."""
     if valid := [report.engine for report in reports if report.valid]:
         yield f"valid: {', '.join(valid)}"

@@ -3,6 +3,7 @@ from .racing import benchmark_cases as benchmark_cases
 from .racing import benchmark_targets as benchmark_targets
 from .racing import bound_call as bound_call
 from .racing import ladder as ladder
+from .racing import one_thread as one_thread
 from .racing import p99_us as p99_us
 from .racing import race as race
 from .racing import row_major_call as row_major_call

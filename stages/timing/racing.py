@@ -11,7 +11,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,6 +79,17 @@ def benchmark(
     return report
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, torch has one thread in this process, as in production."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def benchmark_targets(
     signature: Signature,
     sessions: Mapping[str, Mapping[str, Session]],
@@ -91,9 +103,7 @@ def benchmark_targets(
     """
     every = {session for each in sessions.values() for session in each.values()}
     timings: dict[str, dict[str, dict[str, Timing]]] = {target: {} for target in sessions}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for case in ladder(signature):
             runs: dict[Session | str, Callable[[], None]] = {
                 session: bound_call(session, inputs, case) for session in every
@@ -110,8 +120,6 @@ def benchmark_targets(
             for target, each in sessions.items():
                 timed = {name: found[session] for name, session in each.items()}
                 timings[target][label(case)] = timed | baseline
-    finally:
-        torch.set_num_threads(threads)
     return {
         target: _chosen(signature, timings[target], list(each)) for target, each in sessions.items()
     }

@@ -221,8 +221,8 @@ FAULTS = (
     ),
     Fault(
         "a promotion does not validate tiles again",
-        "        candidate.tile or 0,\n        held.file(manifest.program),\n",
-        "        0,\n        held.file(manifest.program),\n",
+        "            candidate.tile or 0,\n            held.file(manifest.program),\n",
+        "            0,\n            held.file(manifest.program),\n",
         ("test_rows_are_judged_again_as_production_takes_them",),
     ),
     Fault(
