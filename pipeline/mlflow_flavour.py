@@ -164,16 +164,12 @@ def _checked(field: Field, given: Mapping[str, Array]) -> Array:
 def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
     """How many rows each dimension has; CollectionError if its columns differ in length."""
     rows: dict[str, int] = {}
-    by: dict[str, str] = {}
     for field, array in arrays.items():
-        if field.rows is None:
-            continue
-        if rows.setdefault(field.rows, len(array)) != len(array):
+        if field.rows is not None and rows.setdefault(field.rows, len(array)) != len(array):
             raise CollectionError(
-                f"column {field.name!r} has {len(array)} rows, {by[field.rows]!r} has "
+                f"column {field.name!r} has {len(array)} rows, another of {field.rows!r} has "
                 f"{rows[field.rows]}"
             )
-        by.setdefault(field.rows, field.name)
     return rows
 
 

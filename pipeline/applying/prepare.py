@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -271,7 +270,7 @@ def _outputs(
     one = out.suffix in WRITERS and not out.is_dir()
     if not one and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
-    folder = folder_of(out) if one else out / FOLDER
+    folder = out.with_name(f".{out.name}{FOLDER}") if one else out / FOLDER
     found: dict[Path, list[Piece]] = {}
     for i, (given, edges) in enumerate(zip(files, cut_at, strict=True)):
         name = Path(given.path)
@@ -289,14 +288,6 @@ def _outputs(
             for start, stop in pairwise(edges if edges[1:] else [0, 0])
         )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
-
-
-def folder_of(out: Path) -> Path:
-    """The folder for the parts of a job that writes one file."""
-    name = f".{out.name}{FOLDER}"
-    if len(os.fsencode(name)) > 255:  # the limit for a file name, in bytes
-        name = f".{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}{FOLDER}"
-    return out.parent / name
 
 
 def _require_place(path: Path) -> None:

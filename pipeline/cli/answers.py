@@ -19,8 +19,6 @@ import click
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from rich.progress import Task
-
     from pipeline.building import Show
     from pipeline.report import Part
     from registry.store import Registry
@@ -165,13 +163,6 @@ def complain(text: object) -> None:
     write(text, err=True)
 
 
-def tell(text: object) -> None:
-    """Print a line of the answer on stdout."""
-    from pipeline.report import write
-
-    write(text)
-
-
 def on_terminal() -> bool:
     """True if progress is shown live. This needs a terminal, whose lines it overwrites, and UTF-8
     for its characters."""
@@ -182,34 +173,27 @@ def on_terminal() -> bool:
 
 @contextmanager
 def steps() -> Iterator[Show]:
-    """Yields a function that shows a running step below the other lines, with the time spent and an
-    estimate of the time left. The display is removed at the end; without a terminal there is none.
-    """
+    """Yields a function that shows a running step below the other lines, with the time that it may
+    take and the time spent. The display is removed at the end; without a terminal there is none."""
     if not on_terminal():
         yield lambda name, before: nullcontext()
         return
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn
-    from rich.text import Text
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     @contextmanager
     def shown(name: str, before: float | None) -> Iterator[None]:
-        task = bars.add_task(plain(name), before=before)
+        takes = "" if before is None else f", about {clock(before)}:"
+        task = bars.add_task(plain(name) + takes)
         try:
             yield
         finally:
             bars.remove_task(task)
             bars.refresh()
 
-    class Time(TextColumn):
-        def render(self, task: Task) -> Text:
-            spent, before = task.elapsed or 0.0, task.fields["before"]
-            left = "" if before is None else f", about {clock(max(0.0, before - spent))} left"
-            return Text(f"{clock(spent)}{left}")
-
-    # The display is updated once a second: so it hardly disturbs time measurements here.
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), Time("")
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     console = Console(stderr=True)
+    # The display is updated once a second: so it hardly disturbs time measurements here.
     with Progress(
         *columns, console=console, transient=True, refresh_per_second=1, redirect_stdout=False
     ) as bars:

@@ -140,6 +140,7 @@ def source(ref: str, language: str, out: Path | None, work: Path, registry: Regi
     computes rows of the reference again and compares the bits. The header is an artifact of REF:
     validated on the whole reference, sealed, and added to REF the first time.
     """
+    opened_at(ref, registry)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.building import write_header
 
     with steps() as show:

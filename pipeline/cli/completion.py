@@ -11,7 +11,12 @@ from contextlib import suppress
 from threading import Thread
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    add_completion_class,
+)
 
 from soa.errors import SoaPipelineError
 
@@ -46,6 +51,13 @@ class _Bash(BashComplete):
     def format_completion(self, item: CompletionItem) -> str:
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
+
+
+@add_completion_class
+class _Fish(FishComplete):
+    """click's script for fish ends a description at its first comma."""
+
+    source_template = FishComplete.source_template.replace("string split ", "string split -m 1 ")
 
 
 def refs(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -180,32 +180,33 @@ def cache(prune: bool, max_size: str | None) -> Answer:
     removed: list[Entry] = []
     if prune or max_size is not None:
         removed = place.shrink(parse_size(max_size or "0kB", "--max-size"))
-    kept = [
-        {
-            "digest": entry.digest,
-            "name": cached_name(place.root / entry.digest),
-            "bytes": entry.size,
-            "used": entry.used.isoformat(),
-            "in_use": entry.in_use,
-        }
-        for entry in place.entries()
-    ]
+    entries = place.entries()
+    models = {entry.digest: cached_name(place.root / entry.digest) for entry in entries}
 
     def shown() -> Iterator[str]:
-        for entry in kept:
-            state = "in use" if entry["in_use"] else ""
-            used = str(entry["used"])[:19].replace("T", " ")
-            size = _size(int(str(entry["bytes"])))
-            yield f"{str(entry['digest'])[:12]}  {size:>10}  {used}  {state:6}  {entry['name']}"
+        for entry in entries:
+            state = "in use" if entry.in_use else ""
+            used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
+            model = models[entry.digest]
+            yield f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
         if removed:
             yield f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}"
-        total = _size(sum(int(str(entry["bytes"])) for entry in kept))
-        yield f"{len(kept)} in {place.root}, {total} of {_size(bound)}"
+        total = _size(sum(entry.size for entry in entries))
+        yield f"{len(entries)} in {place.root}, {total} of {_size(bound)}"
 
     data = {
         "folder": str(place.root),
         "bound": bound,
-        "entries": kept,
+        "entries": [
+            {
+                "digest": entry.digest,
+                "name": models[entry.digest],
+                "bytes": entry.size,
+                "used": entry.used.isoformat(),
+                "in_use": entry.in_use,
+            }
+            for entry in entries
+        ],
         "removed": [entry.digest for entry in removed],
     }
     return Answer(data, shown())

@@ -20,7 +20,7 @@ from runtime.checked import Tolerance
 from soa.records import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
-from stages.reports import EAGER, BenchmarkReport, Curve, Timing, ValidationReport
+from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport
 
 T = TypeVar("T")
 SPREAD = "one thread; below each median its 5th … 95th percentile"
@@ -53,15 +53,9 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
         if not failed:
             continue
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
-        if record.chosen is None:
-            continue
-        ratios = [
-            f"{number(times[record.chosen].median_us / times[EAGER].median_us, 2)} at {case}"
-            for case, times in benchmark_of(bundle, target).timings.items()
-            if {record.chosen, EAGER} <= times.keys()
-        ]
-        beside = f"; its time over the eager model's: {', '.join(ratios)}" if ratios else ""
-        yield f"{target}: {record.chosen} is used instead{beside}"
+        if record.chosen is not None:
+            yield f"{target}: {record.chosen} is used instead"
+            yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines())
 
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:

@@ -997,12 +997,6 @@ FAULTS = (
         ("test_a_file_that_appears_meanwhile_stays",),
     ),
     Fault(
-        "a job on a folder and a job on a file in it run at the same time",
-        "if path.name in written:",
-        "if False:",
-        ("test_one_job_at_a_time_on_each_output",),
-    ),
-    Fault(
         "parts that a format cannot hold stay and block other jobs",
         ('for part in folder.glob("*.arrow"):\n                    part.unlink()'),
         "pass",

@@ -296,7 +296,7 @@ def test_what_cannot_be_run_is_said(event: Bundle) -> None:
         "'nodes.y' is float64": given | {"nodes.y": given["nodes.y"].astype("f8")},
         "'nodes.y' is >f4": given | {"nodes.y": given["nodes.y"].astype(">f4")},
         r"'nodes.y' has shape \(4, 1\)": given | {"nodes.y": given["nodes.y"].reshape(4, 1)},
-        "'nodes.y' has 3 rows, 'nodes.x' has 4": given | {"nodes.y": given["nodes.y"][:3]},
+        "'nodes.y' has 3 rows, another of 'nodes' has 4": given | {"nodes.y": given["nodes.y"][:3]},
         r"'nodes.z' has shape \(2,\), needed \(1,\)": given | {"nodes.z": np.ones(2, "f4")},
         "edges = 91 is outside the compiled range 0 … 90": given
         | {"edges.weight": np.ones(91, "f4")},

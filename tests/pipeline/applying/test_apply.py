@@ -500,48 +500,6 @@ def test_one_job_at_a_time(tmp_path: Path, production: Registry, parts: list[Pat
     require_scored(out, columns(800))
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("first", ["out", "out/3.parquet"])
-def test_one_job_at_a_time_on_each_output(
-    tmp_path: Path, production: Registry, parts: list[Path], first: str, force: bool
-) -> None:
-    """One job writes to the folder, another to a file in it; the folder's other files are free."""
-    (second,) = {"out", "out/3.parquet"} - {first}
-    sources = {"out": parts, "out/3.parquet": parts[3:4]}
-
-    def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
-        with pytest.raises(ApplyError, match="another job is writing there"):
-            pipeline.apply(
-                REF, sources[second], tmp_path / second, registry=production, force=force
-            )
-        free = tmp_path / "out" / "free.parquet"
-        pipeline.apply(REF, parts[:2], free, registry=production, force=force)
-        require_scored(free, {name: each[:200] for name, each in columns(800).items()})
-        return locally(1)(plan, pieces)
-
-    done = pipeline.apply(
-        REF, sources[first], tmp_path / first, registry=production, execute=execute, force=force
-    )
-    require_scored(
-        tmp_path / "out/3.parquet", {name: each[300:400] for name, each in columns(800).items()}
-    )
-    assert sorted((tmp_path / "out").iterdir()) == sorted(
-        [tmp_path / "out" / "free.parquet", *map(Path, done.outputs)]
-    )
-
-
-def test_a_job_that_was_cut_short_is_in_nobodys_way(
-    tmp_path: Path, production: Registry, parts: list[Path]
-) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(Enough):
-        pipeline.apply(REF, parts, out, registry=production, execute=stopping(1))
-    one = pipeline.apply(REF, parts[7], out / "7.parquet", registry=production)
-    assert one.written == (str(out / "7.parquet"),)
-    with pytest.raises(ApplyError, match=r"7\.parquet is there already"):
-        pipeline.apply(REF, parts, out, registry=production)
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_appears_meanwhile_stays(
     tmp_path: Path, production: Registry, parts: list[Path], links: bool,
@@ -567,22 +525,6 @@ def test_a_file_that_appears_meanwhile_stays(
     assert done.found == done.rows == 800  # no row is scored again
     require_scored(out, columns(800))
     assert files_in(tmp_path) == sorted([*parts, out, tmp_path / "cwd"])
-
-
-def test_names_as_long_as_names_may_be(tmp_path: Path, production: Registry) -> None:
-    given = columns(40)
-    name = "é" * 125 + "x.npz"  # 255 bytes
-    source = write_rows(tmp_path / name, given)
-    out = tmp_path / "out"
-    pipeline.apply(REF, source, out, registry=production)
-    require_scored(out / name, given)
-    pipeline.apply(REF, source, tmp_path / f"o{name[1:]}", registry=production)
-    assert "File name too long" in refused(
-        production, source, "--out", tmp_path / "new", "--format", "parquet"
-    )
-    assert not (tmp_path / "new").exists()
-    pipeline.apply(REF, write_rows(tmp_path / "b.npz", given), out, registry=production)
-    assert sorted(path.name for path in out.iterdir()) == sorted([name, "b.npz"])
 
 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path, production: Registry) -> None:
@@ -731,18 +673,6 @@ def test_a_file_cut_off_in_the_middle(tmp_path: Path, production: Registry, suff
     source.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
     assert str(source) in refused(production, source, "--out", tmp_path / "out")
     assert files_in(tmp_path) == sorted([source, tmp_path / "cwd"])
-
-
-def test_outputs_that_are_there_stay(tmp_path: Path, production: Registry) -> None:
-    given = columns(40)
-    source = write_rows(tmp_path / "rows.npz", given)
-    (tmp_path / "out").mkdir()
-    made = tmp_path / "out" / "rows.npz"
-    made.write_text("mine")
-    assert "is there already: --force" in refused(production, source, "--out", tmp_path / "out")
-    assert made.read_text() == "mine"
-    answer("apply", REF, source, "--out", tmp_path / "out", "--force", registry=production)
-    require_scored(made, given)
 
 
 def test_a_root_file_without_room_for_its_head_is_closed(tmp_path: Path) -> None:

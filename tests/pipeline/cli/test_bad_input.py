@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from registry.mlflow import access as mlflow_access
 from registry.store.registry import Registry
-from tests.models import mlps
 from tests.models.project import PASSED, Built, Project, cli, refusal, write_project
 
 
@@ -63,45 +55,6 @@ def test_rows_that_memory_cannot_hold(project: Project) -> None:
     assert "build for fewer rows (rows: max)" in text
 
 
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (mlps.PointwiseFirst(0, 32).state_dict(), "first.bias is [32], the model has [48]"),
-        ({"first.weight": torch.zeros(48, 6)}, "missing first.bias, last.bias, last.weight"),
-        (
-            {**mlps.PointwiseFirst().state_dict(), "third.bias": torch.zeros(1)},
-            "not in the model: third.bias",
-        ),
-    ],
-)
-def test_weights_that_do_not_fit(
-    project: Project, state: dict[str, torch.Tensor], says: str
-) -> None:
-    save_file(state, project.folder / "weights.safetensors")
-    line = refused(project)
-    assert line.startswith(f"{project.folder}/weights.safetensors does not fit the model: ")
-    assert says in line
-
-
-def test_weights_that_are_none(project: Project) -> None:
-    (project.folder / "weights.safetensors").write_bytes(b"\x40" + b"\0" * 30)
-    assert "weights.safetensors holds no readable weights: " in refused(project)
-
-
-def test_weights_that_run_code(project: Project, tmp_path: Path) -> None:
-    """Reading a pickle of weights allows only tensors in it."""
-    import pickle
-
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "owned"),)
-
-    (project.folder / "weights.pt").write_bytes(pickle.dumps({"first.weight": Evil()}, protocol=2))
-    line = refused(project, ("weights.safetensors", "weights.pt"))
-    assert "weights.pt holds no readable weights: " in line
-    assert not (tmp_path / "owned").exists()
-
-
 PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensors\n", ""))
 
 
@@ -109,8 +62,6 @@ PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensor
     ("factory", "more", "says"),
     [
         ("missing", (), "has no callable 'missing'"),
-        ("broken", (), "kwargs do not fit"),
-        ("NOT_CALLABLE", (), "has no callable 'NOT_CALLABLE'"),
         ("CountsCalls", PLAIN, "writes into"),  # so it cannot be captured
         ("Raises", PLAIN, "no detector, no answer"),
     ],
@@ -125,38 +76,17 @@ def test_factory(
 
 # Bundles
 
-FILES = ("manifest.json", "program.pt2", "model.ts", "reference.safetensors", "SHA256SUMS",
-         "reports/validation.json", "reports/benchmark.json", "library")  # fmt: skip
 
-
-@pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
-@pytest.mark.parametrize("name", FILES)
-def test_bundle_file(jets: Built, tmp_path: Path, name: str, how: str) -> None:
+@pytest.mark.parametrize("name", ["manifest.json", "program.pt2", "reports/benchmark.json"])
+def test_bundle_file(jets: Built, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(jets.bundle.path, folder)
-    if name == "library":
-        (name,) = (n for n in jets.bundle.files if n.endswith(".so"))
-    content = bytearray((folder / name).read_bytes())
-    if how == "truncated":
-        (folder / name).write_bytes(content[:-1])
-    elif how == "altered":
-        content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(content)
-    else:
-        (folder / name).unlink()
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1])
     line = refusal("show", folder)
-    if name != "SHA256SUMS":
-        assert name in line
-        assert ("is missing" if how == "missing" else "is truncated or altered") in line
+    assert f"{name} is truncated or altered" in line
     for command in ("validate", "bench"):
         assert refusal(command, folder) == line
-
-
-def test_file_that_does_not_belong(jets: Built, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(jets.bundle.path, folder)
-    (folder / "more.py").touch()
-    assert refusal("show", folder).endswith("more.py does not belong to the bundle")
 
 
 def test_stored_bundle_that_was_altered_is_not_pulled(registry: Registry, tmp_path: Path) -> None:
@@ -189,38 +119,6 @@ def test_no_such_version(registry: Registry, tmp_path: Path, ref: str, says: str
         line = refusal("promote", ref, "--to", "production", "--registry", registry.uri)
         assert says in line
     assert not (tmp_path / "copy").exists()
-
-
-def test_locked(
-    registry: Registry, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mlflow_access, "LOCK_WAIT_S", 0.2)
-    path = registry.uri.removeprefix("sqlite:///")
-    at = ("--registry", registry.uri)
-    commands: list[tuple[object, ...]] = [
-        ("ls",),
-        ("show", "jets"),
-        ("pull", "jets", tmp_path / "copy"),
-        ("promote", "jets", "--to", "production"),
-        ("rollback", "jets"),
-        ("run", jets.project.config, "--work", jets.project.work),
-    ]
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        for command in commands:
-            line = refusal(*command, *at)
-            assert line.endswith("database is locked: another process is using it, try again")
-        other.execute("ROLLBACK")
-    assert registry.find("jets").aliases == ()
-    assert not (tmp_path / "copy").exists()
-
-
-def test_unreachable(jets: Built, tmp_path: Path) -> None:
-    for command in (("ls",), ("pull", "jets", tmp_path / "copy")):
-        line = refusal(*command, "--registry", "http://127.0.0.1:9")
-        assert line.startswith("registry http://127.0.0.1:9: no answer from the server: ")
-    assert not (tmp_path / "copy").exists()
-    assert "write sqlite:///" in refusal("ls", "--registry", "./mlruns")
 
 
 def test_unreachable_is_said_before_any_work(project: Project) -> None:

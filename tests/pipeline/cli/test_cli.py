@@ -113,13 +113,6 @@ def test_help_is_in_groups_of_whole_sentences() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_words_complete_by_the_line_that_the_help_gives() -> None:
-    assert "_PIPELINE_COMPLETE=bash_source pipeline" in cli("--help").stdout
-    words = {"COMP_WORDS": "pipeline pro", "COMP_CWORD": "1"}
-    assert "promote" in process(_PIPELINE_COMPLETE="bash_complete", **words).stdout
-    assert "complete" in process(_PIPELINE_COMPLETE="bash_source").stdout
-
-
 def test_help_waits_for_no_heavy_import() -> None:
     check = (
         "import sys, pipeline.cli.main\n"
