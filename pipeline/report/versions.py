@@ -54,8 +54,7 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
             continue
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
         if record.chosen is not None:
-            yield f"{target}: {record.chosen} is used instead"
-            yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines())
+            yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines()[:1])
 
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:

@@ -693,15 +693,6 @@ def test_a_root_file_without_room_for_its_head_is_closed(tmp_path: Path) -> None
     assert not [*tmp_path.glob("out.root*")]
 
 
-def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Registry) -> None:
-    given = columns(90)
-    events = {name: ak.unflatten(given[name], np.full(30, 3)) for name in FEATURES}
-    source = write_rows(tmp_path / "events.parquet", events)
-    for suffix in ("h5", "npz"):
-        with pytest.raises(DataError, match="is jagged: write Parquet, Arrow or ROOT"):
-            pipeline.apply(REF, source, tmp_path / f"out.{suffix}", registry=production)
-
-
 def test_text_is_kept(tmp_path: Path, production: Registry) -> None:
     """From and to the formats that have text."""
     given = {name: columns(300)[name] for name in FEATURES}

@@ -218,32 +218,6 @@ def test_promote_and_rollback(registry: Registry, jets: Built, tmp_path: Path) -
     assert answer("rollback", "jets", registry=registry) == {"production": "jets/2"}
 
 
-def test_mlflow_sees_the_same(two: Registry, jets: Built) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=two.uri, registry_uri=two.uri)
-    (model,) = client.search_registered_models()
-    assert model.name == "jets"
-    assert {alias: int(number) for alias, number in model.aliases.items()} == {
-        "production": 2,
-        "previous": 1,
-    }
-    found = {v.version: v for v in client.search_model_versions("name = 'jets'")}
-    listed = answer("ls", registry=two)["jets"]
-    assert sorted(int(number) for number in found) == [1, 2]
-    for v in listed:
-        theirs = client.get_model_version("jets", v["version"].partition("/")[2])
-        assert theirs.tags["digest"] == v["digest"]
-        assert theirs.tags[f"target.{TARGET.replace('/', '.')}"] == "verified"
-        assert theirs.source == v["source"]
-    before = client.get_model_version_by_alias("jets", "previous")
-    assert before.run_id is not None
-    run = client.get_run(before.run_id)
-    assert run.data.metrics
-    names = {file.path for file in client.list_artifacts(run.info.run_id, "bundle")}
-    assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/program.pt2"} <= names
-
-
 def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path) -> None:
     found = answer("validate", "jets", registry=registry)
     assert [r["engine"] for r in found[TARGET]] == list(

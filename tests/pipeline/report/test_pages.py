@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,15 +106,38 @@ def version(**tags: str) -> Version:
     return Version("jets", 3, "ab" * 32, ("production",), at, by, {}, WHEN, "r", "", tags)
 
 
+def page_of(
+    data: Mapping[str, Any] = MANIFEST,
+    at: Version | None = None,
+    events: Sequence[Event] = (),
+    **reports: object,
+) -> str:
+    """The page of a bundle with this manifest and these reports."""
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "bundle"
+        bundles.write_bundle(place, as_record(Manifest, data))
+        for name, said in reports.items():
+            (place / f"reports/{name}.json").write_text(json.dumps({V3: said}))
+        seal(place)
+        return version_page(Bundle.open(place), at, events)
+
+
 def full_page(text: str = "good") -> str:
     decision = Decision("speed", False, text, "1.1", f"slow: {text}", override=text)
     promotion = Promotion("production", text, WHEN.isoformat(), (decision,))
     event = Event("promotion", "jets", {}, {"production": 3}, "production", 3, reason=text,
                   time=WHEN, state="done")  # fmt: skip
-    data = json.loads(json.dumps(MANIFEST)) | {"description": text}
-    data["targets"][V3]["candidates"]["exported"]["reason"] = text
-    bundle = opened(as_record(Manifest, data))
-    return version_page(bundle, version(**{PROMOTION + "production": promotion.to_json()}), [event])
+    made = version(**{PROMOTION + "production": promotion.to_json()})
+    tried = (report("aoti"), ValidationReport.failed("exported", text))
+    times = {
+        "n=10": {"aoti": Timing(11.5, 11, 12, 7)},
+        "n=1000": {"aoti": Timing(210, 200, 220, 7)},
+    }
+    return page_of(
+        {**MANIFEST, "description": text}, made, [event],
+        validation={each.engine: each.to_dict() for each in tried},
+        benchmark=BenchmarkReport(times, "aoti").to_dict(),
+    )  # fmt: skip
 
 
 def test_a_version() -> None:
@@ -132,10 +155,7 @@ def test_text_of_others_is_text() -> None:
 
 
 def test_without_benchmarks_and_without_a_registry() -> None:
-    data = json.loads(json.dumps(MANIFEST))
-    for candidate in data["targets"][V3]["candidates"].values():
-        candidate["benchmark"] = {}
-    read = check(version_page(opened(as_record(Manifest, data))))
+    read = check(page_of())
     assert "Agreement" in read.text and not read.all("svg")
 
 
@@ -267,14 +287,8 @@ def test_rows_of_another_class(found: list[int]) -> None:
 
 def agreement_page(found: Deviation) -> str:
     """The page of a version whose chosen artifact has this deviation."""
-    report = ValidationReport("aoti", True, None, worst={"probabilities": found})
-    with TemporaryDirectory() as folder:
-        at = Path(folder) / "bundle"
-        bundles.write_bundle(at, as_record(Manifest, MANIFEST))
-        (at / "reports").mkdir(exist_ok=True)
-        (at / "reports/validation.json").write_text(json.dumps({V3: {"aoti": report.to_dict()}}))
-        seal(at)
-        return version_page(Bundle.open(at))
+    judged = ValidationReport("aoti", True, None, worst={"probabilities": found})
+    return page_of(validation={"aoti": judged.to_dict()})
 
 
 def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
@@ -287,7 +301,7 @@ def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
         "relative": Residual(nothing, relative=True),
     }
     read = check(metrics_page(curves))
-    assert len(read.all("svg")) == 3  # with the plot of the speed
+    assert len(read.all("svg")) == 2
     said = [line for line in read.text.splitlines() if "is not drawn: " in line]
     assert all(line.endswith(".") for line in said)
     names = {line.removeprefix(f"{V3}: ").partition(" is not drawn")[0] for line in said}
@@ -301,11 +315,4 @@ def metrics_page(curves: Mapping[str, Curve]) -> str:
     data = json.loads(json.dumps(MANIFEST))
     names = ("auc", "perfect", "own", "width", "older")
     data["targets"][V3]["metrics"] = dict.fromkeys(names, 0.5)
-    with TemporaryDirectory() as folder:
-        at = Path(folder) / "bundle"
-        bundles.write_bundle(at, as_record(Manifest, data))
-        (at / "reports").mkdir(exist_ok=True)
-        kept = {V3: {name: asdict(curve) for name, curve in curves.items()}} if curves else {}
-        (at / "reports/metrics.json").write_text(json.dumps(kept))
-        seal(at)
-        return version_page(Bundle.open(at))
+    return page_of(data, metrics={name: asdict(curve) for name, curve in curves.items()})
