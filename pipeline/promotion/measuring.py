@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
-from pipeline.promotion.measuring_bounds import bounded, shadowed
+from pipeline.promotion.measuring_bounds import InPlace, bounded, shadowed
 from registry.bundle import Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
@@ -72,13 +72,13 @@ def measure(
         )
         for target, engines in served.items()
     }
-    other, in_place = _in_place(registry, version, replaced, say)
+    in_place = _in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
     counts, _ = proof_of(opened.bundle)
     events = registry.history(version.name)
     since = promoted_since(events, STAGING, version.number)
     artifacts = [(target, engine) for target, engines in served.items() for engine in engines]
-    measured = list(bounded(opened, other, in_place, list(served), say))
+    measured = list(bounded(opened, in_place, list(served), say))
     if shadows is not None:
         measured += shadowed(opened, version, replaced, shadows)
     bits: list[Bits] = []
@@ -95,7 +95,7 @@ def measure(
             for reference in needed.references
             for target, engine in artifacts
         ],
-        speed=_compare_speed(opened, other, in_place, list(served), say),
+        speed=_compare_speed(opened, in_place, list(served), say),
         in_staging=None if since is None else datetime.now(UTC) - since,
         approved_by=approvers(events, version.number, version.digest).keys(),
         signature=_check_signature(registry, version, opened, needed),
@@ -258,34 +258,34 @@ def _check_signature(
 
 def _in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
-) -> tuple[Opened | None, str]:
-    """The version that has the alias, opened, and its ref; None and "" if there is no other.
-
-    None and a ref if it cannot be opened: then gates that need it refuse, as nothing was measured.
-    """
+) -> InPlace | None:
+    """The version that has the alias; None if there is no other."""
     if replaced is None or replaced.number == version.number:
-        return None, ""
+        return None
     try:
-        return open_to_measure(registry, replaced), replaced.ref
+        return InPlace(replaced.ref, open_to_measure(registry, replaced))
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
-        return None, replaced.ref
+        return InPlace(replaced.ref, None)
 
 
 def _compare_speed(
-    opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
+    opened: Opened, in_place: InPlace | None, targets: Sequence[str], say: Say
 ) -> SpeedComparison | None:
     """Time both versions side by side in this process, each on its own reference inputs."""
+    if in_place is None:
+        return None
+    other = in_place.opened
     if other is None:
-        return SpeedComparison(in_place, ()) if in_place else None  # without points, it is refused
+        return SpeedComparison(in_place.ref, ())  # without points, it is refused
     points: list[SpeedPoint] = []
     for target in targets:
         record = other.bundle.manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
-        say(f"timing {opened.label} beside {in_place} on {target}")
+        say(f"timing {opened.label} beside {in_place.ref} on {target}")
         points += _race_versions(opened, other, target)
-    return SpeedComparison(in_place, tuple(points))
+    return SpeedComparison(in_place.ref, tuple(points))
 
 
 def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.processes import run_isolated
@@ -26,14 +27,19 @@ Say = Callable[[str], None]
 _MEMORY_LIMIT_S = 600.0
 
 
-def bounded(
-    opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
-) -> Iterator[Measured]:
-    """Measure artifact size, latency, memory and metrics of `targets`, which this host must run.
+@dataclass(frozen=True)
+class InPlace:
+    """A different version that has the alias. If it cannot be opened, gates that compare with it
+    refuse, as nothing was measured."""
 
-    `other`: a different version that has the alias; None if there is none, or if it cannot be
-    opened. `in_place`: its ref, or "".
-    """
+    ref: str
+    opened: Opened | None
+
+
+def bounded(
+    opened: Opened, in_place: InPlace | None, targets: Sequence[str], say: Say
+) -> Iterator[Measured]:
+    """Measure artifact size, latency, memory and metrics of `targets`, which this host must run."""
     manifest = opened.bundle.manifest
     gates = BuiltFrom(manifest).gates
     if not targets:
@@ -58,7 +64,7 @@ def bounded(
             say(f"measuring memory on {target} at {label(limit.rows)}")
             yield _memory(opened, target, limit)
     if gates.metrics is not None and targets:
-        yield from _metrics(opened, other, in_place, targets, gates.metrics, say)
+        yield from _metrics(opened, in_place, targets, gates.metrics, say)
 
 
 def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
@@ -110,8 +116,7 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
 
 def _metrics(
     opened: Opened,
-    other: Opened | None,
-    in_place: str,
+    in_place: InPlace | None,
     targets: Sequence[str],
     asked: MetricsConfig,
     say: Say,
@@ -127,18 +132,28 @@ def _metrics(
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
             new = _values(labelled, opened, target)
-            old = dict.fromkeys(new, Measurement(math.nan, "it cannot be run here"))
-            if other is not None:
-                have = {t: r for t, r in other.bundle.manifest.targets.items() if r.chosen}
-                there = [t for t in (target, *have) if t in have and torch_runs(Target.parse(t))]
-                old = _values(labelled, other, there[0]) if there else old
+            old = _values_in_place(labelled, in_place, target)
             for name, one in asked.functions.items():
-                found, before = new[name], old[name]
-                why = found.why or (f"{in_place}: {before.why}" if in_place and before.why else "")
+                now, before = new[name], old[name]
+                ref = in_place.ref if in_place else ""
+                why = now.why or (f"{ref}: {before.why}" if ref and before.why else "")
                 yield Measured(
-                    "metrics", f"{name} on {target}", found.value, one.min, one.max, in_place,
+                    "metrics", f"{name} on {target}", now.value, one.min, one.max, ref,
                     before.value, one.max_drop, one.max_rise, why,
                 )  # fmt: skip
+
+
+def _values_in_place(
+    labelled: Labelled, in_place: InPlace | None, target: str
+) -> dict[str, Measurement]:
+    """Each metric of the version in place: on this target, else on another that this host runs."""
+    other = in_place.opened if in_place else None
+    if other is not None:
+        targets = other.bundle.manifest.targets
+        for name in (target, *targets):
+            if name in targets and targets[name].chosen and torch_runs(Target.parse(name)):
+                return _values(labelled, other, name)
+    return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, "it cannot be run here"))
 
 
 def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
