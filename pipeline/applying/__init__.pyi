@@ -1,6 +1,7 @@
 from .columns import Array as Array
 from .columns import FileColumn as FileColumn
 from .columns import column_of as column_of
+from .columns import from_awkward as from_awkward
 from .dask_cluster import on_dask as on_dask
 from .job import Piece as Piece
 from .job import Plan as Plan

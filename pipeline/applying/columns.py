@@ -1,4 +1,4 @@
-"""Columns that NumPy, Arrow or Awkward read, converted to NumPy values and offsets, or to Arrow."""
+"""Columns of files, arrays of NumPy or Arrow: as NumPy values with offsets, or as Arrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from soa.dtypes import DTYPES
 from soa.errors import LayoutError
 from soa.layout import eigen
-from soa.memory import library_of, plain_arrow
+from soa.memory import plain_arrow
 
 Array = npt.NDArray[Any]
 
@@ -62,50 +62,30 @@ class FileColumn:
 
 def is_jagged(given: Any) -> bool:
     """True if each row is a list, and the lengths may differ."""
-    if library_of(given) == "pyarrow":
-        import pyarrow as pa
+    if isinstance(given, np.ndarray):
+        return False
+    import pyarrow as pa
 
-        return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
-    return library_of(given) == "awkward" and "var" in str(given.type.content)
+    return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
 
 
-def counts_of(given: Any) -> Array:
+def counts_of(lists: Any) -> Array:
     """How many items each row of a jagged column has."""
-    if library_of(given) == "pyarrow":
-        found: Array = given.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        return found
-    import awkward as ak
-
-    return np.asarray(ak.num(given, axis=1))
+    counts: Array = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return counts
 
 
 def column_of(
     name: str, given: Any, missing: bool = False, fill: float | None = None
 ) -> FileColumn:
-    """Convert an array of NumPy, Arrow or Awkward. ValueError if it is no column of numbers.
+    """Convert an array of NumPy or Arrow. ValueError if it is no column of numbers.
 
     `missing`: nulls among floating-point numbers become NaN. `fill`: all nulls among numbers become
     this value. Else every null is an error.
     """
     offsets = None
-    given = _without_awkward(given)
     if not isinstance(given, np.ndarray):
-        import awkward as ak
-
-        given, kind = _of_numbers(given)
-        given = _filled(given, fill) if missing or fill is not None else given
-        nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
-        if nulls:
-            how = "fill them in the file (ak.fill_none)"
-            if missing and "float" not in str(given.type.content):
-                how = "cast it to floating point, where a null is NaN"
-            raise ValueError(f"has {nulls} nulls: {how}")
-        if "var" in kind and given.ndim == 2:
-            counts = np.ma.getdata(ak.to_numpy(ak.num(given, axis=1)))
-            given, offsets = ak.flatten(given, axis=1), np.append(0, np.cumsum(counts))
-        elif "var" in kind:
-            given = _regular(given)
-        given = np.ma.getdata(ak.to_numpy(given))
+        given, offsets = _numbers(plain_arrow(given), missing, fill)
     if given.dtype.name not in DTYPES:
         kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
@@ -117,68 +97,54 @@ def column_of(
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets, axes)
 
 
-def _of_numbers(given: Any) -> tuple[Any, str]:
-    """An array of Arrow or Awkward as Awkward's, with its type. ValueError if it has no numbers."""
-    import awkward as ak
-
-    if library_of(given) == "pyarrow":
-        if "dictionary" in str(given.type):  # plain_arrow has decoded those of numbers
-            raise ValueError("is a category of text or objects: give its codes, or leave it out")
-        given = ak.from_arrow(given)
-    kind = str(given.type.content)
-    if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
-        raise ValueError(f"is {kind}: a column has numbers; leave it out")
-    return given, kind
-
-
-def _without_awkward(given: Any) -> Any:
-    """An Arrow array as NumPy where it needs no Awkward, else in its plainest form."""
-    if library_of(given) != "pyarrow":
-        return given
-    plain = plain_arrow(given)
-    return as_numpy(plain) if _is_plain(plain) else plain
-
-
-def _is_plain(array: Any) -> bool:
-    """True if an Arrow array has only numbers or vectors, and no null: then it needs no Awkward."""
+def _numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Array | None]:
+    """The values of an Arrow array; and the offsets, if its rows are lists of any length."""
     import pyarrow as pa
 
-    kind, sizes = levels_of(array.type)
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return bool(number and None not in sizes and not nulls_in(array))
+    kind, levels = levels_of(array.type)
+    if not is_number(kind):
+        raise ValueError(f"is {array.type}: a column has numbers; leave it out")
+    floating = pa.types.is_floating(kind)
+    if fill is None and missing and floating:
+        fill = math.nan
+    if nulls := nulls_in(array, lambda level: fill is None or level != kind):
+        how = "fill them in the file (ak.fill_none)"
+        if missing and not floating:
+            how = "cast it to floating point, where a null is NaN"
+        raise ValueError(f"has {nulls} nulls: {how}")
+    if levels == (None,):
+        offsets = np.append(0, np.cumsum(counts_of(array)))
+        return _filled(array.flatten(), fill), offsets
+    rows, shape = len(array), list[int]()
+    for size in levels:
+        shape.append(_length_of_all(array) if size is None else size)
+        array = array.flatten()
+    return _filled(array, fill).reshape(rows, *shape), None
 
 
-def _filled(given: Any, value: float | None) -> Any:
-    """The Awkward array with `value` in place of each null number; dtypes are kept. If it is None:
-    with NaN in place of each null floating-point number. ValueError if the dtype has no `value`."""
-    import awkward as ak
+def _length_of_all(lists: Any) -> int:
+    """The length that all lists have; ValueError if their lengths differ."""
+    counts = counts_of(lists)
+    if (counts != counts[:1]).any():
+        raise ValueError(
+            f"is {lists.type}, lists of lists whose lengths differ: a row is a number, a vector, "
+            "a matrix, or one list of numbers; leave it out"
+        )
+    return int(counts[0]) if len(counts) else 0
 
-    def fill(layout: Any, **_: Any) -> Any:
-        if not (layout.is_option and layout.content.is_numpy):
-            return None
-        dtype = layout.content.dtype
-        if value is None and dtype.kind != "f":
-            return None
+
+def _filled(array: Any, value: float | None) -> Array:
+    """Flat numbers of Arrow as NumPy's, with `value` in place of each null. ValueError if the dtype
+    has no such value."""
+    if array.null_count:
+        dtype = np.dtype(array.type.to_pandas_dtype())
         with np.errstate(all="ignore"):
-            typed = dtype.type(np.nan if value is None else value)
+            typed = dtype.type(value)
         if dtype.kind in "biu" and typed != value:
             raise ValueError(f"is {dtype}, which cannot hold the fill value {value}")
-        return ak.fill_none(layout, typed, highlevel=False)
-
-    return ak.transform(fill, given)
-
-
-def _regular(lists: Any) -> Any:
-    """Lists of lists as matrices; ValueError where their lengths differ."""
-    import awkward as ak
-
-    try:
-        return ak.to_regular(lists, axis=None)
-    except ValueError as error:
-        raise ValueError(
-            f"is {lists.type.content}, lists of lists whose lengths differ: a row is a number, a "
-            "vector, a matrix, or one list of numbers; leave it out"
-        ) from error
+        array = array.fill_null(typed.item())
+    numbers: Array = array.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
@@ -192,10 +158,6 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
 
     if isinstance(given, pa.Array):
         return given.dictionary_decode() if pa.types.is_dictionary(given.type) else given
-    if not isinstance(given, np.ndarray):
-        import awkward as ak
-
-        return ak.to_arrow(ak.to_packed(given), extensionarray=False)
     flat = np.ascontiguousarray(given, given.dtype.newbyteorder("=")).reshape(-1)
     try:
         kind = pa.from_numpy_dtype(flat.dtype)
@@ -300,6 +262,13 @@ def as_numpy(array: Any) -> Array:
     return values.reshape(count, *shape)
 
 
+def from_awkward(array: Any) -> Any:
+    """An Awkward array as an Arrow array."""
+    import awkward as ak
+
+    return ak.to_arrow(ak.to_packed(array), extensionarray=False)
+
+
 def as_awkward(array: Any) -> Any:
     """Convert an Arrow column of lists, numbers or text without nulls to an Awkward layout, whose
     types are not optional."""
@@ -316,6 +285,14 @@ def as_awkward(array: Any) -> Any:
     if is_text(kind):
         return ak.to_layout(ak.drop_none(ak.from_arrow(array.cast(pa.large_string()))))
     return ak.contents.NumpyArray(as_numpy(array))
+
+
+def is_number(kind: Any) -> bool:
+    """True if an Arrow type is a number or a bool."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def is_text(kind: Any) -> bool:

@@ -22,6 +22,7 @@ from engines.errors import first_line
 from pipeline.applying.columns import (
     as_awkward,
     as_numpy,
+    is_number,
     is_text,
     levels_of,
     nulls_in,
@@ -164,13 +165,6 @@ def _require(held: bool, column: Any, form: str, others: str = "Parquet or Arrow
         )
 
 
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
 def _is_moment(kind: Any) -> bool:
     """True if NumPy has this type of time, duration or date; NumPy has no time zones."""
     import pyarrow as pa
@@ -191,7 +185,7 @@ def _dtype(
     shape = tuple(size for size in levels if size is not None)
     if len(shape) < len(levels):
         raise FormatError(f"column {column.name!r} is jagged: write Parquet, Arrow or ROOT")
-    _require(_is_number(kind) or more(kind), column, form)
+    _require(is_number(kind) or more(kind), column, form)
     return as_numpy(pa.array([], kind)).dtype, shape
 
 
@@ -269,7 +263,7 @@ def _in_root(kind: Any, ntuple: bool) -> bool:
     item, levels = levels_of(kind)
     if is_text(item):
         return ntuple or not levels
-    number = _is_number(item) and not pa.types.is_float16(item)
+    number = is_number(item) and not pa.types.is_float16(item)
     return number and (ntuple or None not in levels or levels == (None,))
 
 

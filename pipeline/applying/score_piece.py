@@ -16,7 +16,6 @@ from pipeline.applying.columns import (
     Array,
     as_arrow,
     column_of,
-    counts_of,
     is_jagged,
     nulls_in,
 )
@@ -186,7 +185,7 @@ class Scorer:
     def _plain(self, name: str, values: Any) -> Any:
         """A column of the file in its plainest form. ValueError if it has nulls that nothing
         fills."""
-        if not type(values).__module__.startswith("pyarrow"):
+        if isinstance(values, np.ndarray):
             return values
         plan, values = self._plan, plain_arrow(values)
         if name not in plan.fill and not plan.missing and (nulls := nulls_in(values)):
@@ -240,10 +239,9 @@ class Scorer:
             values = batch[file_column]
             if not is_jagged(values):
                 fill = self._plan.fill.get(file_column)
-                values = ak.Array(column_of(file_column, values, fill=fill).values)
-            elif not isinstance(values, ak.Array):
-                values = ak.from_arrow(values)
-            found[column] = values
+                found[column] = ak.Array(column_of(file_column, values, fill=fill).values)
+            else:
+                found[column] = ak.from_arrow(values)
         some = next(iter(found.values()))
         for member in self._signature.layouts[name].columns:
             if member.name not in found:  # the model does not read it
@@ -252,11 +250,7 @@ class Scorer:
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Yields windows of rows, first and end, within the compiled ranges of rows and items."""
-        ends = []
-        for name, records in jagged.items():
-            limit = self._signature.ranges[self._signature.rows_of[name]].limit
-            counts = counts_of(records[records.fields[0]])
-            ends.append((limit, np.append(0, np.cumsum(counts))))
+        ends = [self._ends(name, records) for name, records in jagged.items()]
         low = 0
         while low < n:
             high = min(n, low + self._most)
@@ -265,6 +259,13 @@ class Scorer:
                 high = max(min(high, fits), low + 1)
             yield low, high
             low = high
+
+    def _ends(self, name: str, records: Any) -> tuple[int, Array]:
+        """How many items of a jagged collection a run takes; and how many the rows up to each have."""
+        import awkward as ak
+
+        limit = self._signature.ranges[self._signature.rows_of[name]].limit
+        return limit, np.append(0, np.cumsum(ak.num(records[records.fields[0]], axis=1)))
 
     def _run(self, rows: int, jagged: Mapping[str, Any]) -> None:
         if not jagged:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of
+from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of, from_awkward
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_members, open_plain
@@ -32,7 +32,7 @@ _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 class Source:
     """An opened file, for one thread at a time. It is a context manager, which closes the file.
 
-    Columns are arrays of NumPy, Arrow or Awkward, depending on the library that reads the file.
+    Columns are arrays of NumPy or Arrow, depending on the library that reads the file.
     """
 
     columns: Sequence[str] = ()
@@ -185,9 +185,10 @@ class _Root(Source):
         found = {}
         for name in names:
             branch = self._branches[name]
-            flat = isinstance(getattr(branch, "interpretation", None), uproot.AsDtype)
-            library = "np" if flat else "ak"
-            found[name] = branch.array(entry_start=start, entry_stop=stop, library=library)
+            if isinstance(getattr(branch, "interpretation", None), uproot.AsDtype):
+                found[name] = branch.array(entry_start=start, entry_stop=stop, library="np")
+            else:
+                found[name] = from_awkward(branch.array(entry_start=start, entry_stop=stop))
         return found
 
 

@@ -21,7 +21,7 @@ import torch
 from engines.errors import RunError, first_line
 from engines.exported import quiet_torch
 from engines.processes import in_fork
-from pipeline.applying import Array, Source
+from pipeline.applying import Array, Source, from_awkward
 from pipeline.building.run_config import unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
@@ -83,11 +83,13 @@ class _Columns(Source):
 
 
 def _plain(name: str, column: Any) -> Any:
-    """A column as NumPy's, Arrow's or Awkward's array."""
+    """A column as an array of NumPy or Arrow."""
     library = library_of(column)
     if library == "pyarrow":
         return plain_arrow(column)
-    if library in ("numpy", "awkward"):
+    if library == "awkward":
+        return from_awkward(column)
+    if library == "numpy":
         return column
     return to_numpy(as_collection({name: column}))[name]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,7 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 @pytest.fixture
 def empty(tmp_path: Path, empty_database: Path) -> Registry:
     """An empty registry for this test."""
-    (tmp_path / "store").mkdir()
-    shutil.copy(empty_database, tmp_path / "store" / "registry.db")
-    return Registry(f"sqlite:///{tmp_path}/store/registry.db")
+    return copy_of(empty_database.parent, tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
-import torch
-import uproot
 
 from pipeline.applying.labelled import Labelled
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
 from runtime.session.session import Session
 from soa.memory.span import Array
-from tests.models import building, mlps
+from tests.models import building, mlps, scored
+from tests.models.scored import write_rows
 
 ROWS = 250  # the version takes at most 100 rows at a time
 ASKED = {
@@ -43,43 +37,19 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(scope="module")
 def columns() -> dict[str, Array]:
-    draw = np.random.default_rng(3)
-    found: dict[str, Array] = {
-        name: draw.normal(size=ROWS).astype(np.float32) for name in mlps.FEATURES
-    }
-    features = torch.from_numpy(np.stack([*found.values()], axis=1))
-    truth = mlps.PointwiseFirst(1)(features).argmax(1).numpy()
-    truth[:50] = draw.integers(0, 3, 50)
-    return found | {"truth": truth}
-
-
-def write(path: Path, columns: dict[str, Array]) -> None:
-    match path.suffix:
-        case ".npz":
-            np.savez(path, **dict[str, Any](columns))
-        case ".parquet":
-            pq.write_table(pa.table(columns), path, row_group_size=70)
-        case ".feather":
-            pyarrow.feather.write_feather(pa.table(columns), path)
-        case ".h5":
-            with h5py.File(path, "w") as file:
-                for name, values in columns.items():
-                    file[name] = values
-        case ".root":
-            with uproot.recreate(path) as file:
-                file["Events"] = columns
+    rows = scored.columns(ROWS)
+    truth = scored.eager(rows).argmax(1)
+    truth[:50] = np.random.default_rng(3).integers(0, 3, 50)
+    return {**{name: rows[name] for name in mlps.FEATURES}, "truth": truth}
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".parquet", ".feather", ".h5", ".root"])
 def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"test{suffix}"
-    write(path, columns)
+    path = write_rows(tmp_path / f"test{suffix}", columns, 70)
     labelled = Labelled(path, MetricsConfig.model_validate(ASKED), {})
     labelled.check(session.signature, {})
     found = labelled.values(session, {})
-    features = np.stack([columns[name] for name in mlps.FEATURES], axis=1)
-    with torch.no_grad():
-        eager = mlps.PointwiseFirst(1)(torch.from_numpy(features)).numpy()
+    eager = scored.eager(columns)
     right = float(np.mean(eager.argmax(1) == columns["truth"]))
     assert [each.why for each in found.values()] == ["", ""]
     assert found["accuracy"].value == pytest.approx(right)
@@ -88,7 +58,7 @@ def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, su
     assert found["auc"].value == pytest.approx(pairs, abs=1e-3)
 
     moved = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
-    write(path, moved)
+    write_rows(path, moved)
     assert labelled.values(session, {"jets/*": "in_*"}) == found
     with pytest.raises(DataError, match="has no 'a'; it has in_a, in_b"):
         labelled.check(session.signature, {})
@@ -100,7 +70,7 @@ def test_each_metric_may_have_a_label_of_its_own(
     """Then no common label is needed."""
     own = {"accuracy": {"function": "accuracy", "output": "probabilities", "label": "other"}}
     asked = MetricsConfig.model_validate({"data": "", "functions": own})
-    write(tmp_path / "test.npz", {**columns, "other": columns["truth"] * 0})
+    write_rows(tmp_path / "test.npz", {**columns, "other": columns["truth"] * 0})
     labelled = Labelled(tmp_path / "test.npz", asked, {})
     labelled.check(session.signature, {})
     (tmp_path / "bundle").mkdir()
@@ -111,7 +81,7 @@ def test_each_metric_may_have_a_label_of_its_own(
 
 
 def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_path: Path) -> None:
-    write(tmp_path / "test.npz", columns)
+    write_rows(tmp_path / "test.npz", columns)
     (tmp_path / "own.py").write_text("def mine(labels, outputs, column): return len(column('a'))")
     own = {"own": {"function": "own.py:mine", "output": "y"}}
     asked = MetricsConfig.model_validate({**ASKED, "functions": own})
@@ -130,7 +100,7 @@ def test_a_metric_without_a_value_says_why(
     session: Session, columns: dict[str, Array], tmp_path: Path
 ) -> None:
     """The other metrics have their values."""
-    write(tmp_path / "test.npz", columns)
+    write_rows(tmp_path / "test.npz", columns)
     functions = {**ASKED["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
     asked = MetricsConfig.model_validate({**ASKED, "functions": functions})
     found = Labelled(tmp_path / "test.npz", asked, {}).values(session, {})

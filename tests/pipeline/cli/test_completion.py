@@ -18,6 +18,7 @@ from registry import Bundle, Manifest, Registry
 from soa.records import as_record
 from tests.models import bundles
 from tests.models.bundles import PASSED
+from tests.models.versions import copy_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,8 +27,7 @@ ROOT = Path(__file__).parents[3]
 def registry(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """jets/1 and jets/2, the first in production; jet-tagger/1; muons/1."""
     folder = tmp_path_factory.mktemp("completion")
-    shutil.copy(empty_database, folder / "registry.db")
-    made = Registry(f"sqlite:///{folder}/registry.db")
+    made = copy_of(empty_database.parent, folder / "store")
     for number, name in enumerate(("jets", "jets", "jet-tagger", "muons")):
         manifest = as_record(Manifest, bundles.manifest_data() | {"name": name})
         bundles.write_bundle(folder / str(number), manifest, number)

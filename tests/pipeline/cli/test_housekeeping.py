@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,13 +12,12 @@ from registry.housekeeping import push
 from registry.housekeeping.garbage import Garbage
 from registry.store.registry import Registry
 from tests.models.project import PASSED, Built, answer, cli, described, refusal
+from tests.models.versions import copy_of
 
 
 @pytest.fixture
 def away(tmp_path: Path, empty_database: Path) -> Registry:
-    (tmp_path / "away").mkdir()
-    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
-    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
+    return copy_of(empty_database.parent, tmp_path / "away")
 
 
 def test_pushed_and_promoted_again(registry: Registry, away: Registry, tmp_path: Path) -> None:

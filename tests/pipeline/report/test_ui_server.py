@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -21,6 +20,7 @@ from registry.store.registry import Registry
 from soa.records import as_record
 from tests.fuzz.test_records import MANIFEST
 from tests.models import bundles
+from tests.models.versions import copy_of
 from tests.pipeline.report.test_pages import check
 
 Get = Callable[[str], tuple[int, str]]
@@ -31,8 +31,7 @@ PASSED = [Decision("digests", True, "all match", "all match", "as sealed")]
 def registry(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Registry:
     """jets/1, and jets/2 in production."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copy(empty_database, folder / "registry.db")
-    made = Registry(f"sqlite:///{folder}/registry.db")
+    made = copy_of(empty_database.parent, folder / "store")
     for seed in (1, 2):
         data = MANIFEST | {"description": f"<b>number {seed}</b>"}
         bundles.write_bundle(folder / str(seed), as_record(Manifest, data), seed)
