@@ -12,6 +12,7 @@ from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
 from runtime.session.session import Session
 from soa.memory.span import Array
+from stages.errors import MetricError
 from tests.models import building, mlps, scored
 from tests.models.scored import write_rows
 
@@ -61,6 +62,9 @@ def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, su
     write_rows(path, moved)
     assert labelled.values(session, {"jets/*": "in_*"}) == found
     with pytest.raises(DataError, match="has no 'a'; it has in_a, in_b"):
+        labelled.check(session.signature, {})
+    write_rows(path, {name: values[:0] for name, values in columns.items()})
+    with pytest.raises(MetricError, match="has no rows: metrics need some"):
         labelled.check(session.signature, {})
 
 

@@ -13,7 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.shell_completion import get_completion_class
 
+from pipeline.cli import completion as completion
 from registry import Bundle, Manifest, Registry
 from soa.records import as_record
 from tests.models import bundles
@@ -95,6 +97,11 @@ def test_no_registry_and_a_silent_one(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         assert completed(f"http://127.0.0.1:{silent.getsockname()[1]}", "show", "j") == []
+
+
+def test_fish_shows_a_description_up_to_its_end() -> None:
+    fish = get_completion_class("fish")
+    assert fish is not None and 'string split -m 1 "," $completion' in fish.source_template
 
 
 @pytest.fixture

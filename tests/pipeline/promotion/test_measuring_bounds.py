@@ -15,7 +15,7 @@ from registry.promotion import Decision, PromotionRefused
 from registry.store.registry import Registry
 from soa.files import digest_of
 from tests.models import mlps
-from tests.models.project import TARGET, answer, cli, described, refusal, resealed
+from tests.models.project import TARGET, cli, described, refusal, resealed
 from tests.pipeline.promotion.conftest import GATES, ROWS, Gated, write_gated
 
 pytestmark = pytest.mark.usefixtures("measured_once")
@@ -166,31 +166,9 @@ def test_refused_before_anything_is_built(tmp_path: Path, old: str, new: str, sa
     assert not (made.work / "compile").exists()
 
 
-def test_rows_of_none_and_a_file_that_lacks_a_column(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    made = write_gated(tmp_path / "made", 1)
-    data = made.folder / "test.parquet"
-    table = pq.read_table(data)
-    asked = ("run", made.config, "--work", made.work, "--registry", made.registry)
-    for part, says in (
-        (table.slice(0, 0), "test.parquet has no rows: metrics need some"),
-        (table.drop_columns(["c"]), "test.parquet has no 'c'; it has a, b, d"),
-    ):
-        pq.write_table(part, data)
-        assert says in refusal(*asked)
-
-
 def test_a_metric_that_is_no_number_ends_the_run(gated: Gated, tmp_path: Path) -> None:
     made, registry = gated.project, f"sqlite:///{tmp_path}/registry.db"
     (made.folder / "own.py").write_text("def weighted(labels, outputs, column): return None")
     line = refusal("run", made.config, "--work", made.work, "--registry", registry)
     assert line.endswith("own.py:weighted gave a NoneType, not a number")
     assert not Registry(registry).exists
-
-
-def test_json_has_the_decisions(empty: Registry, gated: Gated) -> None:
-    empty.register(gated.good)
-    said = answer("promote", "jets/1", "--to", "staging", "--dry-run", registry=empty)
-    (accuracy,) = [d for d in said["decisions"] if d["detail"].startswith("accuracy")]
-    assert (accuracy["gate"], accuracy["passed"], accuracy["found"]) == ("metrics", True, "1")
