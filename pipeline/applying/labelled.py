@@ -21,7 +21,7 @@ from pipeline.applying.columns import column_of
 from pipeline.applying.job import Plan
 from pipeline.applying.prepare import model_columns
 from pipeline.applying.score_piece import Scorer
-from pipeline.applying.sources import Source, open_source, reading
+from pipeline.applying.sources import Source, open_source
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
 from registry.bundle import LabelledData
@@ -135,7 +135,7 @@ def _column(source: Source, name: str) -> npt.NDArray[Any]:
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
     with _said(source, name):
-        parts = [column_of(name, batch[name]).values for batch in reading(source.path, batches)]
+        parts = [column_of(name, batch[name]).values for batch in batches]
     return np.concatenate(parts)
 
 
@@ -165,7 +165,7 @@ def _outputs(
     source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
-    for batch in reading(source.path, source.batches(names, 0, source.edges(names)[-1], _BATCH)):
+    for batch in source.batches(names, 0, source.edges(names)[-1], _BATCH):
         with _said(source, ", ".join(names)):
             answers, _ = scorer.answers(batch)
         for key, values in answers.items():

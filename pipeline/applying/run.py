@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from pipeline.applying.columns import column_of
 from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.origin_record import About, read_about
@@ -268,9 +269,7 @@ class _Counted:
         self._parts.add(part)
         for name in names:
             for batch in table[name].chunks:
-                while hasattr(batch, "flatten") and batch.type.num_fields:  # lists, vectors
-                    batch = batch.flatten()
-                values = batch.to_numpy(zero_copy_only=False)
+                values = column_of(name, batch).values.ravel()
                 if len(values):
                     found = self.found.get(name) or Histogram.over(values)
                     self.found[name] = found.plus(values)

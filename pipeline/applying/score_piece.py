@@ -22,7 +22,7 @@ from pipeline.applying.columns import (
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.sources import Source, open_source, reading
+from pipeline.applying.sources import Source, open_source
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError
 from runtime.session import Session
@@ -61,7 +61,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
 
     with reopened(piece.input) as source:
         source.cast(model.dtypes)
-        batches = reading(path, source.batches(plan.names, piece.start, piece.stop, plan.batch))
+        batches = source.batches(plan.names, piece.start, piece.stop, plan.batch)
         rest = tables()
         first = next(rest)
         origin = session.origin
@@ -261,7 +261,7 @@ class Scorer:
             low = high
 
     def _ends(self, name: str, records: Any) -> tuple[int, Array]:
-        """How many items of a jagged collection a run takes; and how many the rows up to each have."""
+        """The most items of a jagged collection in a run; and the item at which each row begins."""
         import awkward as ak
 
         limit = self._signature.ranges[self._signature.rows_of[name]].limit

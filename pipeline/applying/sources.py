@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_members, open_plain
 from soa.options import nearest
 
-T = TypeVar("T")
 ABOUT = "soa_pipeline"
 """The key of the text that says what made a file: in the metadata of Parquet and Arrow, as an
 attribute in HDF5, as an array in npz, as a TObjString in ROOT."""
@@ -91,7 +90,7 @@ class Source:
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
         """The first `rows` rows, or fewer if the first batch of the file has fewer."""
         first = min(rows, self.edges(names)[-1])
-        return next(reading(self.path, self.batches(names, 0, first, rows)))
+        return next(self.batches(names, 0, first, rows))
 
     def cast(self, dtypes: Mapping[str, str]) -> None:
         """Say which dtypes columns are read as, if the file is text. Other files have their own."""
@@ -99,22 +98,23 @@ class Source:
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields rows `start` to `stop`, at most `rows` at a time; if none, one empty batch."""
+        """Yields rows `start` to `stop`, at most `rows` at a time; if none, one empty batch. Every
+        error of a library is a DataError of one line."""
+        try:
+            yield from self._batches(names, start, stop, rows)
+        except SoaPipelineError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.path} cannot be read: {first_line(error)}") from error
+
+    def _batches(
+        self, names: Sequence[str], start: int, stop: int, rows: int
+    ) -> Iterator[dict[str, Any]]:
         for low in range(start, max(stop, start + 1), rows):
             yield self._slice(names, low, min(low + rows, stop))
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         raise NotImplementedError
-
-
-def reading(path: Path, batches: Iterator[T]) -> Iterator[T]:
-    """Yields the same batches, and turns every error of a library into a DataError of one line."""
-    try:
-        yield from batches
-    except SoaPipelineError:
-        raise
-    except Exception as error:
-        raise DataError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def open_source(path: Path, tree: str | None = None) -> Source:
@@ -235,7 +235,7 @@ class _Arrow(Source):
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         return self._edges
 
-    def batches(
+    def _batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
         fields = list(dict.fromkeys(self._places[name][0] for name in names))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from engines.exported import quiet_torch
 from engines.exported.archive import load_program
-from pipeline.applying.sources import open_source, reading
+from pipeline.applying.sources import open_source
 from pipeline.config import load_config
 from pipeline.config.site_file import load_site
 from registry.housekeeping.export_import import _as_folder
@@ -245,7 +245,7 @@ def columns_of(path: Path) -> list[Any]:
     with open_source(path) as source:
         names = sorted(source.columns)
         count = source.edges(names)[-1]
-        batches = list(reading(path, source.batches(names, 0, count, 1000)))
+        batches = list(source.batches(names, 0, count, 1000))
         return [np.concatenate([np.asarray(each[name]) for each in batches]) for name in names]
 
 
