@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -278,7 +277,10 @@ def _outputs(
         path = out if one else out / f"{name.stem}{suffix or own}"
         if path in found and not one:
             raise ApplyError(f"two files would become {path}: give one of them another name")
-        _require_place(path)
+        if path.is_dir():
+            raise ApplyError(
+                f"{path} is a folder: give the file another name, or --out another place"
+            )
         if path.resolve() == name.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
@@ -288,19 +290,6 @@ def _outputs(
             for start, stop in pairwise(edges if edges[1:] else [0, 0])
         )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
-
-
-def _require_place(path: Path) -> None:
-    """Raise ApplyError if no file of this name can be written, before any row is scored."""
-    there = next(each for each in path.parents if each.exists())
-    try:
-        is_folder = stat.S_ISDIR((there / path.name).lstat().st_mode) and there == path.parent
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ApplyError(f"{path} cannot be written: {error.strerror}") from error
-    if is_folder:
-        raise ApplyError(f"{path} is a folder: give the file another name, or --out another place")
 
 
 def _about(opened: Opened) -> dict[str, Any]:
