@@ -52,11 +52,8 @@ class Table:
         return Table(self.title, tuple(self.columns[i] for i in kept), rows, self.links)
 
     def numbers(self) -> list[bool]:
-        return [self.is_number(i) for i in range(len(self.columns))]
-
-    def is_number(self, column: int) -> bool:
-        """True if a column has only numbers; then it is aligned to the right."""
-        return column > 0 and self._all(column, _NUMBER)
+        """By column: true if it has only numbers; then it is aligned to the right."""
+        return [i > 0 and self._all(i, _NUMBER) for i in range(len(self.columns))]
 
     def is_prose(self, column: int) -> bool:
         """True if a column has text, which may be broken into lines."""
@@ -78,7 +75,7 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) ->
     return table
 
 
-def show(parts: Iterable[Part], width: int | None = None) -> None:
+def show(parts: Iterable[Part]) -> None:
     """Print a report on stdout."""
     for i, part in enumerate(parts):
         if isinstance(part, str):
@@ -86,7 +83,7 @@ def show(parts: Iterable[Part], width: int | None = None) -> None:
             continue
         if i and part.title:
             _echo("")
-        for line in table_lines(part, width or terminal_width()):
+        for line in table_lines(part, terminal_width()):
             _echo(line)
 
 
