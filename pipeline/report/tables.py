@@ -75,7 +75,7 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) ->
     return table
 
 
-def show(parts: Iterable[Part]) -> None:
+def show(parts: Iterable[Part], width: int | None = None) -> None:
     """Print a report on stdout."""
     for i, part in enumerate(parts):
         if isinstance(part, str):
@@ -83,7 +83,7 @@ def show(parts: Iterable[Part]) -> None:
             continue
         if i and part.title:
             _echo("")
-        for line in table_lines(part, terminal_width()):
+        for line in table_lines(part, width or terminal_width()):
             _echo(line)
 
 
