@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.building import run
-from pipeline.cli import say, tell
+from pipeline.cli import say
 from pipeline.promotion import promote
 from pipeline.report import (
     describe_build,
@@ -24,6 +24,7 @@ from pipeline.report import (
     microseconds,
     new_table,
     show,
+    write,
 )
 from registry.store import Registry
 from runtime.checked import CheckedSession
@@ -55,16 +56,16 @@ def _demo(root: Path) -> None:
     def indented(text: str) -> None:
         say(f"   {text}")
 
-    tell("1. pipeline run configs/demo.yaml")
+    write("1. pipeline run configs/demo.yaml")
     result = run(config, registry, say=indented)
     show(describe_build(result.bundle))
     version = result.version
-    tell(f"2. pipeline promote {version.ref} --to production")
+    write(f"2. pipeline promote {version.ref} --to production")
     done = promote(registry, version.ref, "production", say=indented)
     show(describe_decisions(f"{version.ref} to @production", done.decisions))
     show([describe_versions(registry.versions(version.name))])
     ref = f"{version.name}@production"
-    tell(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
+    write(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
     jets = load_callable(f"{root / 'examples/jet_tagger/generate.py'}:jets")
     _print_runs(ref, registry, jets)
 

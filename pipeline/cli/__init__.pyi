@@ -1,3 +1,2 @@
 from . import main as main
 from .answers import say as say
-from .answers import tell as tell
