@@ -75,7 +75,7 @@ def test_gc(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("registry.housekeeping.collect", collect)
     said = cli("gc", "--older-than", 2, "--dry-run", *where).stdout
-    assert said == "     2.0kB  jets: never ended: some/run\n2.0kB would be removed\n"
+    assert said == "     2.0KB  jets: never ended: some/run\n2.0KB would be removed\n"
     assert asked == [{"older_than": timedelta(days=2), "dry_run": True}]
     done = answer("gc", registry=registry)
     assert (done["bytes"], [each["kind"] for each in done["found"]]) == (2000, ["registration"])
