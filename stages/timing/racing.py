@@ -151,41 +151,44 @@ def race(
     once |= {name: seconds_of(runs[name]) for name, took in once.items() if took < _LONG_S}
     repeats = {name: max(1, round(_TURN_S / max(took, 1e-7))) for name, took in once.items()}
     taken: dict[K, list[float]] = {name: [] for name in runs}
-    order = list(runs)
     shuffle = random.Random(0).shuffle
 
-    def a_round() -> float:
-        return max(1e-6, sum(once[name] * repeats[name] for name in order))
-
-    def is_long() -> bool:
-        return a_round() > max(seconds, _LONG_S)
+    def seconds_a_round() -> float:
+        return max(1e-6, sum(once[name] * repeats[name] for name in names))
 
     def rounds() -> int:
-        least = _FIRST_ROUNDS if is_long() else _MIN_ROUNDS
-        return max(least, min(200, math.ceil(seconds / a_round())))
+        least = _MIN_ROUNDS if seconds_a_round() <= max(seconds, _LONG_S) else _FIRST_ROUNDS
+        return max(least, min(200, math.ceil(seconds / seconds_a_round())))
 
-    if stay is not None and is_long():
-        most = _HOPELESS * min(once.values())
-        order = [name for name in order if name in stay or once[name] <= most]
-        for name in runs.keys() - set(order):
+    def near(times: Mapping[K, float]) -> list[K]:
+        most = _HOPELESS * min(times.values())
+        return [name for name in names if stay is None or name in stay or times[name] <= most]
+
+    def run_rounds(count: int) -> None:
+        for _ in range(count):
+            shuffle(names)
+            for name in names:
+                taken[name].append(_turn_us(runs[name], repeats[name]))
+
+    names = list(runs)
+    if seconds_a_round() > max(seconds, _LONG_S):
+        names = near(once)
+        for name in runs.keys() - set(names):
             taken[name].append(once[name] * 1e6)
-    last = rounds()
-    number = 0
-    while number < last:
-        number += 1
-        if number > _FIRST_ROUNDS and stay is not None:
-            medians = {name: statistics.median(taken[name]) for name in order}
-            most = _HOPELESS * min(medians.values())
-            order = [name for name in order if name in stay or medians[name] <= most]
-            last, stay = rounds(), None
-        shuffle(order)
-        for name in order:
-            run, repeat = runs[name], repeats[name]
-            begun = time.perf_counter()
-            for _ in range(repeat):
-                run()
-            taken[name].append((time.perf_counter() - begun) / repeat * 1e6)
+    more = rounds() - _FIRST_ROUNDS
+    run_rounds(_FIRST_ROUNDS)
+    if more:
+        names = near({name: statistics.median(taken[name]) for name in names})
+        more = rounds() - _FIRST_ROUNDS
+    run_rounds(more)
     return {name: _summary(values) for name, values in taken.items()}
+
+
+def _turn_us(run: Callable[[], object], repeat: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(repeat):
+        run()
+    return (time.perf_counter() - begun) / repeat * 1e6
 
 
 def seconds_of(run: Callable[[], object]) -> float:
