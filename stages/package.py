@@ -26,7 +26,6 @@ from registry.bundle import (
     Below,
     BenchmarkStats,
     Bundle,
-    Candidate,
     Evidence,
     LabelledData,
     Manifest,
@@ -38,6 +37,7 @@ from registry.bundle import (
     seal,
     write_atomically,
 )
+from registry.bundle import Candidate as CandidateRecord
 from registry.bundle import Capture as CaptureRecord
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
@@ -59,16 +59,27 @@ NO_BASELINE = (
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A compiled artifact and the verdict on it. `tile`: rows per tile; 0: all rows at once."""
+
+    compiled: Compiled
+    report: ValidationReport
+    tile: int = 0
+
+    @property
+    def engine(self) -> str:
+        return self.compiled.engine
+
+
+@dataclass(frozen=True)
 class TargetResult:
-    """The results for one target: candidates, their reports, and a benchmark of the valid ones."""
+    """The results for one target: its candidates by engine, and a benchmark of the valid ones."""
 
     target: str
     options: Mapping[str, Mapping[str, Any]]
-    compiled: Mapping[str, Compiled]
-    reports: Mapping[str, ValidationReport]
+    """Compile options by engine."""
+    candidates: Mapping[str, Candidate]
     benchmark: BenchmarkReport | None
-    tiles: Mapping[str, int] = field(default_factory=dict)
-    """The rows of a tile, for each candidate that is valid and faster with tiles."""
     raced_with: Sequence[str] = ()
     """Other targets that were timed in the same race."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -82,15 +93,18 @@ class TargetResult:
         to be verified, the first with the best evidence."""
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
-        waiting = {n: report.evidence for n, report in self.reports.items() if report.unverified}
-        return max(waiting, key=lambda name: EVIDENCE.index(waiting[name]), default=None)
+        waiting = [name for name, each in self.candidates.items() if each.report.unverified]
+        return max(waiting, key=self._evidence, default=None)
 
     @property
     def status(self) -> Literal["verified", "failed"] | Evidence:
         if self.chosen is None:
             return "failed"
-        report = self.reports[self.chosen]
+        report = self.candidates[self.chosen].report
         return report.evidence if report.unverified else "verified"
+
+    def _evidence(self, name: str) -> int:
+        return EVIDENCE.index(self.candidates[name].report.evidence)
 
 
 def package(
@@ -209,8 +223,8 @@ def example_of(capture: Capture) -> dict[str, Any]:
 def _why_not(result: TargetResult) -> str:
     """The reason of every candidate, for a target without a valid one; equal reasons once."""
     reasons: dict[str, list[str]] = {}
-    for name, report in result.reports.items():
-        reasons.setdefault(report.why, []).append(name)
+    for name, candidate in result.candidates.items():
+        reasons.setdefault(candidate.report.why, []).append(name)
     return "; ".join(
         f"{result.target} {', '.join(names)}: {reason}" for reason, names in reasons.items()
     )
@@ -218,25 +232,24 @@ def _why_not(result: TargetResult) -> str:
 
 def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
     """Copy each candidate's own files into a folder named after its engine."""
-    for engine_name, compiled in result.compiled.items():
+    for engine_name, candidate in result.candidates.items():
+        compiled = candidate.compiled
         if compiled.error or not compiled.files:
             continue
         out = folder / engine_name
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    # Programs without Python read this file, next to each native library or kernel.
-    for place in {
-        file.parent for each in ("*.so", "*.kernel") for file in folder.glob(f"*/{each}")
-    }:
-        name = place.name
-        text = describe(signature, result.tiles.get(name), result.reports[name].windows)
-        (place / CARD).write_text(text)
+        if any(out.glob("*.so")) or any(out.glob("*.kernel")):  # for programs without Python
+            text = describe(signature, candidate.tile or None, candidate.report.windows)
+            (out / CARD).write_text(text)
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
     validated = {
-        target: {engine_name: r.for_others().to_dict() for engine_name, r in result.reports.items()}
+        target: {
+            name: each.report.for_others().to_dict() for name, each in result.candidates.items()
+        }
         for target, result in results.items()
     }
     timed = {t: result.benchmark.to_dict() for t, result in results.items() if result.benchmark}
@@ -253,18 +266,18 @@ def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
 
 def _target_record(result: TargetResult, place: str) -> TargetRecord:
     """The manifest's record of a target whose artifacts are under `place`."""
-    candidates: dict[str, Candidate] = {}
-    for engine_name, compiled in result.compiled.items():
-        report = result.reports[engine_name]
-        timings = result.benchmark.timings if result.benchmark else {}
-        candidates[engine_name] = Candidate(
+    candidates: dict[str, CandidateRecord] = {}
+    timings = result.benchmark.timings if result.benchmark else {}
+    for engine_name, candidate in result.candidates.items():
+        compiled, report = candidate.compiled, candidate.report
+        candidates[engine_name] = CandidateRecord(
             status=report.verdict,
             reason=report.for_others().reason,
             files=_bundle_files(place, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),
             facts=compiled.facts,
-            tile=result.tiles.get(engine_name),
+            tile=candidate.tile or None,
             windows=report.windows,
             bits=report.bits,
             many_rows=report.many_rows,

@@ -6,4 +6,4 @@ from .header import write_header as write_header
 from .in_memory import compile as compile
 from .run_config import RunResult as RunResult
 from .run_config import run as run
-from .run_state import Show as Show
+from .work import Show as Show

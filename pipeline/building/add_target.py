@@ -22,9 +22,8 @@ from engines.target import Target, check_torch_runs, only_engines
 from pipeline.building.candidates import build_targets
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.building.run_config import page_of
-from pipeline.building.run_state import Say, Show, Work, show_nothing
-from pipeline.building.stage_cache import StageCache, content_key
 from pipeline.building.steps import Recipe
+from pipeline.building.work import Say, Show, Work, content_key, show_nothing, silent
 from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError
@@ -54,7 +53,7 @@ def build(
     target: str,
     engines: Sequence[str] = (),
     work: Path | None = None,
-    say: Say = lambda text: None,
+    say: Say = silent,
     show: Show = show_nothing,
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
@@ -70,19 +69,20 @@ def build(
     check_torch_runs(wanted)
     say(f"checking the digests of {version.ref}")
     bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
-    place = work or Path("pipeline-work")
-    result = build_candidates(bundle, wanted, engines, place, say, show, version.name)
+    progress = Work(work or Path("pipeline-work"), say, show, version.name)
+    result = _candidates(bundle, wanted, engines, progress)
+    progress.keep_seconds()
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
         found = registry.add_target(version, annex)
     whole = open_version(Opening(found.ref, mode="test", registry=registry)).bundle
-    page_of(registry, found, whole, (work or Path("pipeline-work")) / "reports", say)
+    page_of(registry, found, whole, progress.root / "reports", say)
     return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
 
 
 def build_at_first_use(
-    bundle: Bundle, target: Target, cache: Path | None = None, say: Say = lambda text: None
+    bundle: Bundle, target: Target, cache: Path | None = None, say: Say = silent
 ) -> Annex:
     """The artifact for `target` from this host's cache, built and validated now if it is not there.
 
@@ -107,7 +107,7 @@ def build_at_first_use(
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
-            result = build_candidates(bundle, target, (), work, say)
+            result = _candidates(bundle, target, (), Work(work, say))
             annex = package_annex(place, bundle, result, tools(), host(), replace=True)
             shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
             return annex
@@ -118,15 +118,7 @@ def build_at_first_use(
         ) from error
 
 
-def build_candidates(
-    bundle: Bundle,
-    target: Target,
-    engines: Sequence[str],
-    work: Path,
-    say: Say,
-    show: Show = show_nothing,
-    model: str = "",
-) -> TargetResult:
+def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Work) -> TargetResult:
     """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")
@@ -142,12 +134,8 @@ def build_candidates(
         manifest.capture.dependence,
         manifest.capture.tried,
     )
-    key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
     recipe = recipe_of(manifest, engines or only_engines(target))
-    progress = Work(StageCache(work), say, show=show, model=model)
-    result = build_targets(progress, captured, [target], recipe, key)[str(target)]
-    progress.keep_seconds()
-    return result
+    return build_targets(work, captured, [target], recipe)[str(target)]
 
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:

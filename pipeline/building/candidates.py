@@ -8,40 +8,45 @@ from dataclasses import replace
 from engines.base import engine
 from engines.processes import side_by_side
 from engines.target import Target, only_engines, torch_runs
-from pipeline.building.run_state import Work
-from pipeline.building.steps import Candidate, Recipe, Steps, session_of
+from pipeline.building.steps import Pair, Recipe, Steps, session_of
+from pipeline.building.work import Work
 from runtime.session import Session
 from stages.capture import SEE_EACH_OTHER, Capture
 from stages.compile import Compiled
-from stages.package import TargetResult
-from stages.reports import BenchmarkReport, ValidationReport
+from stages.package import Candidate, TargetResult
+from stages.reports import ValidationReport
 from stages.timing import tiled, tiles_of
 
-Made = dict[tuple[Target, str], Candidate]
-"""Candidates by target and engine."""
+Made = dict[Pair, Candidate]
 
 
 def build_targets(
-    work: Work, captured: Capture, targets: Sequence[Target], recipe: Recipe, key: str
+    work: Work, captured: Capture, targets: Sequence[Target], recipe: Recipe
 ) -> dict[str, TargetResult]:
     """Compile and validate every candidate of each target, and race the valid ones.
 
     Candidates are compiled and validated in parallel. Some engines only replace another engine. If
     the config names no engines, these are built last, and only if the other engine gave no valid
-    artifact or they may be faster than it. The targets of one kind are raced together. `key`
-    identifies everything that a result depends on, except the recipe.
+    artifact or they may be faster than it. The targets of one kind are raced together.
     """
-    steps = Steps(work, captured, recipe, key)
+    steps = Steps(work, captured, recipe)
     made = _with_tiles(steps, _candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
-        here = [target for target in targets if target.device == kind]
-        racing = [each for (target, _), each in made.items() if target in here]
-        racing = [each for each in racing if each.report.valid]
-        timed = steps.race(racing) if racing else {}
-        for target in here:
-            mine = {name: made[target, name] for name in recipe.engines if (target, name) in made}
-            results[str(target)] = _result(target, recipe, mine, timed)
+        valid = {
+            (target, name): each
+            for (target, name), each in made.items()
+            if target.device == kind and each.report.valid
+        }
+        timed = steps.race(valid) if valid else {}
+        for target in (target for target in targets if target.device == kind):
+            results[str(target)] = TargetResult(
+                str(target),
+                recipe.options,
+                {name: each for (other, name), each in made.items() if other == target},
+                timed.get(str(target)),
+                [name for name in timed if name != str(target)],
+            )
     return {str(target): results[str(target)] for target in targets}
 
 
@@ -52,9 +57,8 @@ def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
 
 def chosen_session(captured: Capture, result: TargetResult) -> Session:
     """A session of the candidate that was chosen for a target. This host must run the target."""
-    name = str(result.chosen)
-    whole = session_of(captured, result.compiled[name], Target.parse(result.target))
-    return tiled(whole, result.tiles.get(name, 0))
+    chosen = result.candidates[str(result.chosen)]
+    return tiled(session_of(captured, Target.parse(result.target), chosen.compiled), chosen.tile)
 
 
 def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
@@ -66,31 +70,31 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
         for name in recipe.engines
         if name in (only_engines(target) or recipe.engines)
     ]
-    found: Made = {}
+    made: Made = {}
     first = first_engines(recipe.engines, recipe.by_default)
     rest = [name for name in recipe.engines if name not in first]
     for several in (first, rest):
-        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, found, *pair)]
+        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, made, *pair)]
         with side_by_side() as pool:
             at_work = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
             if several is first:
                 pool.submit(steps.work.beside)
-            found |= {pair: future.result() for pair, future in at_work.items()}
-    return {pair: found[pair] for pair in pairs if pair in found}
+            made |= {pair: future.result() for pair, future in at_work.items()}
+    return {pair: made[pair] for pair in pairs if pair in made}
 
 
-def _is_wanted(steps: Steps, found: Made, target: Target, name: str) -> bool:
+def _is_wanted(steps: Steps, made: Made, target: Target, name: str) -> bool:
     """Whether a candidate is built, given those that were built before."""
-    other = found.get((target, engine(name).in_place_of))
+    other = made.get((target, engine(name).in_place_of))
     if other is None or not other.report.valid:
         return other is None or not other.report.unverified
-    return engine(name).for_heavy_rows and steps.is_heavy(other)
+    return engine(name).for_heavy_rows and steps.is_heavy(target, other.compiled)
 
 
 def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
     """Compile a candidate. If this host can run it, validate it; else emulate it if possible."""
     captured = steps.captured
-    compiled = steps.compile(name, target)
+    compiled = steps.compile(target, name)
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
     tile = max(tiles_of(captured.signature)) if unbounded else 0
     if compiled.error:
@@ -101,12 +105,12 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
         why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
         report = ValidationReport.refused(name, why, "candidate-rows")
     elif torch_runs(target):
-        report = steps.validate(compiled, target, tile)
+        report = steps.validate(target, compiled, tile)
     elif engine(name).crosses:
-        report = steps.emulate(compiled, target, tile)
+        report = steps.emulate(target, compiled, tile)
     else:
         report = ValidationReport.not_run(name, str(target))
-    return Candidate(target, compiled, report, tile)
+    return Candidate(compiled, report, tile)
 
 
 def _not_compiled(compiled: Compiled) -> ValidationReport:
@@ -120,43 +124,21 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
 def _with_tiles(steps: Steps, made: Made) -> Made:
     """Give each candidate its fastest tile, if it is valid with that tile. The tile of an engine is
     measured on its first target, and used for its other targets."""
-    if not tiles_of(steps.captured.signature):
+    captured = steps.captured
+    if not tiles_of(captured.signature) or captured.why_dependent:
         return made
     tiles: dict[str, int] = {}
-    found = dict(made)
-    for pair, each in made.items():
-        if not _may_have_tiles(steps.captured, each):
+    best = dict(made)
+    for (target, name), each in made.items():
+        if not each.report.valid or target.device != "cpu" or engine(name).cuts_rows:
             continue
-        if each.engine not in tiles:
-            tiles[each.engine] = steps.fastest_tile(each.compiled, each.target)
-        rows = tiles[each.engine]
+        if name not in tiles:
+            tiles[name] = steps.fastest_tile(target, each.compiled)
+        rows = tiles[name]
         if rows in (0, each.tile):
             continue
-        again = steps.validate(each.compiled, each.target, rows)
+        again = steps.validate(target, each.compiled, rows)
         if again.valid:
             report = replace(each.report, window=again.window, bits=again.bits)
-            found[pair] = replace(each, tile=rows, report=report)
-    return found
-
-
-def _may_have_tiles(captured: Capture, made: Candidate) -> bool:
-    if not made.report.valid or made.target.device != "cpu":
-        return False
-    return not (captured.why_dependent or engine(made.engine).cuts_rows)
-
-
-def _result(
-    target: Target,
-    recipe: Recipe,
-    made: dict[str, Candidate],
-    timed: dict[str, BenchmarkReport],
-) -> TargetResult:
-    return TargetResult(
-        str(target),
-        recipe.options,
-        {name: each.compiled for name, each in made.items()},
-        {name: each.report for name, each in made.items()},
-        timed.get(str(target)),
-        {name: each.tile for name, each in made.items() if each.tile},
-        [name for name in timed if name != str(target)],
-    )
+            best[target, name] = replace(each, tile=rows, report=report)
+    return best

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from engines.errors import EngineError
 from engines.kinds import host_cpu_levels
 from engines.lanes import HEADER, Rows, members_of, named_header, passes_self_test
 from engines.native import namespace_of
 from pipeline.building.add_target import build
-from pipeline.building.run_state import Say, Show, show_nothing
+from pipeline.building.work import Say, Show, show_nothing, silent
 from registry.bundle import read_sealed
 from registry.store import Registry
-from runtime.opening import Opened, Opening, answer_bits, few_rows, open_artifact, open_version
+from runtime.loader import measured_session
+from runtime.opening import Opened, Opening, answer_bits, few_rows, open_version
 from runtime.session import Session
 from soa.files import write_whole
 from soa.memory import Span
@@ -52,7 +52,7 @@ def write_header(
     language: str,
     out: Path | None = None,
     work: Path | None = None,
-    say: Say = lambda text: None,
+    say: Say = silent,
     show: Show = show_nothing,
 ) -> Written:
     """Write the header of a version to a file (default: `./MODEL.h`).
@@ -72,7 +72,7 @@ def write_header(
     if known is None or known.status != "verified":
         build(registry, ref, target, (), work, say, show)
         opened = open_version(Opening(ref, mode="test", registry=registry))
-    session = _session(opened, target)
+    session = measured_session(opened, target, _ENGINE)
     compared = _compared(opened, session, target)
     record = opened.bundle.manifest.targets[target]
     name = next(f for f in record.candidates[_ENGINE].files if Path(f).name == HEADER)
@@ -119,11 +119,6 @@ _HEAD = """\
 """
 
 
-def _session(opened: Opened, target: str) -> Session:
-    device = torch.device("cpu")
-    return Session(opened.signature, open_artifact(opened, target, _ENGINE, device), device)
-
-
 def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
     gives others. Those without fma round twice, and are not compared."""
@@ -136,7 +131,7 @@ def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
         made = record.candidates.get(_ENGINE) if record else None
         if level == "x86-64-v2" or made is None or made.status != "valid":
             continue
-        if answer_bits(_session(opened, other), reference, every=True) != own:
+        if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != own:
             raise EngineError(
                 f"{target} gives other bits than {other} for the reference: one of them was built "
                 "by other software: run the version's config again"

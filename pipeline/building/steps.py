@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -13,9 +14,8 @@ from engines.base import engine
 from engines.lanes import compiler_identity
 from engines.processes import in_fork
 from engines.target import Target
-from pipeline.building.provenance import host
-from pipeline.building.run_state import Work
-from pipeline.building.stage_cache import content_key
+from pipeline.building.provenance import code_digest, host, tools
+from pipeline.building.work import Work
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
@@ -23,11 +23,11 @@ from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.judging import Special, Trial, emulate_candidate, validate_candidate
 from stages.model import tf32_switches
+from stages.package import Candidate
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport
 from stages.timing import benchmark_targets, bound_call, fastest_tile, ladder, seconds_of, tiled
 
-T = TypeVar("T")
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer
 
 
@@ -50,55 +50,52 @@ class Recipe:
     special_values: Special = "report"
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A compiled artifact and the verdict on it. `tile`: rows per tile; 0: all rows at once."""
-
-    target: Target
-    compiled: Compiled
-    report: ValidationReport
-    tile: int = 0
-
-    @property
-    def engine(self) -> str:
-        return self.compiled.engine
+Pair = tuple[Target, str]
+"""A target, and the engine of a candidate for it."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one capture and one recipe. `key` identifies the capture and the tools: all
-    that a result depends on, except the recipe."""
+    """The steps of one capture and one recipe."""
 
     work: Work
     captured: Capture
     recipe: Recipe
-    key: str
 
-    def compile(self, name: str, target: Target) -> Compiled:
+    @cached_property
+    def _inputs(self) -> Arrays:
+        return Reference.load(self.captured.reference).inputs
+
+    @cached_property
+    def _made_of(self) -> dict[str, Any]:
+        """All that a result depends on, except the recipe: the content of the capture, our code and
+        the tools."""
+        return {"capture": self.captured.digest(), "code": code_digest(), "tools": tools()}
+
+    def compile(self, target: Target, name: str) -> Compiled:
         """Compile for a target, in a child process. A failure is in the result."""
-        recipe, work = self.recipe, self.work
+        recipe, work, parts = self.recipe, self.work, self._artifact(target, name)
 
         def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
             with work.step(f"compile {name} for {target}"):
-                found = compile_candidate(
+                made = compile_candidate(
                     name, self.captured, target, options, folder, recipe.timeout_s
                 )
-            work.try_again = work.try_again or found.passing
-            if found.not_applicable:
-                work.say(f"  {name} for {target} is not applicable: {found.error}")
-            elif found.error:
+            work.try_again = work.try_again or made.passing
+            if made.not_applicable:
+                work.say(f"  {name} for {target} is not applicable: {made.error}")
+            elif made.error:
                 work.say(
-                    f"  {name} for {target} failed: {found.error} [{found.code}] "
-                    f"(log: {found.log}, repeat with: {found.script})"
+                    f"  {name} for {target} failed: {made.error} [{made.code}] "
+                    f"(log: {made.log}, repeat with: {made.script})"
                 )
-            return found
+            return made
 
-        key = content_key(self._parts(name, target))
-        found = work.cache.record("compile", key, Compiled, make, lambda made: made.error is None)
-        return replace(found, folder=work.cache.folder("compile", key) / found.folder.name)
+        made = work.record("compile", parts, Compiled, make, lambda made: made.error is None)
+        return replace(made, folder=work.folder("compile", parts) / made.folder.name)
 
-    def validate(self, compiled: Compiled, target: Target, tile: int) -> ValidationReport:
+    def validate(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference, on a device of this host."""
 
         def judge(folder: Path) -> ValidationReport:
@@ -106,7 +103,7 @@ class Steps:
             with self.work.step(f"validate {what}"):
                 report = validate_candidate(
                     self._trial(compiled, tile),
-                    folder,
+                    folder / "child",
                     self.recipe.timeout_s,
                     target.torch_device,
                     more=self.captured.more,
@@ -121,66 +118,66 @@ class Steps:
                 self.work.say(f"  {what}: {report.many_rows.text}")
             return report
 
-        return self._judged("validate", compiled, target, tile, judge, keep="valid")
+        parts = self._judged(target, compiled, tile)
+        return self.work.record("validate", parts, ValidationReport, judge, lambda r: r.valid)
 
-    def emulate(self, compiled: Compiled, target: Target, tile: int) -> ValidationReport:
+    def emulate(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference, in an emulator of a target that this host does
         not have."""
 
         def judge(folder: Path) -> ValidationReport:
             with self.work.step(f"emulate {compiled.engine} on {target}"):
                 report = emulate_candidate(
-                    self._trial(compiled, tile), folder, self.recipe.timeout_s, target
+                    self._trial(compiled, tile), folder / "child", self.recipe.timeout_s, target
                 )
             if report.verdict != "emulated":
-                said = "is only compiled" if report.unverified else report.verdict
-                self.work.say(f"  {compiled.engine} on {target} {said}: {report.why}")
+                verdict = "is only compiled" if report.unverified else report.verdict
+                self.work.say(f"  {compiled.engine} on {target} {verdict}: {report.why}")
             return report
 
-        return self._judged("emulate", compiled, target, tile, judge, keep="emulated")
+        parts = self._judged(target, compiled, tile)
+        return self.work.record(
+            "emulate", parts, ValidationReport, judge, lambda r: r.verdict == "emulated"
+        )
 
-    def is_heavy(self, made: Candidate) -> bool:
+    def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
         cost as much as the others, so an engine that computes single rows may be faster."""
 
-        def measure() -> bool:
-            session = self.session(made.compiled, made.target)
+        def measure(_: Path) -> bool:
+            session = session_of(self.captured, target, compiled)
             fewest = ladder(self.captured.signature)[0]
-            call = bound_call(session, self._inputs(), fewest)
+            call = bound_call(session, self._inputs, fewest)
             return min(seconds_of(call) for _ in range(5)) > HEAVY_S
 
-        return self._measured("heavy", made.compiled, made.target, bool, measure)
+        parts = {**self._artifact(target, compiled.engine), "host": host()}
+        return self.work.record("heavy", parts, bool, measure)
 
-    def fastest_tile(self, compiled: Compiled, target: Target) -> int:
+    def fastest_tile(self, target: Target, compiled: Compiled) -> int:
         """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
 
-        def measure() -> int:
+        def measure(_: Path) -> int:
             with self.work.step(f"tiles for {compiled.engine} on {target}"):
-                return fastest_tile(self.session(compiled, target), self._inputs()) or 0
+                session = session_of(self.captured, target, compiled)
+                return fastest_tile(session, self._inputs) or 0
 
-        return self._measured("tile", compiled, target, int, measure)
+        parts = {**self._artifact(target, compiled.engine), "host": host()}
+        return self.work.record("tile", parts, int, measure)
 
-    def race(self, racing: Sequence[Candidate]) -> dict[str, BenchmarkReport]:
+    def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
         """Race valid candidates on one device. Returns the reports by target."""
-        device = torch.device(racing[0].target.torch_device)
-        parts = {
-            "capture": self.key,
-            "racing": [[str(each.target), each.engine, each.tile] for each in racing],
-            "options": self.recipe.options,
-            "seconds": self.recipe.benchmark_s,
-            "host": host(),
-        }
+        (device,) = {torch.device(target.torch_device) for target, _ in racing}
+
+        def timed(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
+            return benchmark_targets(
+                self.captured.signature,
+                self._sessions(racing),
+                self._inputs,
+                self.recipe.baseline() if self.recipe.baseline else None,
+                self.recipe.benchmark_s / len(ladder(self.captured.signature)),
+            )
 
         def make(_: Path) -> dict[str, BenchmarkReport]:
-            def timed(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
-                return benchmark_targets(
-                    self.captured.signature,
-                    self._sessions(racing),
-                    self._inputs(),
-                    self.recipe.baseline() if self.recipe.baseline else None,
-                    self.recipe.benchmark_s / len(ladder(self.captured.signature)),
-                )
-
             with self.work.step(f"benchmark on {device}"), tf32_switches(self.captured.precision):
                 if device.type == "cpu":
                     reports = in_fork("the race with the eager model", timed)
@@ -191,44 +188,52 @@ class Steps:
                     self.work.say(f"  {target}: {line}")
             return reports
 
-        key = content_key(parts)
-        return self.work.cache.record("benchmark", key, dict[str, BenchmarkReport], make)
+        parts = {
+            **self._made_of,
+            "racing": [[str(target), name, each.tile] for (target, name), each in racing.items()],
+            "options": self.recipe.options,
+            "seconds": self.recipe.benchmark_s,
+            "host": host(),
+        }
+        return self.work.record("benchmark", parts, dict[str, BenchmarkReport], make)
 
-    def session(self, compiled: Compiled, target: Target) -> Session:
-        """A session of a candidate. This host must run the target."""
-        return session_of(self.captured, compiled, target)
-
-    def _sessions(self, racing: Sequence[Candidate]) -> dict[str, dict[str, Session]]:
+    def _sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
         """The sessions of the race, by target and engine; an artifact is opened once."""
-        opened: dict[str, Session] = {}
+        opened: dict[Path, Session] = {}
         sessions: dict[str, dict[str, Session]] = {}
-        for each in racing:
-            same = content_key(self._parts(each.engine, each.target))
-            if same not in opened:
-                opened[same] = tiled(self.session(each.compiled, each.target), each.tile)
-            sessions.setdefault(str(each.target), {})[each.engine] = opened[same]
+        for (target, name), each in racing.items():
+            place = each.compiled.folder
+            if place not in opened:
+                session = session_of(self.captured, target, each.compiled)
+                opened[place] = tiled(session, each.tile)
+            sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 
-    def _inputs(self) -> Arrays:
-        return Reference.load(self.captured.reference).inputs
-
-    def _parts(self, name: str, target: Target) -> dict[str, Any]:
+    def _artifact(self, target: Target, name: str) -> dict[str, Any]:
         """What identifies an artifact. One that runs on any CPU is the same for all CPU targets."""
-        kind = target.device if engine(name).anywhere else str(target)
-        options = self.recipe.options.get(name, {})
         return {
-            "capture": self.key,
+            **self._made_of,
             "engine": name,
-            "target": kind,
-            "options": options,
+            "target": target.device if engine(name).anywhere else str(target),
+            "options": self.recipe.options.get(name, {}),
             "compiler": compiler_identity(target),
+        }
+
+    def _judged(self, target: Target, compiled: Compiled, tile: int) -> dict[str, Any]:
+        """What identifies the verdict on an artifact."""
+        return {
+            **self._artifact(target, compiled.engine),
+            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
+            "classifiers": sorted(self.recipe.classifiers),
+            "special_values": self.recipe.special_values,
+            "tile": tile,
         }
 
     def _trial(self, compiled: Compiled, tile: int) -> Trial:
         captured = self.captured
         return Trial(
             compiled.engine,
-            artifact_of(captured, compiled),
+            _file_of(captured, compiled),
             captured.signature,
             captured.reference,
             self.recipe.tolerances,
@@ -239,46 +244,13 @@ class Steps:
             self.recipe.special_values,
         )
 
-    def _judged(
-        self,
-        step: str,
-        compiled: Compiled,
-        target: Target,
-        tile: int,
-        judge: Callable[[Path], ValidationReport],
-        keep: str,
-    ) -> ValidationReport:
-        """The report of `judge`, which gets a folder for scratch files. It is cached for later runs
-        if its verdict is `keep`."""
 
-        parts = {
-            **self._parts(compiled.engine, target),
-            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
-            "classifiers": sorted(self.recipe.classifiers),
-            "special_values": self.recipe.special_values,
-            "tile": tile,
-        }
-        return self.work.cache.record(
-            step,
-            content_key(parts),
-            ValidationReport,
-            lambda folder: judge(folder / "child"),
-            lambda report: report.verdict == keep,
-        )
-
-    def _measured(
-        self, step: str, compiled: Compiled, target: Target, kind: type[T], measure: Callable[[], T]
-    ) -> T:
-        """The result of `measure`, a fact about an artifact on this host; it is cached."""
-        parts = {**self._parts(compiled.engine, target), "host": host()}
-        return self.work.cache.record(step, content_key(parts), kind, lambda _: measure())
-
-
-def session_of(captured: Capture, compiled: Compiled, target: Target) -> Session:
+def session_of(captured: Capture, target: Target, compiled: Compiled) -> Session:
+    """A session of a candidate. This host must run the target."""
     device = torch.device(target.torch_device)
-    file = artifact_of(captured, compiled)
+    file = _file_of(captured, compiled)
     return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
 
 
-def artifact_of(captured: Capture, compiled: Compiled) -> Path:
+def _file_of(captured: Capture, compiled: Compiled) -> Path:
     return artifact_file(compiled.engine, compiled.files, compiled.folder, captured)

@@ -1,4 +1,5 @@
 from .assemble import further_inputs as further_inputs
+from .assemble import metric_code as metric_code
 from .assemble import metrics_fingerprint as metrics_fingerprint
 from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs

@@ -22,16 +22,20 @@ from stages.reference import Arrays, check_inputs, more_rows, random_inputs, rea
 
 
 def source_of(config: Config) -> ModelSource:
-    files = config.files
+    model = config.model
+
+    def path(written: str | None) -> Path | None:
+        return None if written is None else config.file(written)
+
     return ModelSource(
-        factory=files.factory,
-        program=files.program,
-        torchscript=files.torchscript,
-        onnx=files.onnx,
-        trees=files.trees,
-        kwargs=config.model.kwargs,
-        weights=files.weights,
-        weights_prefix=config.model.weights_prefix,
+        factory=None if model.factory is None else config.factory(model.factory),
+        program=path(model.program),
+        torchscript=path(model.torchscript),
+        onnx=path(model.onnx),
+        trees=path(model.trees),
+        kwargs=model.kwargs,
+        weights=path(model.weights),
+        weights_prefix=model.weights_prefix,
         preprocess=tuple(
             features_of(block.preprocess, config.members(block)) if block.preprocess else None
             for block in config.inputs
@@ -88,15 +92,16 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
     """Inputs for the reference: from the file or the factory in the config, else random."""
-    factory = config.files.reference_factory
-    if config.files.reference_file is not None:
-        return read_rows(signature, config.files.reference_file)
-    if factory is None:
-        return random_inputs(signature, config.reference.seed, dict(config.reference.ranges))
+    settings = config.reference
+    if settings.file is not None:
+        return read_rows(signature, config.file(settings.file))
+    if settings.factory is None:
+        return random_inputs(signature, settings.seed, dict(settings.ranges))
+    factory = config.factory(settings.factory)
     make = load_callable(factory)
     rows = {dim: signature.ranges[dim].proven for dim in signature.dims}
     try:
-        given = make(rows=rows, seed=config.reference.seed)
+        given = make(rows=rows, seed=settings.seed)
     except Exception as error:
         raise ReferenceDataError(
             f"{factory} failed: {type(error).__name__}: {str(error).strip()}"
@@ -107,7 +112,7 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
 def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
     """The input columns whose values the user chose: those in `ranges`; all columns if the config
     names a file or a factory."""
-    if config.files.reference_file is None and config.files.reference_factory is None:
+    if config.reference.file is None and config.reference.factory is None:
         return frozenset(config.reference.ranges)
     return frozenset(
         column.name
@@ -118,28 +123,36 @@ def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
 
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
     """Rows of the reference file that `reference_inputs` does not use; None if none are left."""
-    file = config.files.reference_file
-    return None if file is None else more_rows(signature, file)
+    file = config.reference.file
+    return None if file is None else more_rows(signature, config.file(file))
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
     """The settings that the reference inputs depend on, and the digest of the file of rows or of
     the factory. Modules that a factory imports are only known after it has run."""
-    found = {"settings": config.reference.model_dump_json()}
-    if config.files.reference_file is not None:
-        found["file"] = digest_of(config.files.reference_file)
-    factory = config.files.reference_factory
-    if factory is not None:
-        file = factory.rpartition(":")[0]
+    parts = {"settings": config.reference.model_dump_json()}
+    if config.reference.file is not None:
+        parts["file"] = digest_of(config.file(config.reference.file))
+    if config.reference.factory is not None:
+        file = config.factory(config.reference.factory).rpartition(":")[0]
         if file.endswith(".py"):
-            found["code"] = digest_of(file)
-    return found
+            parts["code"] = digest_of(file)
+    return parts
 
 
 def metrics_fingerprint(config: Config) -> dict[str, str]:
     """Digests of the files that metrics depend on besides the model and the config."""
-    code = {n: f.rpartition(":")[0] for n, f in config.files.metric_code.items()}
+    metrics = config.gates.metrics
+    if metrics is None:
+        return {}
+    code = {name: factory.rpartition(":")[0] for name, factory in metric_code(config).items()}
     files = {name: Path(file) for name, file in code.items() if file.endswith(".py")}
-    if config.files.metric_data is not None:
-        files["data"] = config.files.metric_data
+    files["data"] = config.file(metrics.data)
     return {name: digest_of(file) for name, file in files.items()}
+
+
+def metric_code(config: Config) -> dict[str, str]:
+    """For each metric with a callable of the user: the callable, in the form of a factory."""
+    metrics = config.gates.metrics
+    own = metrics.own_functions if metrics else {}
+    return {name: config.factory(written) for name, written in own.items()}

@@ -3,82 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from engines.target import Target
 from pipeline.config.expressions import check_preprocess
 from pipeline.config.mistakes import not_among, shown
-from pipeline.config.schema import SOURCES, BlockConfig, Config, Files
+from pipeline.config.schema import SOURCES, BlockConfig, Config
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
 from soa.errors import SoaPipelineError
-from soa.layout import IDENTIFIER
 from soa.signature import offsets_of
 
 T = TypeVar("T")
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_PATHS = (*SOURCES[1:], "weights")
-
-
-def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
-    """Expand the variables in the paths of the config; relative paths start in `folder`."""
-    problems: list[Problem] = []
-    found: dict[str, Any] = {}
-    model = config.model
-    asked = config.gates.metrics
-    own = {n: m.function for n, m in asked.functions.items() if ":" in m.function} if asked else {}
-    where = ("gates", "metrics")
-    for name, at, written in (
-        *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
-        ("reference_factory", ("reference", "factory"), config.reference.factory),
-        ("reference_file", ("reference", "file"), config.reference.file),
-        ("metric_data", (*where, "data"), asked.data if asked else None),
-        *((f"{n}.factory", (*where, "functions", n, "function"), own[n]) for n in own),
-    ):
-        if written is not None:
-            find = _factory if name.endswith("factory") else _file
-            try:
-                found[name] = find(folder, _expanded(written))
-            except ValueError as error:
-                problems.append((at, str(error)))
-    code = {n: found.pop(f"{n}.factory") for n in own if f"{n}.factory" in found}
-    return Files(**found, metric_code=code), problems
-
-
-def _expanded(written: str) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default = match.groups()
-        if default is None and name not in os.environ:
-            raise ValueError(
-                f"the environment variable {name} is not set; set it or write ${{{name}:-...}}"
-            )
-        return os.environ.get(name) or default or ""
-
-    text = _VARIABLE.sub(value, written)
-    if "${" in text:
-        raise ValueError(f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}")
-    return text
-
-
-def _file(folder: Path, text: str) -> Path:
-    path = Path(os.path.normpath(folder / text))
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"the file {path} {what}; paths start from the config's folder")
-    return path
-
-
-def _factory(folder: Path, text: str) -> str:
-    where, _, name = text.rpartition(":")
-    of_file = where.endswith(".py")
-    of_module = all(IDENTIFIER.fullmatch(part) for part in where.split("."))
-    if not IDENTIFIER.fullmatch(name) or not (of_file or of_module):
-        raise ValueError(f"found {shown(text)}; write file.py:callable or module:callable")
-    return f"{_file(folder, where)}:{name}" if of_file else text
 
 
 def check_config(config: Config) -> list[Problem]:
@@ -120,7 +57,29 @@ def check_config(config: Config) -> list[Problem]:
             problems += check_preprocess(at, preprocess, config.block(block), config.members(block))
     if not problems:
         tried((), config.signature)
-    return problems
+    return [*problems, *_files(config)]
+
+
+def _files(config: Config) -> Iterator[Problem]:
+    """Files that are not there, and callables in another form than those of a factory."""
+    model, reference, metrics = config.model, config.reference, config.gates.metrics
+    named: list[tuple[Key, str | None]] = [
+        *((("model", key), getattr(model, key)) for key in (*SOURCES, "weights")),
+        (("reference", "file"), reference.file),
+        (("reference", "factory"), reference.factory),
+    ]
+    if metrics is not None:
+        own = metrics.own_functions
+        at = ("gates", "metrics", "functions")
+        named += [(("gates", "metrics", "data"), metrics.data)]
+        named += [((*at, name, "function"), function) for name, function in own.items()]
+    for key, written in named:
+        if written is not None:
+            find = config.factory if key[-1] in ("factory", "function") else config.file
+            try:
+                find(written)
+            except ValueError as error:
+                yield key, str(error)
 
 
 def _blocks(config: Config) -> list[tuple[Key, BlockConfig]]:

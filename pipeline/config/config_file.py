@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from engines.base import DEFAULT_ENGINES
-from pipeline.config.checks import check_config, find_files
+from pipeline.config.checks import check_config
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import validated
 from pipeline.config.name_ranges import written_out
@@ -27,9 +27,8 @@ def load_config(path: str | Path) -> Config:
     source = Path(path)
     document = written_out(read_yaml(source))
     config = validated(document, Config, "config")
-    files, problems = find_files(config, source.resolve().parent)
-    document.refuse(check_config(config) + problems, "config")
-    config._files = files
+    config._folder = source.resolve().parent
+    document.refuse(check_config(config), "config")
     return config
 
 

@@ -73,6 +73,11 @@ class MetricsConfig(Part):
             raise ValueError(f"{without[0]!r} has no label; give it one, or a label for all")
         return self
 
+    @property
+    def own_functions(self) -> dict[str, str]:
+        """The callables of the user, by metric, as the config writes them."""
+        return {n: one.function for n, one in self.functions.items() if ":" in one.function}
+
     def label_of(self, function: str) -> str:
         """The column with the labels for a function."""
         found = self.functions[function].label or self.label

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.yaml_lines import Document, Key, Problem
 from soa.layout import IDENTIFIER
+from soa.options import nearest
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
         name, allowed = str(at[-1]), _keys_of(root, at[:-1])
-        return at, f"unknown key{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
+        return at, f"unknown key; allowed: {', '.join(allowed)}{nearest(name, allowed)}"
     if kind == "missing" and isinstance(at[-1], str):
         return at[:-1], f"the key {at[-1]!r} is missing"
     if kind == "missing":  # in a pair: no other list has a fixed length
@@ -91,16 +91,10 @@ def _quotes(kind: str, found: object) -> str:
 
 
 def not_among(found: object, allowed: Iterable[str]) -> str:
-    """`found 'flot32' (did you mean 'float32'?); allowed: ...`"""
+    """`found 'flot32'; allowed: float32, float64; did you mean 'float32'?`"""
     allowed = list(allowed)
-    hint = did_you_mean(found, allowed) if isinstance(found, str) else ""
-    return f"found {shown(found)}{hint}; allowed: {', '.join(allowed) or 'none'}"
-
-
-def did_you_mean(found: str, allowed: Iterable[str]) -> str:
-    names = {name.lower(): name for name in allowed}
-    near = difflib.get_close_matches(found.lower(), list(names), n=1)
-    return f" (did you mean {names[near[0]]!r}?)" if near else ""
+    hint = nearest(found, allowed) if isinstance(found, str) else ""
+    return f"found {shown(found)}; allowed: {', '.join(allowed) or 'none'}{hint}"
 
 
 def shown(value: object) -> str:

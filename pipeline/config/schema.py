@@ -1,16 +1,16 @@
 """The config: one YAML file that says what a model is, what it reads and writes, where it runs.
 
-These pydantic models hold the values of the file. `Config.files` holds the files it names, as paths
-on this host. Nothing here needs torch: the stages make the checks that need the model itself.
+These pydantic models hold the values of the file. Nothing here needs torch: the stages make the
+checks that need the model itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -49,7 +49,7 @@ from pipeline.config.mistakes import (
 from registry.bundle import MOST_THREADS
 from registry.ref import NAME_PATTERN
 from soa.block import Block
-from soa.layout import Column, Layout
+from soa.layout import IDENTIFIER, Column, Layout
 from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
 T = TypeVar("T")
@@ -307,24 +307,7 @@ class ApplyConfig(Part):
     columns: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files that a config names, as paths on this host. Factories are `module:name` or
-    `/path/file.py:name`."""
-
-    factory: str | None = None
-    program: Path | None = None
-    torchscript: Path | None = None
-    onnx: Path | None = None
-    trees: Path | None = None
-    weights: Path | None = None
-    reference_factory: str | None = None
-    reference_file: Path | None = None
-    metric_data: Path | None = None
-    metric_code: Mapping[str, str] = field(default_factory=dict)
-    """For each metric with a callable of the user: the callable, in the form of a factory."""
-
-
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _QUICK_BENCHMARK_S = 0.5
 
 
@@ -347,7 +330,7 @@ class Config(Part):
     session: SessionConfig = SessionConfig()
     apply: ApplyConfig = ApplyConfig()
 
-    _files: Files = PrivateAttr(default_factory=Files)
+    _folder: Path = PrivateAttr(default=Path())
     _quick: bool = PrivateAttr(default=False)
 
     @property
@@ -356,10 +339,25 @@ class Config(Part):
         only if another engine fails or may be slower."""
         return not self._quick and self.engines != DEFAULT_ENGINES
 
-    @property
-    def files(self) -> Files:
-        """The files that the config names, as absolute paths; empty unless it was loaded."""
-        return self._files
+    def file(self, written: str) -> Path:
+        """A file that the config names, as a path on this host. Variables are expanded; a relative
+        path starts in the config's folder. Raises ValueError."""
+        path = Path(os.path.normpath(self._folder / _expanded(written)))
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise ValueError(f"the file {path} {what}; paths start from the config's folder")
+        return path
+
+    def factory(self, written: str) -> str:
+        """A callable that the config names, as `module:name` or `/path/file.py:name`. Raises
+        ValueError."""
+        text = _expanded(written)
+        where, _, name = text.rpartition(":")
+        of_file = where.endswith(".py")
+        of_module = all(IDENTIFIER.fullmatch(part) for part in where.split("."))
+        if not IDENTIFIER.fullmatch(name) or not (of_file or of_module):
+            raise ValueError(f"found {shown(text)}; write file.py:callable or module:callable")
+        return f"{self.file(where)}:{name}" if of_file else text
 
     def quick(self) -> Config:
         """A copy for work in progress: one engine, which needs no TorchScript, a short race, and no
@@ -423,3 +421,20 @@ class Config(Part):
         data["collections"] = list(data["collections"].items())
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _expanded(written: str) -> str:
+    """A text with the values of the environment variables that it names."""
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if default is None and name not in os.environ:
+            raise ValueError(
+                f"the environment variable {name} is not set; set it or write ${{{name}:-...}}"
+            )
+        return os.environ.get(name) or default or ""
+
+    text = _VARIABLE.sub(value, written)
+    if "${" in text:
+        raise ValueError(f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}")
+    return text

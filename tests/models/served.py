@@ -21,7 +21,7 @@ from soa.signature import offsets_layout
 from stages.compile import Compiled
 from stages.judging.validate import validate_session
 from stages.model import Padded, Padding
-from stages.package import TargetResult, package
+from stages.package import Candidate, TargetResult, package
 from stages.reference.answers import Reference, random_inputs
 from stages.timing.racing import benchmark
 from tests.models.building import build
@@ -201,13 +201,9 @@ def make_bundle(
     )
     assert report.valid, report.reason
     timed = benchmark(signature, {"exported": session}, made.inputs, seconds=0.01)
-    result = TargetResult(
-        str(Target.parse("cpu")),
-        {},
-        {"exported": Compiled("exported", work / "exported", (), 0.0, None, "", "")},
-        {"exported": report},
-        timed,
-    )
+    compiled = Compiled("exported", work / "exported", (), 0.0, None, "", "")
+    candidates = {"exported": Candidate(compiled, report)}
+    result = TargetResult(str(Target.parse("cpu")), {}, candidates, timed)
     return package(
         folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
         frozenset(), SessionSettings(), replace(_PROVENANCE, config=config or {}),

@@ -17,7 +17,7 @@ from runtime.session.session import Session
 from stages.compile import Compiled
 from stages.errors import StageError
 from stages.judging.validate import validate_session
-from stages.package import TargetResult, package
+from stages.package import Candidate, TargetResult, package
 from stages.reference.answers import Reference
 from stages.reports import ValidationReport
 from stages.timing.racing import benchmark
@@ -63,7 +63,8 @@ def result(mlp: Built, valid: bool) -> TargetResult:
         if valid
         else None
     )
-    return TargetResult(TARGET, {}, compiled, reports, timed)
+    candidates = {name: Candidate(compiled[name], reports[name]) for name in compiled}
+    return TargetResult(TARGET, {}, candidates, timed)
 
 
 def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:

@@ -12,9 +12,8 @@ from engines import DEFAULT_ENGINES, Target, engine
 from engines.base import QUICK_ENGINES
 from pipeline.building import steps
 from pipeline.building.candidates import build_targets
-from pipeline.building.run_state import Work
-from pipeline.building.stage_cache import StageCache
 from pipeline.building.steps import Recipe
+from pipeline.building.work import Work
 from pipeline.config import load_config
 from runtime.checked import default_tolerance
 from stages.capture import Capture, capture
@@ -56,9 +55,8 @@ def verdicts(
     """The verdict on each candidate. Artifacts that earlier tests have built are used again."""
     tolerances = {b.name: default_tolerance("float32") for b in model.signature.outputs}
     recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default)
-    work = Work(StageCache(model.folder / "cache"), lambda text: None)
-    found = build_targets(work, model, [TARGET], recipe, "a")[str(TARGET)]
-    return {name: report.verdict for name, report in found.reports.items()}
+    result = build_targets(Work(model.folder / "cache"), model, [TARGET], recipe)[str(TARGET)]
+    return {name: each.report.verdict for name, each in result.candidates.items()}
 
 
 def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import pipeline
 from engines import Portable, Target, engine
-from engines.native import namespace_of
 from pipeline.building.header import with_self_test
 from registry.store.registry import Registry
 from runtime.checked import Tolerance
@@ -210,8 +209,3 @@ def test_columns_of_every_kind(language: str, tmp_path: Path) -> None:
     made = with_self_test(text, "net", session, captured.reference)
     (tmp_path / "net.h").write_text(made.text)
     assert passes(tmp_path / "net.h", "net")
-
-
-def test_a_model_may_have_any_name() -> None:
-    assert namespace_of("jet-tagger") == "jet_tagger"
-    assert namespace_of("class") == "class_"

@@ -21,8 +21,6 @@ from examples.jet_tagger import generate
 from examples.jet_tagger import model as jet_tagger
 from examples.jet_tagger import train as jet_tagger_training
 from examples.nanoaod import data as nanoaod
-from examples.nanoaod import model as nanoaod_model
-from examples.nanoaod import train as nanoaod_training
 from examples.particlenet import model as particlenet
 from pipeline.building.run_config import RunResult, run
 from pipeline.promotion.promoting import Assessment, promote
@@ -160,17 +158,3 @@ def test_the_real_particlenet(live: Live) -> None:
         with torch.no_grad():
             expected = model(particles, row_major(columns, ("pt", "energy")))
         require_close(answers(session, columns, "scores"), classes, expected)
-
-
-@pytest.mark.long
-def test_the_flavour_tagger_on_the_real_file(live: Live) -> None:
-    pytest.importorskip("uproot", reason="reading NanoAOD needs uproot")
-    columns, labels = nanoaod.jets(located(nanoaod.FILE))
-    session = production(live("nanoaod.yaml", engines=["aoti", "exported"]), {"aoti", "exported"})
-    model = nanoaod_model.build().eval()
-    model.load_state_dict(load_file(nanoaod_training.WEIGHTS))
-    with torch.no_grad():
-        expected = model(row_major(columns, nanoaod_model.INPUTS))
-    flavours = answers(session, columns, "flavours")
-    assert flavours.n == len(labels) == 537
-    require_close(flavours, ["p_light", "p_c", "p_b"], expected)

@@ -25,7 +25,6 @@ from tests.models import mlps
 from tests.models.project import (
     CONFIG,
     TARGET,
-    TARGETS,
     Built,
     Project,
     cli,
@@ -219,18 +218,7 @@ def test_what_the_model_imported_counts_and_no_other_file(
             monkeypatch.delitem(sys.modules, known)  # as in another process
         assert "it is imported again" in refusal(*run)
         file.write_text(kept)
-        assert "nothing to do" in cli(*run).stdout
-
-
-def test_form_of_the_config_does_not_count(jets: Built) -> None:
-    config = jets.project.variant(
-        "form.yaml",
-        ("name: jets\n", "# who reads this?\nname:   'jets'\n"),
-        ("[a, b, c, d, e, f]", "\n      [a, b,\n       c, d, e, f]"),
-        ("description: a small tagger\n", ""),
-        (f"{TARGETS}\n", "targets:\n- " + TARGET + " # this host's\ndescription: a small tagger\n"),
-    )
-    assert jets.project.run(config)["worked"] == []
+        assert "registered forgets/1" in cli(*run).stdout  # the version that is there
 
 
 def test_changed_weights_make_a_new_version(heavy: Built) -> None:

@@ -30,7 +30,7 @@ def refused(project: Project, *changes: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("description:", "descriptoin:", "unknown key (did you mean 'description'?)"),
+        ("description:", "descriptoin:", "unknown key; allowed: name, descr"),
         ("weights.safetensors", "wheights.safetensors", "wheights.safetensors"),
         ("factory: model.py", "factory: modell.py", "modell.py"),
     ],

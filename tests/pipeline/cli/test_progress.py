@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.building.run_state import Work
-from pipeline.building.stage_cache import StageCache
+from pipeline.building.work import Work
 from registry import Manifest
 from registry.bundle import Bundle
 from registry.store import Registry
@@ -99,7 +98,7 @@ def work_in(folder: Path, model: str = "jets") -> tuple[Work, list[tuple[str, fl
         shown.append((name, before))
         yield
 
-    return Work(StageCache(folder), lambda text: None, show=show, model=model), shown
+    return Work(folder, show=show, model=model), shown
 
 
 def test_a_step_knows_how_long_it_took_before(tmp_path: Path) -> None:

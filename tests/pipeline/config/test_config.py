@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import engines
-from pipeline.config import Config, load_config
+from pipeline.config import Config, load_config, source_of
 from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
 from registry.ref import NAME_PATTERN
@@ -73,33 +73,34 @@ def test_files_are_found_from_the_configs_folder(
     text = FULL.replace("model.py", "../model.py").replace("weights.s", "${WHERE:-..}/weights.s")
     path.write_text(text.replace("  ranges: {pt: [20, 500.0]}", "  factory: ../data.py:make"))
     monkeypatch.chdir(folder)
-    files = load_config("configs/c.yaml").files
-    assert files.factory == f"{folder / 'model.py'}:build"
-    assert files.weights == folder / "weights.safetensors"
-    assert files.reference_factory == f"{folder / 'data.py'}:make"
-    assert files.program is None
+    config = load_config("configs/c.yaml")
+    source = source_of(config)
+    assert source.factory == f"{folder / 'model.py'}:build"
+    assert source.weights == folder / "weights.safetensors"
+    assert config.factory(config.reference.factory or "") == f"{folder / 'data.py'}:make"
+    assert source.program is None
 
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "weights.safetensors").touch()
     monkeypatch.setenv("WHERE", str(folder / "elsewhere"))
     config = load_config("configs/c.yaml")
-    assert config.files.weights == folder / "elsewhere" / "weights.safetensors"
+    assert source_of(config).weights == folder / "elsewhere" / "weights.safetensors"
     # The config itself keeps the variable, so that its digest is the same on every host.
     assert config.model.weights == "${WHERE:-..}/weights.safetensors"
     monkeypatch.setenv("WHERE", "")
-    assert load_config("configs/c.yaml").files.weights == folder / "weights.safetensors"
+    assert source_of(load_config("configs/c.yaml")).weights == folder / "weights.safetensors"
 
 
 def test_other_sources_of_a_model(folder: Path) -> None:
-    assert load(folder, MINIMAL).files.program == folder / "model.pt2"
     for source, found in (
+        ("program: model.pt2", ("program", folder / "model.pt2")),
         ("torchscript: model.ts", ("torchscript", folder / "model.ts")),
         ("onnx: model.pt2", ("onnx", folder / "model.pt2")),
         ("trees: model.pt2", ("trees", folder / "model.pt2")),
         ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module is not changed
     ):
-        files = load(folder, MINIMAL.replace("program: model.pt2", source)).files
-        assert getattr(files, found[0]) == found[1]
+        config = load(folder, MINIMAL.replace("program: model.pt2", source))
+        assert getattr(source_of(config), found[0]) == found[1]
 
 
 def test_the_digest_is_of_what_the_config_says(folder: Path, tmp_path_factory: Any) -> None:

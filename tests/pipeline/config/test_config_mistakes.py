@@ -32,25 +32,21 @@ BAD = [
     ("name: jet-tagger\n", "", 1, "config: the key 'name' is missing"),
     ("name: jet-tagger", "name: 2024", 1, "name: found 2024; expected text (quote it)"),
     ("name: jet-tagger", "name:", 1, "name: found nothing; expected text"),
-    ("description:", "descripton:", 2, "(did you mean 'description'?); allowed: name, descr"),
-    ("script\n", "scirpt\n", 8, "route: found 'scirpt' (did you mean 'script'?); allowed: auto,"),
+    ("description:", "descripton:", 2, "; did you mean 'description'?"),
+    ("script\n", "scirpt\n", 8, "route: found 'scirpt'; allowed: auto, script,"),
     ("  factory: model.py:build\n", "", 3, "model: found none of them; give exactly one of"),
     ("  factory: model.py:build", "  program: model.pt2", 3, "model: found kwargs, weights, weig"),
     ("  weights: weights.safetensors\n", "", 3, "model: found weights_prefix without weights"),
     ("  kwargs:", "  program: model.pt2\n  kwargs:", 3, "model: found factory and program; give"),
     ("kwargs: {widths: [24, 32], dropout: 1e-3}", "kwargs: 3", 5, "found 3; expected a mapping"),
     ("model.py:build", "model.py", 4, "model.factory: found 'model.py'; write file.py:callable"),
-    ("model.py:build", "model.py:1b", 4, "model.factory: found 'model.py:1b'; write file.py:c"),
     ("model.py:build", "nothere.py:build", 4, "nothere.py does not exist"),
-    ("weights.safetensors", "w.safetensors", 6, "w.safetensors does not exist; paths start from"),
     ("weights.safetensors", ".", 6, "is a folder"),
     ("weights.safetensors", "${SOA_UNSET}/w", 6, "variable SOA_UNSET is not set; set it or write"),
     ("weights.safetensors", "${1}", 6, "model.weights: found '${1}'; write ${NAME} or"),
-    ("pt, dtype: float32", "pt, dtype: flot32", 12, "columns[0].dtype: found 'flot32' (did you m"),
     ("pt, dtype: float32", "pt", 12, "jets.columns[0]: the key 'dtype' is missing"),
     ("pt, dtype: float32", "p-t, dtype: float32", 12, "columns[0].name: found 'p-t'; allowed: le"),
     ("pt, dtype: float32", "pt, dtype: int8, opaque: 3", 12, "found both dtype and opaque"),
-    ("pt, dtype: float32", "pt, opaque: 0", 12, "columns[0].opaque: found 0; it should be greater"),
     (
         "pt, dtype: float32",
         "pt, opaque: 12",
@@ -60,36 +56,25 @@ BAD = [
     ("pt, dtype: float32", "pt, dtype: uint64", 24, "block 'features' names 'pt', which is uint64"),
     ("eigen: [3]", "eigen: 3", 13, "columns[1].eigen: found 3; expected a list"),
     ("eigen: [3]", "eigen: []", 13, "columns[1].eigen: found no entry; expected at least 1"),
-    ("eigen: [3]", "eigen: [0]", 13, "columns[1].eigen[0]: found 0; it should be greater than 0"),
     ("eigen: [3]", "eigen: [3.0]", 13, "columns[1].eigen[0]: found 3.0; expected a whole number"),
     ("[2, 3]}", "[2, 3, 4]}", 14, "columns[2].eigen: found 3 entries; expected at most 2"),
     ("scalar: true", "scalar: yes", 15, "scalar: found 'yes'; expected true or false"),
     ("scalar: true", "scalar: true, eigen: [2]", 15, "columns[3]: found both eigen and scalar"),
     ("alignment: 64", "alignment: 48", 10, "collections.jets: alignment 48 is not a power of two"),
-    ("storage: columns", "storage: column", 17, "storage: found 'column' (did you mean 'columns'"),
     ("    rows: n", "    rows: m", 18, "collections.jets.rows: 'rows' has no range for it: found"),
-    ("  tags:", "  t-ags:", 19, "collections.t-ags: found 't-ags'; allowed: letters"),
-    ("tags:\n", "tags:\n    colums: []\n", 20, "unknown key (did you mean 'columns'?); allowed: c"),
     (
         "inputs:\n",
         "  more: {columns: [{name: x, dtype: int8}]}\ninputs:\n",
         1,
         "config: collection 'more' has no block",
     ),
-    ("[pt, dir]", "[pt, dri]", 24, "inputs[0].columns[1]: found 'dri' (did you mean 'dir'?)"),
-    ("[pt, dir]", "[]", 24, "inputs[0].columns: found no entry; expected at least 1"),
-    ("[pt, dir]", "pt", 24, "inputs[0].columns: found 'pt'; expected a list"),
+    ("[pt, dir]", "[pt, dri]", 24, "inputs[0].columns[1]: found 'dri'; allowed: pt, dir,"),
     ("shape: [2, 2]", "shape: [5]", 24, "inputs[0]: block 'features': shape [5] does not hold"),
     ("name: run\n", "name: probabilities\n", 1, "config: two blocks are called 'probabilities'"),
-    ("    collection: jets\n", "    collection: jet\n", 27, "found 'jet' (did you mean 'jets'?)"),
-    ("  - name: run\n", "  - nam: run\n", 26, "inputs[2]: the key 'name' is missing"),
-    ("rtol: 1e-4", "rtol: -1", 33, "tolerance.rtol: found -1; it should be greater than or equa"),
     ("rtol: 1e-4", 'rtol: "1e-4"', 33, "found '1e-4'; expected a number (without quotes)"),
     ("rtol: 1e-4", "rtol: .inf", 33, "rtol: found Infinity; expected a finite number"),
-    (", rtol: 1e-4", "", 33, "outputs[0].tolerance: the key 'rtol' is missing"),
     ("[p_qcd, p_top]", "[p_top]", 34, "classifier: found true; a classifier has two or more"),
     ("max: 4096", 'max: "64"', 36, "rows.n.max: found '64'; expected a whole number (without"),
-    ("max: 4096", "max: true", 36, "rows.n.max: found true; expected a whole number"),
     ("max: 4096", "max: 1", 36, "rows.n.max: found 1; it should be greater than or equal to 2"),
     ("max: 4096", "max: 999", 36, "rows.n: typical n 1000 lies outside 1 … 999"),
     ("min: 1", "min: 5000", 36, "rows.n: rows from 5000 to 4096 is not a range"),
@@ -99,25 +84,15 @@ BAD = [
         36,
         "rows.m: no collection has these",
     ),
-    ("rows:\n  n: {min: 1, max: 4096, typical: [10, 1000]}\n", "", 1, "the key 'rows' is missing"),
-    ("  seed: 7", "  seed: -7", 38, "seed: found -7; it should be greater than or equal to 0"),
     ("[20, 500.0]", "[20]", 39, "reference.ranges.pt: found 1 entry; expected 2"),
     ("[20, 500.0]", "[]", 39, "reference.ranges.pt: found 0 entries; expected 2"),
     ("[20, 500.0]", "[1, 2, 3]", 39, "reference.ranges.pt: found 3 entries; expected at most 2"),
     ("[20, 500.0]", "[500, 20]", 39, "found [500.0, 20.0]; expected [low, high]"),
-    ("{pt: [20", "{pT: [20", 39, "not a column of an input collection: found 'pT' (did you mean"),
+    ("{pt: [20", "{pT: [20", 39, "not a column of an input collection: found 'pT'; all"),
     ("seed: 7", "factory: data.py:make", 37, "reference: found ranges and a factory; a factory"),
-    ("seed: 7", "nonfinite: 1.0", 38, "reference.nonfinite: found 1.0; it should be less than 1"),
     ("cuda/sm_90a", "cuda/90", 40, "targets[2]: unknown target 'cuda/90': use cpu, cpu/"),
-    ("rocm/gfx90a", "rocm/gfxZZ", 40, "targets[3]: unknown target 'rocm/gfxZZ': use cpu, cpu/"),
     ("cuda/sm_90a", "cpu", 40, "targets: found 'cpu' a second time"),
-    ("[exported, aoti]", "[exported, aot]", 41, "engines[1]: found 'aot' (did you mean 'aoti'?)"),
-    ("[exported, aoti]", "[]", 41, "engines: found no entry; expected at least 1"),
-    ("timeout_s: 60", "timeout_s: 0", 42, "compile.timeout_s: found 0; it should be greater th"),
     ("timeout_s: 60", "timeout_s: [60]", 42, "compile.timeout_s: found a list; expected a number"),
-    ("max_outside: 1e-6", "max_outside: 2", 45, "gates.max_outside: found 2; it should be less"),
-    ("threads: 2", "threads: 0", 47, "session.threads: found 0; it should be greater than"),
-    ("instances: 8", "instances: all", 47, "session.instances: found 'all'; expected a whole"),
     ("[cpu/x86-64-v3]", "[gpu]", 46, "gates.required_targets[0]: unknown target 'gpu': use cp"),
 ]
 
@@ -135,9 +110,9 @@ def test_all_mistakes_are_listed_in_the_order_of_the_file(folder: Path) -> None:
     text = FULL.replace("max: 4096", "max: many").replace("model:", "modle:")
     assert refused(folder, text) == [
         "1: config: the key 'model' is missing",
-        "3: modle: unknown key (did you mean 'model'?); allowed: name, description, model, "
-        "collections, inputs, outputs, rows, reference, targets, engines, precision, "
-        "compile, gates, session, apply",
+        "3: modle: unknown key; allowed: name, description, model, collections, inputs, outputs, "
+        "rows, reference, targets, engines, precision, compile, gates, session, apply; did you "
+        "mean 'model'?",
         "36: rows.n.max: found 'many'; expected a whole number",
     ]
 
@@ -155,7 +130,8 @@ def test_a_collection_may_be_called_like_a_key_of_ours(folder: Path) -> None:
     """Hints for an unknown key depend on its place in the config, not only on names."""
     text = MINIMAL.replace("  c: {", "  columns: {alignmet: 8, ").replace("n: c,", "n: columns,")
     [problem] = refused(folder, text)
-    assert problem.startswith("4: collections.columns.alignmet: unknown key (did you mean 'align")
+    assert problem.startswith("4: collections.columns.alignmet: unknown key; allowed: columns, ")
+    assert problem.endswith("did you mean 'alignment'?")
 
 
 @pytest.mark.parametrize(
@@ -226,27 +202,20 @@ _AT = "inputs[0].preprocess"
     [
         ("exists: v", "exists: q", 19, "exists: found 'q'; allowed: x, v, w"),
         ("pad: -1.0", "pad: .nan", 20, "pad: found NaN; expected a finite number"),
-        ("pad:", "padd:", 20, "padd: unknown key (did you mean 'pad'?); allowed: features"),
         ("        - v\n", "        - q\n", 22, "features[0]: found 'q'; allowed: x, v, w"),
         ("        - v\n", "        - 3\n", 22, "found 3; expected a column, or [column, oper"),
-        ("        - v\n", "        - []\n", 22, "found a list; expected a column, or [column"),
         ("        - v\n", "        - [log, v]\n", 22, "features[0][0]: found 'log'; allowed: x"),
-        ("[v, log,", "[v, lgo,", 23, "features[1][1]: found 'lgo' (did you mean 'log'?); allowed"),
-        ("[v, log,", "[v, __import__,", 23, "found '__import__'; allowed: log, log1p, abs, sqrt"),
+        ("[v, log,", "[v, lgo,", 23, "features[1][1]: found 'lgo'; allowed: log,"),
         ("[v, log,", "[v, {log: 2},", 23, "found 1 number for log; expected none"),
         ("[v, log,", "[v, 2,", 23, "features[1][1]: found 2; expected one operation, such as"),
-        ("[v, log,", "[v, {log: [], abs: []},", 23, "found a mapping; expected one operation"),
         ("[1.5, 2]", "[1.5]", 23, "found 1 number for standardise; expected [centre, scale]"),
         ("[1.5, 2]", "[1.5, 0]", 23, "standardise: found scale 0, which would make every"),
         ("[1.5, 2]", "[1.5, .inf]", 23, "standardise[1]: found Infinity; expected a finite numb"),
-        ("[1.5, 2]", "[1.5, two]", 23, "standardise[1]: found 'two'; expected a finite number"),
         ("[-5, 5]", "[5, -5]", 23, "features[1][3].clip: found low 5 above high -5"),
         ("{clip: [-5, 5]}", "clip", 23, "found 0 numbers for clip; expected [low, high]"),
         ("above: 0", "above: true", 23, "above[0]: found true; expected a finite number"),
         ("ratio: x", "ratio: y", 24, "features[2][1].ratio: found 'y'; allowed: x, v, w"),
         ("{ratio: x}", "ratio", 24, "found ratio alone; write ratio: with a column or a number"),
-        ("multiply: 2.0", "multiply: .nan", 24, "add[2].multiply: found NaN; expected a finite"),
-        ("[w, square,", "[q, square,", 24, "features[2][2].add[0]: found 'q'; allowed: x, v, w"),
         ("    preprocess:", "    shape: [3, 3]\n    preprocess:", 19, "found a shape too; the mo"),
         (
             "[x, v, w]",
@@ -280,10 +249,8 @@ JAGGED = (Path(__file__).parent / "jagged.yaml").read_text()
     [
         ("rows: n, length", "rows: m, length", "8: collections.jets.jagged.rows: 'rows' has"),
         ("rows: n, length", "rows: jet, length", "1: config: jagged collection 'jets' needs"),
-        ("length: 16", "length: 0", "8: collections.jets.jagged.length: found 0; it should"),
         ("  out: {", "  jets_offsets: {", "4: collections.jets: its offsets are 'jets_offsets"),
         ("[16, 2]", "[2, 16]", "11: inputs[0].shape: found [2, 16]; expected [16, 2], or none"),
-        ("[16, 2]", "[16]", "11: inputs[0].shape: found [16]; expected [16, 2], or none"),
         ("columns: [pt], p", "columns: [pt], shape: [2], p",
          "13: inputs[2].shape: found [2]; expected [16, 1] or [16], or none"),
         ("mask: true", "mask: true, shape: [2, 9]", "12: inputs[1].shape: found [2, 9]"),

@@ -64,7 +64,7 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ("max_slowdwon: 1", 1, "max_slowdwon: unknown key (did you mean 'max_slowdown'?); allowed"),
+        ("max_slowdwon: 1", 1, "max_slowdwon: unknown key; allowed: "),
         ("\nmax_slowdown: fast", 2, "max_slowdown: found 'fast'; expected a number"),
         ("max_outside: 1.5", 1, "max_outside: found 1.5; it should be less than or equal to 1"),
         ("max_outside_by_output: {y: -1}", 1, "max_outside_by_output.y: found -1; it should be g"),

@@ -41,38 +41,24 @@ def test_the_page_loads_and_names_every_key_with_its_default(tmp_path: Path) -> 
 
 
 BAD = [
-    ("name: gpu-1", "nme: gpu-1", 3, "servers[0]: the key 'name' is missing"),
     ("name: gpu-1", "name: gpu-1\n    weight: 1", 4, "servers[0].weight: unknown key; allowed: na"),
     ("triton://gpu-1.somewhere:8001", "gpu-1:8001", 4, "is not the address of a server: write tr"),
     ("http://gpu-1", "gpu-1", 5, "servers[0].metrics: found 'gpu-1.somewhere:8002/metrics'; write"),
-    ("8002/metrics", "x/metrics", 5, "found 'http://gpu-1.somewhere:x/metrics'; write http"),
     (
         "certificate_chain: chain.pem",
         "",
         10,
         "servers[0].tls: found one of private_key and certificate_chain; name both, or neither",
     ),
-    ("gpu-1.somewhere:8001", "gpu-1.somewhere:99999", 4, "is not the address of a server"),
-    ("gpu-1.somewhere:8001", "::1:8001", 4, "is not the address of a server: write triton"),
     ("devices: []", "devices: [cpu, cpu]", 1, "site: found the name 'cpu' twice; give each"),
     ("devices: []", "devices: [gpu-1]", 1, "site: found the name 'gpu-1' twice; give each"),
-    ("compression: none", "compression: zip", 8, "found 'zip' (did you mean 'gzip'?); allowed: no"),
-    (
-        "true                 # run here",
-        "yes  # run here",
-        17,
-        "found 'yes'; expected true or false",
-    ),
-    ("deadline_s: 10.0", "deadline_s: 0", 19, "policy.deadline_s: found 0; it should be greater"),
     ("deadline_s: 10.0", "deadline_s: 1.0", 18, "policy: found attempt_s 2 above deadline_s 1"),
-    ("in_flight: 8", "in_flight: 0", 23, "policy.in_flight: found 0; it should be greater than 0"),
     (
         "servers: [gpu-1]",
         "servers: [gpu-2]",
         1,
         "found server 'gpu-2' for model jet-tagger; the",
     ),
-    ("policy:\n", "polcy:\n", 18, "polcy: unknown key (did you mean 'policy'?); allowed: site, se"),
 ]
 
 

@@ -25,9 +25,8 @@ from engines import EngineError, Portable, Target, engine
 from engines.errors import NotApplicableError
 from engines.lanes.compiling import compilers, devices
 from pipeline.building.candidates import build_targets
-from pipeline.building.run_state import Work
-from pipeline.building.stage_cache import StageCache
 from pipeline.building.steps import Recipe
+from pipeline.building.work import Work
 from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa.signature_lines import describe
@@ -96,8 +95,7 @@ def captured(folder: Path, model: type[nn.Module] = Functions) -> Capture:
 def built(made: Capture, folder: Path, targets: Sequence[str]) -> dict[str, TargetResult]:
     tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}
     recipe = Recipe(("lanes",), {}, 300.0, tolerances, frozenset(), None, 0.1)
-    work = Work(StageCache(folder / "cache"), lambda text: None)
-    return build_targets(work, made, [Target.parse(t) for t in targets], recipe, folder.name)
+    return build_targets(Work(folder / "cache"), made, [*map(Target.parse, targets)], recipe)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,7 +129,7 @@ def test_other_devices_give_the_bits_of_x86(arm: Arm, target: str) -> None:
     _, results = arm
     if target not in results or platform.machine() != "x86_64":
         pytest.skip(f"no compiler for {target} is here")
-    here, there = (results[each].reports["lanes"] for each in (V3, target))
+    here, there = (results[each].candidates["lanes"].report for each in (V3, target))
     assert here.valid and there.verdict == "emulated", there.reason
     assert here.bits is not None and there.bits == here.bits
     assert results[target].status == "emulated" and results[target].chosen == "lanes"
@@ -143,7 +141,7 @@ def test_other_devices_give_the_bits_of_x86(arm: Arm, target: str) -> None:
 def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
     if target not in arm[1]:
         pytest.skip(f"no compiler for {target} is here")
-    compiled = arm[1][target].compiled["lanes"]
+    compiled = arm[1][target].candidates["lanes"].compiled
     assert {"network.kernel", "network.image", "network.cu"} <= set(compiled.files)
     assert compiled.facts["store"] == "registers" and 0 < compiled.facts["registers"] <= 512
     assert compiled.facts["spilled_bytes"] == 0
@@ -158,10 +156,10 @@ def test_a_block_of_threads_shares_a_large_row(target: str, tmp_path: Path) -> N
         pytest.skip(f"no compiler for {target} is here")
     made = captured(tmp_path / "captured", Attention)
     results = built(made, tmp_path, [V3, target])
-    facts = results[target].compiled["lanes"].facts
+    facts = results[target].candidates["lanes"].compiled.facts
     assert facts["store"] == "shared" and facts["local_bytes"] < 1000 and facts["occupancy"] > 0.05
     assert 8000 < facts["shared_bytes"] <= 48 << 10
-    here, emulated = (results[each].reports["lanes"] for each in (V3, target))
+    here, emulated = (results[each].candidates["lanes"].report for each in (V3, target))
     assert here.valid and emulated.verdict == "emulated", emulated.reason
     assert emulated.bits == here.bits is not None
 
@@ -185,7 +183,7 @@ def driver(arm: Arm, tmp_path_factory: pytest.TempPathFactory) -> emulate.Emulat
     """The CUDA driver that is emulated on the CPU, with the CUDA kernel."""
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
-    compiled = arm[1][CUDA].compiled["lanes"]
+    compiled = arm[1][CUDA].candidates["lanes"].compiled
     folder = tmp_path_factory.mktemp("driver")
     return emulate.emulator_of(Target.parse(CUDA), compiled.folder, folder)
 
@@ -194,7 +192,7 @@ def on_driver(
     arm: Arm, driver: emulate.Emulator, case: str, **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a case of tests/engines/native/on_driver.py."""
-    kernel = arm[1][CUDA].compiled["lanes"].folder / "network.kernel"
+    kernel = arm[1][CUDA].candidates["lanes"].compiled.folder / "network.kernel"
     return subprocess.run(
         [sys.executable, ON_DRIVER, kernel, case],
         capture_output=True, text=True,
@@ -209,7 +207,7 @@ def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(
     if platform.machine() != "x86_64":
         pytest.skip("needs an artifact for this processor")
     made, results = arm
-    here, there = (results[target].compiled["lanes"] for target in (V3, CUDA))
+    here, there = (results[target].candidates["lanes"].compiled for target in (V3, CUDA))
     (there.folder / "arguments.txt").write_text(describe(made.signature, None))
     root, program = Path(emulate.__file__).parents[2], tmp_path / "on_gpu"
     native = root / "engines" / "native"
@@ -277,7 +275,7 @@ def test_mistakes_on_a_device_are_named(
 def test_without_a_driver(arm: Arm) -> None:
     if CUDA not in arm[1] or torch.cuda.is_available():
         pytest.skip("needs nvidia-cuda-nvrtc, and no GPU")
-    kernel = arm[1][CUDA].compiled["lanes"].folder / "network.kernel"
+    kernel = arm[1][CUDA].candidates["lanes"].compiled.folder / "network.kernel"
     with pytest.raises(EngineError, match="libcuda"):
         engine("lanes").open(kernel, torch.device("cuda"))
 
@@ -297,7 +295,7 @@ def test_a_wrong_kernel_is_refused(
     if CUDA not in arm[1]:
         pytest.skip("nvidia-cuda-nvrtc is not installed")
     folder = tmp_path / "artifact"
-    shutil.copytree(arm[1][CUDA].compiled["lanes"].folder, folder)
+    shutil.copytree(arm[1][CUDA].candidates["lanes"].compiled.folder, folder)
     text = (folder / "network.cu").read_text()
     planted = re.sub(right, wrong, text)
     assert planted != text
@@ -343,7 +341,7 @@ def again(
 ) -> ValidationReport:  # fmt: skip
     """Emulates an artifact again, on its own reference or another one."""
     made, results = arm
-    compiled = results[target].compiled["lanes"]
+    compiled = results[target].candidates["lanes"].compiled
     tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}
     file = (folder or compiled.folder) / compiled.files[0]
     trial = Trial("lanes", file, made.signature, reference or made.reference, tolerances)
@@ -377,7 +375,9 @@ def test_without_qemu_it_compiles(
     monkeypatch.setattr("shutil.which", lambda name: None)
     report = again(arm, tmp_path)
     assert report.verdict == "compiles" and "apt-get install qemu-user" in str(report.reason)
-    waiting = replace(arm[1][ARM], reports={"lanes": report})
+    made = arm[1][ARM]
+    candidate = replace(made.candidates["lanes"], report=report)
+    waiting = replace(made, candidates={"lanes": candidate})
     assert waiting.status == "compiles" and waiting.chosen == "lanes"
 
 

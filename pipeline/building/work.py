@@ -1,0 +1,158 @@
+"""The work folder of a run: the results of its stages, and the seconds that its steps took.
+
+A stage has a folder for each content key, which is valid once its last file is written. A stage
+interrupted by Ctrl-C, a crash or a full disk has no `done.json`. The next run clears the folder of
+that stage and repeats it; finished stages are not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock
+
+from soa.files import digest_of, read_plain, write_whole
+from soa.records import as_data, as_record, parse_json
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+Show = Callable[[str, float | None], AbstractContextManager[object]]
+"""Shows a running step. Gets its name, and its seconds in the previous run, if known."""
+
+_DONE, _RECORD, _FILES = "done.json", "record.json", "files.json"
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def content_key(parts: Mapping[str, Any]) -> str:
+    """A key that changes exactly when one of the parts does."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass
+class Work:
+    """The work folder `root`, which is locked so that two runs do not build the same thing at once.
+
+    `worked`: the steps that were not in the cache, with their seconds.
+    """
+
+    root: Path
+    say: Say = silent
+    show: Show = show_nothing
+    model: str = ""
+    """The name of the model. The seconds of its steps are kept for its next run."""
+    beside: Callable[[], object] = lambda: None
+    """Called in this process while compilers run in others."""
+    worked: dict[str, float] = field(default_factory=dict)
+    try_again: bool = False
+    """True if a candidate failed for lack of time or memory: the next run tries it again."""
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+        self._seconds = self.root / "seconds" / f"{self.model}.json"
+        self.before: dict[str, float] = {}
+        with suppress(OSError, ValueError):  # only needed for estimates of the time
+            self.before = _read(dict[str, float], self._seconds)
+
+    def folder(self, stage: str, parts: Mapping[str, Any]) -> Path:
+        """Where a stage keeps its files. The work folder may be moved between two runs."""
+        return self.root / stage / content_key(parts)
+
+    def result(
+        self,
+        stage: str,
+        parts: Mapping[str, Any],
+        build: Callable[[Path], T],
+        load: Callable[[Path], T],
+        keep: Callable[[T], bool] = lambda made: True,
+    ) -> T:
+        """The result of a stage: `load` reads it from its folder, or `build` makes it there.
+
+        `parts`: all that the result depends on, except files that `depends_on` names in `build`. A
+        result for which `keep` is false is used now, and built again by the next run.
+        """
+        folder = self.folder(stage, parts)
+        if not _is_done(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{folder}.lock"):
+                if not _is_done(folder):  # another run may have built it meanwhile
+                    if folder.exists():
+                        shutil.rmtree(folder)
+                    folder.mkdir()
+                    made = build(folder)
+                    if keep(made):
+                        write_whole(folder / _DONE, "{}")
+                    return made
+        return load(folder)
+
+    def record(
+        self,
+        stage: str,
+        parts: Mapping[str, Any],
+        kind: type[T],
+        make: Callable[[Path], T],
+        keep: Callable[[T], bool] = lambda made: True,
+    ) -> T:
+        """The record of a stage, of a type that `as_record` reads: `make` makes it, and gets the
+        stage's folder; a later call reads it there. `keep`: see `result`."""
+
+        def build(folder: Path) -> T:
+            made = make(folder)
+            (folder / _RECORD).write_text(json.dumps(as_data(made)))
+            return made
+
+        return self.result(stage, parts, build, lambda at: _read(kind, at / _RECORD), keep)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Announce a step when it begins; add it to `worked`, with its time, when it ends."""
+        self.say(f"{name} …")
+        begun = time.monotonic()
+        with self.show(name, self.before.get(name)):
+            yield
+        self.worked[name] = round(time.monotonic() - begun, 1)
+        self.say(f"{name}: {self.worked[name]} s")
+
+    def keep_seconds(self) -> None:
+        """Keep the seconds of the steps, for the estimates of the next run. Does nothing without a
+        `model`, as for a build at first use."""
+        if self.model and self.worked:
+            with suppress(OSError):
+                self._seconds.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._seconds, json.dumps(self.before | self.worked))
+
+
+def depends_on(folder: Path, files: Mapping[str, str]) -> None:
+    """Note in a stage's folder that it used these files, by path, which had these digests. If one
+    of them has changed later, the stage is built again."""
+    (folder / _FILES).write_text(json.dumps(dict(files)))
+
+
+def _is_done(folder: Path) -> bool:
+    if not (folder / _DONE).is_file():
+        return False
+    try:
+        noted = folder / _FILES
+        files = _read(dict[str, str], noted) if noted.is_file() else {}
+        return all(digest_of(name) == digest for name, digest in files.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _read(kind: type[T], file: Path) -> T:
+    return as_record(kind, parse_json(read_plain(file)))
