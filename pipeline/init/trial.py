@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -38,20 +39,14 @@ class Option:
     @property
     def named(self) -> tuple[str, ...]:
         """The names of the axes of the model's tensor."""
-        found = tuple(self.axes[i] for i in self.order.permute) or self.axes
-        return (found[0], "*".join(found[1:])) if self.order.flatten else found
+        names = self._in_order(self.axes)
+        return (names[0], "*".join(names[1:])) if self.order.flatten else names
 
     @property
     def sizes(self) -> tuple[str, ...]:
         """The axes of the model's tensor as numbers, with n for the rows."""
-        plain = ("n", *map(str, self.shape))
-        found = tuple(plain[i] for i in self.order.permute) or plain
-        if self.order.flatten:
-            product_of = 1
-            for each in found[1:]:
-                product_of *= int(each)
-            return (found[0], str(product_of))
-        return found
+        sizes = self._in_order(("n", *map(str, self.shape)))
+        return (sizes[0], str(math.prod(self.shape))) if self.order.flatten else sizes
 
     @property
     def meaning(self) -> tuple[str, ...]:
@@ -63,6 +58,10 @@ class Option:
     @property
     def rows_axis(self) -> int:
         return self.named.index("n")
+
+    def _in_order(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The axes of the block, in the order of the model's tensor."""
+        return tuple(axes[i] for i in self.order.permute) or axes
 
 
 @dataclass(frozen=True)

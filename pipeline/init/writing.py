@@ -107,23 +107,26 @@ def _made(request: Request, ask: Ask, stored: Path) -> Written:
 def written(model: Model, data: Source | None, request: Request, ask: Ask, stored: Path) -> Written:
     """Look at a model and its data, and write the config; `stored` gets the rows of the data."""
     found = found_in(model, data, request, ask)
-    name = request.name or ask("--name", "the name to register it by", _name(request))
-    kwargs = {"kwargs": OneLine(request.kwargs)} if request.kwargs else {}
-    config = {**described(found, name), "reference": {"file": stored.name}}
-    config["model"] = {**found.model.said, **kwargs}
-    if data is None:
-        config["reference"] = {"seed": 1}
+    config = _config(
+        found, request.name or ask("--name", "the name to register it by", _name(request))
+    )
+    if request.kwargs:
+        config["model"] = {**config["model"], "kwargs": OneLine(request.kwargs)}
+    config["reference"] = {"file": stored.name} if data is not None else {"seed": 1}
     if request.engines:
         config["engines"] = list(request.engines)
-    arrays = _arrays(found.parts) if data is not None else {}
     notes = _notes(request, found)
-    draft = _Draft(request.out, stored, config, notes, arrays, request.independent)
+    arrays = _arrays(found.parts) if data is not None else {}
+    files = _write(request, stored, found, config, notes, arrays)
     columns = {
         home: {own: column.name for own, column in part.items()}
         for home, part in found.parts.items()
     }
-    files = draft.write(found)  # it may change the rows of the config
-    said = [*found.fitted.said, *getattr(model.module, "notes", ()), _about_rows(draft)]
+    rows = config["rows"]["n"]
+    about_rows = f"rows: at most {rows['max']}: {notes['rows', 'n', 'max']}"
+    if rows.get("unbounded"):
+        about_rows = "rows: any number, since each row's answer comes from this row alone"
+    said = [*found.fitted.said, *getattr(model.module, "notes", ()), about_rows]
     return Written(files, said, config, columns)
 
 
@@ -134,7 +137,7 @@ def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> N
     write_config(path, _HEAD, config, {})
 
 
-def described(found: Found, name: str) -> dict[str, Any]:
+def _config(found: Found, name: str) -> dict[str, Any]:
     """The config, without its reference, and with a bounded number of rows."""
     columns, outputs = found.outputs
     return {
@@ -148,13 +151,6 @@ def described(found: Found, name: str) -> dict[str, Any]:
         "outputs": outputs,
         "rows": _row_ranges(found),
     }
-
-
-def _about_rows(draft: _Draft) -> str:
-    rows = draft.config["rows"]["n"]
-    if rows.get("unbounded"):
-        return "rows: any number, since each row's answer comes from this row alone"
-    return f"rows: at most {rows['max']}: {draft.notes['rows', 'n', 'max']}"
 
 
 @dataclass(frozen=True)
@@ -248,48 +244,46 @@ def _offsets(part: _Part) -> Array | None:
     return next(iter(part.values())).offsets
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """The files of a config before they are in their places. `rows`: the arrays of the reference;
-    empty without a file of data."""
+def _write(
+    request: Request,
+    stored: Path,
+    found: Found,
+    config: dict[str, Any],
+    notes: _Notes,
+    arrays: dict[str, Array],
+) -> list[Path]:
+    """Write the files under other names, check them, and move them into their places. Changes the
+    rows in `config` and `notes`, if they are shown to be independent, or not to be.
 
-    out: Path
-    stored: Path
-    config: dict[str, Any]
-    notes: _Notes
-    rows: dict[str, Array]
-    independent: bool
-
-    def write(self, found: Found) -> list[Path]:
-        """Write the files under other names, check them, and move them into their places. Changes
-        `rows:` of the config if the rows are shown to be independent."""
-        folder = self.out.parent
-        new = folder / f".{os.urandom(4).hex()}.partial.yaml"
-        rows_file = new.with_suffix(".npz")
-        folder.mkdir(parents=True, exist_ok=True)
-        reference = {"file": rows_file.name} if self.rows else self.config["reference"]
-        try:
-            if self.rows:
-                np.savez_compressed(rows_file, allow_pickle=False, **self.rows)
-            write_config(new, _HEAD, self.config | {"reference": reference}, self.notes)
-            why = _check(new, self.out.name, found, self.independent)
-            if why == "":
-                self.config["rows"]["n"]["unbounded"] = True
-                self.notes["rows", "n", "unbounded"] = _INDEPENDENT
-            elif why is not None:
-                rows = max([0, *(len(values) for values in self.rows.values())])
-                if found.range.most == _TILE:  # the model itself does not bound it
-                    self.config["rows"]["n"]["max"] = max(_TILE, rows)
-                self.notes["rows", "n", "max"] = f"{found.range.why_most}; bounded, since {why}"
-            write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
-            write_config(new, _HEAD, self.config, self.notes)
-            if self.rows:
-                rows_file.replace(self.stored)
-            new.replace(self.out)
-        finally:
-            new.unlink(missing_ok=True)
-            rows_file.unlink(missing_ok=True)
-        return [self.out, folder / SCHEMA_FILE.name, *([self.stored] if self.rows else [])]
+    `arrays`: the rows of the reference; empty without a file of data.
+    """
+    out, folder = request.out, request.out.parent
+    new = folder / f".{os.urandom(4).hex()}.partial.yaml"
+    rows_file = new.with_suffix(".npz")
+    folder.mkdir(parents=True, exist_ok=True)
+    reference = {"file": rows_file.name} if arrays else config["reference"]
+    try:
+        if arrays:
+            np.savez_compressed(rows_file, allow_pickle=False, **arrays)
+        write_config(new, _HEAD, config | {"reference": reference}, notes)
+        why = _check(new, out.name, found, request.independent)
+        if why == "":
+            config["rows"]["n"]["unbounded"] = True
+            notes["rows", "n", "unbounded"] = _INDEPENDENT
+        elif why is not None:
+            rows = max([0, *(len(values) for values in arrays.values())])
+            if found.range.most == _TILE:  # the model itself does not bound it
+                config["rows"]["n"]["max"] = max(_TILE, rows)
+            notes["rows", "n", "max"] = f"{found.range.why_most}; bounded, since {why}"
+        write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
+        write_config(new, _HEAD, config, notes)
+        if arrays:
+            rows_file.replace(stored)
+        new.replace(out)
+    finally:
+        new.unlink(missing_ok=True)
+        rows_file.unlink(missing_ok=True)
+    return [out, folder / SCHEMA_FILE.name, *([stored] if arrays else [])]
 
 
 _INDEPENDENT = (
