@@ -46,7 +46,6 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n $(WORKERS) --dist loadfile
 	$(BIN)/python -m tests.registry.campaigns.promoters
-	$(BIN)/python -m tests.registry.campaigns.builds
 	$(BIN)/python -m tests.registry.campaigns.bitflips
 	$(BIN)/python -m tests.campaigns.apply
 	$(BIN)/python -m tests.registry.campaigns.kill

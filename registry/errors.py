@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from soa.errors import SoaPipelineError
-from soa.text import plain
 
 
 class RegistryError(SoaPipelineError):
@@ -37,16 +36,14 @@ class NotFoundError(RegistryError):
 
 
 class NoRegistryError(NotFoundError):
-    """There is no registry at the URI `shown`: no file, or a database without tables."""
+    """There is no registry at a URI: no file, or a database without tables."""
 
     code = "no-registry"
 
-    def __init__(self, shown: str, why: str) -> None:
-        super().__init__(shown, why)
-
-    def __str__(self) -> str:
-        shown, why = self.args
-        return plain(
+    @classmethod
+    def at(cls, shown: str, why: str) -> NoRegistryError:
+        """The error for the URI `shown`."""
+        return cls(
             f"nothing is registered in {shown}: {why}; `pipeline run CONFIG` makes a registry "
             "there, and --registry or PIPELINE_REGISTRY names another one"
         )

@@ -19,6 +19,16 @@ def user_at_host() -> str:
     return f"{user()}@{socket.gethostname()}"
 
 
+def time_of(milliseconds: int) -> datetime:
+    """The time (UTC) of MLflow's milliseconds since 1970."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def milliseconds(time: datetime) -> int:
+    """The inverse of `time_of`; smaller parts of a second are cut off."""
+    return int(time.timestamp() * 1000)
+
+
 def now() -> str:
     """The current time in UTC, as ISO 8601 in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

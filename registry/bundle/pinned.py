@@ -27,11 +27,6 @@ from registry.bundle.digests import Identity, hash_file, identity, open_file
 from registry.errors import BundleError
 
 
-def _links_in() -> str | None:
-    """The folder for temporary folders of links: in memory, or None for Python's default."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-
-
 class Pinned:
     """Holds some files of a bundle open until `close`. `file(name)` is the path to open instead of
     the file's own path. It works in this process and its forks; with `for_others` instead in other
@@ -44,7 +39,8 @@ class Pinned:
         self._bundle = bundle
         self._owner = str(os.getpid()) if for_others else "self"
         self._held: dict[str, tuple[int, Identity]] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix="soa-pinned-", dir=_links_in()))
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="soa-pinned-", dir=memory))
         try:
             for name in names:
                 self._hold(name)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from registry import stamp
 from registry.errors import RegistryError
 from registry.mlflow import ClientStore, RunQuery, Store, StoredRun
 from registry.promotion import Decision
-from soa.records import Within, as_record, parse_json
+from soa.records import Within, as_data, as_record, parse_json
 from soa.text import in_markdown, plain
 
 if TYPE_CHECKING:
@@ -115,15 +115,11 @@ class Event:
                 return f"{self.kind} of{version} to @{self.alias}"
 
     def to_json(self) -> dict[str, Any]:
-        said = {name: value for name, value in vars(self).items() if name not in ("model", "id")}
-        said = {k: dict(v) if isinstance(v, Mapping) else v for k, v in said.items()}
-        said |= {
-            "time": self.time.isoformat(timespec="milliseconds"),
-            "replaced": self.replaced,
-            "policies": list(self.policies),
-            "decisions": [asdict(decision) for decision in self.decisions],
-        }
-        return said if self.imported else {k: v for k, v in said.items() if k != "imported"}
+        data = as_data(self)
+        for left_out in ("model", "id") if self.imported else ("model", "id", "imported"):
+            del data[left_out]
+        time = self.time.isoformat(timespec="milliseconds")
+        return data | {"time": time, "replaced": self.replaced}
 
 
 class History:
@@ -169,9 +165,9 @@ class HistoryWriter(History):
         now = datetime.now(UTC)
         if after is not None:
             now = max(now, after.time + timedelta(milliseconds=1))
-        milliseconds = int(now.timestamp() * 1000)
+        start = stamp.milliseconds(now)
         number = 1 if after is None else after.number + 1
-        event = replace(event, number=number, time=_time(milliseconds))
+        event = replace(event, number=number, time=stamp.time_of(start))
         text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
         try:
@@ -191,7 +187,7 @@ class HistoryWriter(History):
             "mlflow.note.content": markdown(event)[:_PIECE],
         }
         run = self._client.create_run(
-            self._experiment, start_time=milliseconds, run_name=plain(event.title), tags=tags
+            self._experiment, start_time=start, run_name=plain(event.title), tags=tags
         )
         return replace(event, id=run.info.run_id)
 
@@ -211,7 +207,7 @@ def _read(run: StoredRun, model: str) -> Event:
             "by": data["by"],  # the record must contain it, and the number: no defaults here
             "number": data["number"],
             "model": model,
-            "time": _time(run.start or 0),
+            "time": stamp.time_of(run.start or 0),
             "id": run.id,
             "state": _STATES[run.status],
         }
@@ -221,12 +217,6 @@ def _read(run: StoredRun, model: str) -> Event:
             f"{model}: the record of its history in MLflow's run {run.id} is not one that "
             f"we wrote: {error}"
         ) from error
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds // 1000, UTC) + timedelta(
-        milliseconds=milliseconds % 1000
-    )
 
 
 def markdown(event: Event) -> str:

@@ -75,28 +75,26 @@ def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[Writ
     if access.sqlite is None:
         with sent_once(LEASE_S / 4):
             lease = Lease(client, f"soa-pipeline lock {name}")
-            held = _wait(access, lease)
+            right = _wait(access, lease)
             try:
-                yield held
+                yield right
             finally:
                 # After `until` the lease may already belong to another writer: do not touch it.
-                if held.until is not None and time.monotonic() < held.until:
+                if right.until is not None and time.monotonic() < right.until:
                     lease.release()
         return
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{access.sqlite}.lock", timeout=QUEUE_WAIT_S)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout:
         raise RegistryUnavailableError(
             f"registry {access.shown}: another process has been writing for {QUEUE_WAIT_S:g} s "
             f"and holds {access.sqlite}.lock: stop it, or try again"
         ) from None
-    try:
+    with held:
         yield WriteLock(None)
-    finally:
-        lock.release()
 
 
 def _wait(access: Access, lease: Lease) -> WriteLock:

@@ -73,7 +73,7 @@ def _end_last(
     not held while the reference is copied, which is slow."""
     with write_lock(access, client, _EXPERIMENT) as lock:
         last = _last(ClientStore(client), experiment, model)
-        now = int(datetime.now(UTC).timestamp() * 1000)
+        now = stamp.milliseconds(datetime.now(UTC))
         end = now if last is None else max(now, (last.end or 0) + 1)
         lock.check()
         client.set_terminated(run, "FINISHED", end_time=end)
@@ -114,7 +114,7 @@ def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     try:
-        ended = datetime.fromtimestamp((run.end or 0) / 1000, UTC)
+        ended = stamp.time_of(run.end or 0)
     except (ValueError, OverflowError) as error:
         raise RegistryError(f"{whose}, MLflow's run {run.id}: {error}") from error
     at = ended.isoformat(timespec="milliseconds")  # so that two policies never share an origin

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from registry import stamp
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
@@ -159,13 +160,13 @@ class _Collector:
         if REMOVED in tags:
             return "removed version", f"{tags[REMOVED]} was removed"
         if info.status in _UNFINISHED:
-            begun = _moment(info.start_time)
+            begun = stamp.time_of(info.start_time or 0)
             if begun > self.before:
                 return None
             return "registration", f"begun {begun:%Y-%m-%d %H:%M} and never ended"
         if info.status != "FINISHED":
             return "registration", "failed"
-        if _moment(info.end_time) > self.before:
+        if stamp.time_of(info.end_time or 0) > self.before:
             return None
         return "registration", "no version refers to it"
 
@@ -200,10 +201,6 @@ class _Collector:
         # While it is being written, the name is `.DIGEST.0123abcd.partial`.
         begun = run.data.tags.get(f"{UPLOADING}{target}.{digest.lstrip('.').partition('.')[0]}")
         return begun is None or datetime.fromisoformat(begun) <= self.before
-
-
-def _moment(milliseconds: int | None) -> datetime:
-    return datetime.fromtimestamp((milliseconds or 0) / 1000, UTC)
 
 
 def _temporary(

@@ -104,7 +104,7 @@ class Access:
         or the database has no tables: it never creates them.
         """
         if not self.exists:
-            raise NoRegistryError(self.shown, "the file does not exist")
+            raise NoRegistryError.at(self.shown, "the file does not exist")
         with self._asked(write=False), self._direct() as direct:
             yield direct or ClientStore(self._connected())
 

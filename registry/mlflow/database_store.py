@@ -103,7 +103,7 @@ def _checked(ask: Ask, shown: str) -> TableStore | None:
     except Exception as error:
         if "alembic_version" not in str(error):  # else there is no such table
             raise
-        raise NoRegistryError(shown, "it has no tables of MLflow") from None
+        raise NoRegistryError.at(shown, "it has no tables of MLflow") from None
     if not revisions or not revisions <= TESTED:
         return None
     # In a database with several workspaces, MLflow decides which rows a user may see.

@@ -86,16 +86,12 @@ def markdown(bundle: Bundle) -> str:
     head = [_cell(manifest.description), ""] if manifest.description else []
     head += [_cell(made), "", *_lines([_CANDIDATES]), f"|{' --- |' * len(_CANDIDATES)}"]
     rows = _lines(_candidates(manifest.targets))
-    room = _DESCRIPTION_LIMIT - len("\n".join(head)) - 40
-    kept: list[str] = []
-    for row in rows:
-        room -= len(row) + 1
-        if room < 0:
-            break
-        kept.append(row)
-    if len(kept) < len(rows):
-        kept.append(f"\n… and {len(rows) - len(kept)} more rows")
-    return "\n".join(head + kept)[:_DESCRIPTION_LIMIT]
+    shown = list(rows)
+    while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:
+        shown.pop()
+    if len(shown) < len(rows):
+        shown.append(f"\n… and {len(rows) - len(shown)} more rows")
+    return "\n".join(head + shown)[:_DESCRIPTION_LIMIT]
 
 
 def with_target(text: str, target: str, record: TargetRecord) -> str:

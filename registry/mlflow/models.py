@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from registry import stamp
 from registry.errors import RegistryError
 from registry.ref import TARGET_PATTERN
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, Version
@@ -32,7 +32,7 @@ def version_of(found: StoredVersion, aliases: Mapping[str, int]) -> Version:
         targets=_by_target(tags, TARGET),
         chosen=_by_target(tags, CHOSEN),
         annexes=_by_target(tags, ANNEX),
-        created=datetime.fromtimestamp(found.created / 1000, UTC),
+        created=stamp.time_of(found.created),
         run_id=found.run_id or None,
         source=found.source,
         tags=MappingProxyType(tags),

@@ -15,6 +15,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,13 @@ class RestStore:
         return _model(found["registered_model"])
 
     def models(self) -> list[StoredModel]:
-        found = self._pages("registered-models/search", "registered_models", max_results=100)
-        return [_model(each) for each in found]
+        place, asked = "registered-models/search", {"max_results": 100}
+        return [_model(each) for each in self._pages("GET", place, "registered_models", asked)]
 
     def versions(self, name: str) -> list[StoredVersion]:
         asked = {"filter": f"name = '{name}'", "max_results": 10_000}
-        found = self._pages("model-versions/search", "model_versions", **asked)
-        return [_version(each) for each in found]
+        pages = self._pages("GET", "model-versions/search", "model_versions", asked)
+        return [_version(each) for each in pages]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         found = self._get("model-versions/get", name=name, version=number)
@@ -132,21 +133,18 @@ class RestStore:
             "order_by": query.order_by,
             "max_results": query.limit or PAGE,
         }
-        found: list[StoredRun] = []
-        while True:
-            page = self._answer("POST", "runs/search", json=asked)
-            found += [_run(each) for each in page.get("runs", ())]
-            if query.limit or not page.get("next_page_token"):
-                return found
-            asked["page_token"] = page["next_page_token"]
+        pages = self._pages("POST", "runs/search", "runs", asked)
+        return [_run(each) for each in islice(pages, query.limit)]
 
-    def _pages(self, place: str, what: str, **asked: Any) -> Iterator[Any]:
+    def _pages(self, method: str, place: str, what: str, asked: Mapping[str, Any]) -> Iterator[Any]:
+        """The objects `what` of every page, each of which is asked for when it is needed."""
+        sent = "params" if method == "GET" else "json"
         while True:
-            page = self._answer("GET", place, params=asked)
+            page = self._answer(method, place, **{sent: asked})
             yield from page.get(what, ())
             if not page.get("next_page_token"):
                 return
-            asked["page_token"] = page["next_page_token"]
+            asked = {**asked, "page_token": page["next_page_token"]}
 
     def _get(self, place: str, **asked: Any) -> Any | None:
         """The server's answer, or None if the requested object does not exist."""
@@ -187,18 +185,15 @@ def _authorization() -> dict[str, str]:
     token."""
     file = configparser.ConfigParser(interpolation=None)
     file.read(Path.home() / ".mlflow" / "credentials")
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or _kept(file, "username")
-    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or _kept(file, "password")
+    known = file["mlflow"] if file.has_section("mlflow") else {}
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or known.get("mlflow_tracking_username")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or known.get("mlflow_tracking_password")
     if user and password:
         text = base64.standard_b64encode(f"{user}:{password}".encode()).decode()
         return {"Authorization": f"Basic {text}"}
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     return {}
-
-
-def _kept(file: configparser.ConfigParser, what: str) -> str:
-    return file.get("mlflow", f"mlflow_tracking_{what}", fallback="")
 
 
 def _number(name: str, default: float) -> float:

@@ -18,7 +18,6 @@ import fcntl
 import os
 import re
 import shutil
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ Fill = Callable[[Path], object]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.([0-9a-f]{64})\.[0-9a-f]{8}\.(?:partial|old)")
-_SIGNATURE_LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.sig")
-_OLD_S = 3600.0
 
 
 class EntryInUse:
@@ -156,7 +153,7 @@ class Cache:
         lock = FileLock(self.root / f".{digest}.lock", timeout=wait_s)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+            held = lock.acquire()
         except Timeout:
             raise RegistryUnavailableError(
                 f"cache {self.root}: another process has been fetching {digest[:12]}… for "
@@ -167,10 +164,8 @@ class Cache:
                 f"cannot use the cache {self.root}: {error.strerror}: name another folder with "
                 f"{CACHE_VARIABLE}"
             ) from error
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def _unused(self, path: Path) -> Iterator[bool]:
@@ -219,10 +214,6 @@ class Cache:
                 self._fetching(digest, 0),  # raises if another process is filling the entry
             ):
                 self._sweep(digest)
-        for path in self._children(_SIGNATURE_LEFTOVER):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _OLD_S:
-                    path.unlink()
 
     def _children(self, pattern: re.Pattern[str]) -> list[Path]:
         try:

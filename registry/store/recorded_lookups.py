@@ -24,7 +24,7 @@ from typing import Any
 from registry.errors import RegistryError
 from registry.version import Promotion, Version
 from soa.files import read_plain, write_whole
-from soa.records import as_record, parse_json
+from soa.records import as_data, as_record, parse_json
 
 _SCHEMA = 1
 
@@ -88,7 +88,7 @@ class LookupCache:
             **self._key,
             "ref": ref,
             "at": found.at.isoformat(),
-            "version": _plain(found.version),
+            "version": as_data(found.version),
             "signers": [{"origin": o, "keys": list(k)} for o, k in found.signers.items()],
         }
         path = self._path(ref)
@@ -106,8 +106,3 @@ class LookupCache:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(version: Version) -> dict[str, Any]:
-    found = {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(version).items()}
-    return {**found, "created": version.created.isoformat()}

@@ -103,7 +103,7 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
     """Log the metrics of targets; `description.metrics` describes their names."""
     from mlflow.entities import Metric
 
-    now = int(datetime.now(UTC).timestamp() * 1000)
+    now = stamp.milliseconds(datetime.now(UTC))
     found = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
     for start in range(0, len(found), 1000):
         client.log_batch(run, found[start : start + 1000])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import Bundle, Decision, Manifest, Ref, Registry, Version
+from registry import Bundle, Manifest, Ref, Registry, Version
 from soa.records import as_record
 from tests.models import bundles, environment, registries
 from tests.models.bundles import PASSED
@@ -95,11 +95,6 @@ def store_of_promoted(tmp_path_factory: pytest.TempPathFactory, store_of_three: 
             registry.promote(registry.find(Ref("jets", number)), "production", PASSED)
 
     return made_once(tmp_path_factory, "store-of-promoted", make) / "store"
-
-
-@pytest.fixture
-def passed() -> list[Decision]:
-    return list(PASSED)
 
 
 @pytest.fixture

@@ -47,11 +47,6 @@ def test_twenty_promoters_at_once() -> None:
     assert campaign("promoters", "--promoters", "20").startswith("20 promoters, one order, ")
 
 
-def test_builders_at_once() -> None:
-    (said,) = campaign("builds", "--builders", "2").splitlines()
-    assert said == "2 builders of each target at once, told so: [1, 1, 1]"
-
-
 def test_damage_to_a_bundle(jets: Built) -> None:
     size = ("--flips", "600", "--beside", "20")
     said = campaign("bitflips", "--seed", "7", *size, "--bundle", str(jets.bundle.path))

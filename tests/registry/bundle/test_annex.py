@@ -14,7 +14,6 @@ from registry import (
     AnnexRecord,
     Bundle,
     BundleError,
-    Decision,
     Registry,
     RegistryError,
     Version,
@@ -22,7 +21,7 @@ from registry import (
 from registry.bundle import attach, open_folder
 from registry.bundle.digests import seal
 from soa.records import as_data, as_record
-from tests.models.bundles import V3, MakeBundle, write_annex
+from tests.models.bundles import PASSED, V3, MakeBundle, write_annex
 
 V4, ROCM = "cpu/x86-64-v4", "rocm/gfx90a"
 
@@ -191,13 +190,13 @@ def test_a_copy_that_is_registered_leaves_them_behind(
 
 
 def test_a_promotion_remembers_what_its_gates_saw(
-    registry: Registry, version: Version, annex: Annex, passed: list[Decision]
+    registry: Registry, version: Version, annex: Annex
 ) -> None:
-    registry.promote(version, "production", passed)
+    registry.promote(version, "production", PASSED)
     found = registry.add_target(version, annex)
     let_pass = []
     for seen in ((), (V4,), ()):
-        record = registry.promote(found, "production", passed, annexes=seen).promotion("production")
+        record = registry.promote(found, "production", PASSED, annexes=seen).promotion("production")
         assert record is not None
         let_pass.append(dict(record.annexes))
     assert let_pass == [{}, {V4: annex.digest}, {V4: annex.digest}]  # it stays promoted

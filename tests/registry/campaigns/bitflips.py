@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import os
 import random
 import shutil
@@ -37,7 +38,7 @@ from registry.trust import read_trusted, require_signature, sign
 from runtime.loader import load
 from soa.errors import SoaPipelineError
 from tests.models.keys import KeyPair, make_keys
-from tests.registry.campaigns.damage import damaged
+from tests.registry.campaigns import damage
 
 _BUILD = """
 import sys
@@ -208,7 +209,8 @@ def main() -> None:
             campaign.flip(name)
             flipped[name] += 1
         took = time.perf_counter() - began
-        kinds = damaged(campaign.path, folder, campaign.load)
+        every = itertools.chain(damage.of_files(bundle), damage.sealed_again())
+        kinds = damage.refused(campaign.path, folder, every, campaign.load)
         campaign.untouched()
         engines = campaign.loads()
         beside = {

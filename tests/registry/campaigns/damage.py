@@ -1,4 +1,4 @@
-"""Other damage to a bundle than a changed byte; each kind must be refused with its own error."""
+"""Damage to a bundle's folder: each kind is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from registry.bundle.bundle import Bundle
@@ -17,9 +19,6 @@ from registry.errors import BundleError, TrustError
 from runtime.errors import LoadError
 from soa.errors import SoaPipelineError
 
-Damage = tuple[str, type[SoaPipelineError], Callable[..., object], tuple[object, ...]]
-"""The kind, the expected error, the function that damages a folder, and its other arguments."""
-
 # Names that no listing may have; the last three look like other names, or hide characters.
 NAMES = (
     "../outside", "/outside", "a/../../b", "./a", "a//b", "a\\b", "a\x00b", "a\x07b",
@@ -27,106 +26,121 @@ NAMES = (
 )  # fmt: skip
 
 
-def damaged(good: Path, folder: Path, load: Callable[[Path], None]) -> Counter[str]:
+@dataclass(frozen=True)
+class Damage:
+    """One change of a folder, and the error that refuses it."""
+
+    kind: str
+    spoil: Callable[[Path], object]
+    named: str = ""
+    """A file that the error has to name."""
+    only_content: bool = False
+    """True: found only if the digest of each file is checked."""
+    error: type[SoaPipelineError] = BundleError
+
+
+def refused(
+    good: Path, folder: Path, every: Iterable[Damage], load: Callable[[Path], object]
+) -> Counter[str]:
     """How often each kind of damage, made to a copy of `good`, was refused with its error."""
-    found: Counter[str] = Counter()
-    for number, (kind, expected, spoil, arguments) in enumerate(_every_damage(good)):
+    counts: Counter[str] = Counter()
+    for number, damage in enumerate(every):
         copy = folder / f"damaged-{number}"
         shutil.copytree(good, copy)
-        spoil(copy, *arguments)
+        damage.spoil(copy)
         try:
             load(copy)
-        except expected as error:
-            assert "\n" not in str(error), error
-            found[kind] += 1
+        except damage.error as error:
+            assert "\n" not in str(error) and damage.named in str(error), (damage, error)
+            counts[damage.kind] += 1
         else:
-            raise AssertionError(f"{kind}: {arguments} was not refused")
+            raise AssertionError(f"{damage} was not refused")
         finally:
             shutil.rmtree(copy)
-    return found
+    return counts
 
 
-def _every_damage(good: Path) -> Iterator[Damage]:
+def of_files(good: Path) -> Iterator[Damage]:
+    """Damage that does not fit the seal of the bundle `good`."""
     sealed = [*Bundle.open(good).files, SUMS]
     for name in sealed:
         size = (good / name).stat().st_size
         for length in sorted({0, 1, size // 2, size - 1}):
-            yield "truncated", BundleError, _truncate, (name, length)
-        yield "longer", BundleError, _append, (name, b"\0")
-        yield "missing", BundleError, _remove, (name,)
-        yield "symbolic link", BundleError, _link, (name,)
-        yield "pipe", BundleError, _pipe, (name,)
-        yield "folder", BundleError, _folder, (name,)
+            yield Damage("truncated", partial(_truncate, name, length), name, True)
+        yield Damage("longer", partial(_append, name, b"\0"), name, True)
+        for kind, replacement in _REPLACEMENTS.items():
+            yield Damage(kind, partial(_replace, name, replacement), name)
     for name, other in zip(sealed, [*sealed[1:], sealed[0]], strict=True):
-        if (good / name).read_bytes() == (good / other).read_bytes():
-            continue
-        yield "swapped", BundleError, _swap, (name, other)
-        yield "copied over", BundleError, _copy, (name, other)
-    for name in ("more.so", "targets/more.txt", ".hidden", "reports/__init__.py", "\u202ea"):
-        yield "added", BundleError, _append, (name, b"x")
-    yield "symbolic link", BundleError, _link, ("targets",)
-    for name in NAMES:
-        yield "path", BundleError, _list_also, (name,)
-    yield "listed twice", BundleError, _list_also, ("manifest.json",)
-    yield "future schema", BundleError, _future, ()
-    # From here on every digest is right. The folder's record of its promotion shows the change. If
-    # that record is forged too, only the signature shows it.
-    consistent: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
-        "altered and sealed": (_append, ("program.pt2", b"x")),
-        "left out and sealed": (_remove, ("reports/benchmark.json",)),
-        "added and sealed": (_append, ("more.so", b"x")),
-    }
-    for kind, (spoil, arguments) in consistent.items():
-        yield kind, LoadError, _sealed, (spoil, arguments)
-        yield f"{kind}, promotion forged", TrustError, _forged, (spoil, arguments)
+        if (good / name).read_bytes() != (good / other).read_bytes():
+            yield Damage("swapped", partial(_swap, name, other), only_content=True)
+            yield Damage("copied over", partial(_copy, name, other), other, True)
+    for name in ("more.so", "targets/more.txt", ".hidden", "reports/__init__.py"):
+        yield Damage("added", partial(_append, name, b"x"), name)
+    yield Damage("added", partial(_append, "\u202ea", b"x"))
+    yield Damage("symbolic link", partial(_replace, "targets", Path.symlink_to), "targets")
+    yield from (Damage("path", partial(_list_also, name)) for name in NAMES)
+    yield Damage("listed twice", partial(_list_also, "manifest.json"), "manifest.json")
+    for line in (b"what is this\n", b"\n", b"\xff\xfe\n"):
+        yield Damage("line", partial(_append, SUMS, line), SUMS)
+    yield Damage("future schema", _future)
 
 
-def _truncate(path: Path, name: str, length: int) -> None:
+def sealed_again() -> Iterator[Damage]:
+    """Damage with which every digest is right. The folder's record of its promotion shows the
+    change. If that record is forged too, only the signature shows it."""
+    for kind, spoil in (
+        ("altered and sealed", partial(_append, "program.pt2", b"x")),
+        ("left out and sealed", partial(_replace, "reports/benchmark.json", _nothing)),
+        ("added and sealed", partial(_append, "more.so", b"x")),
+    ):
+        yield Damage(kind, partial(_sealed, spoil), error=LoadError)
+        yield Damage(f"{kind}, promotion forged", partial(_forged, spoil), error=TrustError)
+
+
+def _truncate(name: str, length: int, path: Path) -> None:
     os.truncate(path / name, length)
 
 
-def _append(path: Path, name: str, content: bytes) -> None:
+def _append(name: str, content: bytes, path: Path) -> None:
     with (path / name).open("ab") as file:
         file.write(content)
 
 
-def _remove(path: Path, name: str) -> None:
-    (path / name).unlink()
-
-
-def _copy(path: Path, name: str, other: str) -> None:
+def _copy(name: str, other: str, path: Path) -> None:
     shutil.copy(path / name, path / other)
 
 
-def _swap(path: Path, name: str, other: str) -> None:
+def _swap(name: str, other: str, path: Path) -> None:
     a, b = path / name, path / other
     content = a.read_bytes(), b.read_bytes()
     a.write_bytes(content[1])
     b.write_bytes(content[0])
 
 
-def _link(path: Path, name: str) -> None:
-    """Replaces a file by a link to the same content outside the folder."""
+def _nothing(place: Path, aside: Path) -> None:
+    """Leaves the place empty."""
+
+
+_REPLACEMENTS: dict[str, Callable[[Path, Path], object]] = {
+    "missing": _nothing,
+    "symbolic link": Path.symlink_to,
+    "pipe": lambda place, aside: os.mkfifo(place),
+    "folder": lambda place, aside: place.mkdir(),
+}
+
+
+def _replace(name: str, make: Callable[[Path, Path], object], path: Path) -> None:
+    """Moves a file or folder out of the bundle; `make` gets its place, and where it is now."""
     aside = path.with_suffix(".aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     (path / name).rename(aside / "it")
-    (path / name).symlink_to(aside / "it")
+    make(path / name, aside / "it")
 
 
-def _pipe(path: Path, name: str) -> None:
-    (path / name).unlink()
-    os.mkfifo(path / name)
-
-
-def _folder(path: Path, name: str) -> None:
-    (path / name).unlink()
-    (path / name).mkdir()
-
-
-def _list_also(path: Path, name: str) -> None:
+def _list_also(name: str, path: Path) -> None:
     digest = hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()
-    _append(path, SUMS, f"{digest}  {name}\n".encode())
+    _append(SUMS, f"{digest}  {name}\n".encode(), path)
 
 
 def _future(path: Path) -> None:
@@ -135,11 +149,11 @@ def _future(path: Path) -> None:
     seal(path)
 
 
-def _sealed(path: Path, spoil: Callable[..., object], arguments: tuple[object, ...]) -> str:
-    spoil(path, *arguments)
+def _sealed(spoil: Callable[[Path], object], path: Path) -> str:
+    spoil(path)
     return seal(path)
 
 
-def _forged(path: Path, spoil: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    digest = _sealed(path, spoil, arguments)
+def _forged(spoil: Callable[[Path], object], path: Path) -> None:
+    digest = _sealed(spoil, path)
     write_note(path, PulledNote("jets/1", digest, "ada", "2026-01-01T00:00:00+00:00"))

@@ -19,18 +19,19 @@ from registry.history.event_log import (
     gaps,
     promoted_since,
 )
+from tests.models.bundles import PASSED
 from tests.models.mlflow_server import client_of
 
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
 
 
-def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
+def test_a_life(registry: Registry, three: list[Version]) -> None:
     assert registry.history("jets") == []
-    registry.promote(three[0], "production", passed, policies=["the config"])
+    registry.promote(three[0], "production", PASSED, policies=["the config"])
     with pytest.raises(PromotionRefused):
-        registry.promote(three[1], "production", [*passed, SLOW])
+        registry.promote(three[1], "production", [*PASSED, SLOW])
     overridden = replace(SLOW, override="a new detector, slower on purpose")
-    registry.promote(three[1], "production", [*passed, overridden])
+    registry.promote(three[1], "production", [*PASSED, overridden])
     registry.approve(three[2], "Ada", "looked at the plots")
     registry.rollback("jets", "the rate went up")
     registry.set_alias(three[2], "golden")
@@ -49,7 +50,7 @@ def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]
     assert [event.replaced for event in events] == [None, 1, 1, None, 2, None]
     assert events[0].policies == ("the config",)
     assert events[1].before == events[1].after == {"production": 1}
-    assert events[1].decisions == (*passed, SLOW)
+    assert events[1].decisions == (*PASSED, SLOW)
     assert events[2].decisions[1].override == "a new detector, slower on purpose"
     assert events[2].digests == {"jets/1": three[0].digest, "jets/2": three[1].digest}
     assert events[4].after == {"production": 1, "previous": 2}
@@ -61,9 +62,9 @@ def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]
         assert before.time < event.time
 
 
-def test_seen_by_mlflow(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
+def test_seen_by_mlflow(registry: Registry, three: list[Version]) -> None:
     with pytest.raises(PromotionRefused):
-        registry.promote(three[1], "production", [*passed, SLOW])
+        registry.promote(three[1], "production", [*PASSED, SLOW])
     (run,) = client_of(registry).search_runs(["1"], "tags.`soa.event` = 'refusal'")
     assert run.info.run_name == "refusal of jets/2 to @production"
     assert run.info.status == "FINISHED"
@@ -72,11 +73,9 @@ def test_seen_by_mlflow(registry: Registry, three: list[Version], passed: list[D
     assert f"jets/2 is bundle {three[1].digest[:12]}" in note
 
 
-def test_what_was_where_at_a_time(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
+def test_what_was_where_at_a_time(registry: Registry, three: list[Version]) -> None:
     for version in three:
-        registry.promote(version, "production", passed)
+        registry.promote(version, "production", PASSED)
     registry.rollback("jets")
     events = registry.history("jets")
     found = [aliases_at(events, event.time) for event in events]
@@ -102,12 +101,10 @@ def test_a_record_longer_than_a_tag(registry: Registry, three: list[Version]) ->
     assert event.decisions == tuple(many)
 
 
-def test_alias_that_others_moved(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
-    registry.promote(three[0], "production", passed)
+def test_alias_that_others_moved(registry: Registry, three: list[Version]) -> None:
+    registry.promote(three[0], "production", PASSED)
     client_of(registry).set_registered_model_alias("jets", "production", "3")
-    registry.promote(three[1], "production", passed)
+    registry.promote(three[1], "production", PASSED)
     first, found, last = registry.history("jets")
     assert found.kind == "found"
     assert (found.before, found.after) == (first.after, {"production": 3})
@@ -116,11 +113,11 @@ def test_alias_that_others_moved(
 
 
 def test_the_way_back_leads_where_a_gate_let_production_be(
-    registry: Registry, three: list[Version], passed: list[Decision]
+    registry: Registry, three: list[Version]
 ) -> None:
-    registry.promote(three[0], "production", passed)
-    registry.promote(three[1], "production", passed)
-    registry.promote(three[2], "staging", passed)
+    registry.promote(three[0], "production", PASSED)
+    registry.promote(three[1], "production", PASSED)
+    registry.promote(three[2], "staging", PASSED)
     client = client_of(registry)
     client.set_registered_model_alias("jets", "previous", "3")
     with pytest.raises(NotPromotedError, match=r"jets/3 .*jets/1 was in production before"):
@@ -154,10 +151,10 @@ def test_no_rollback_to_what_production_would_refuse(
 
 
 def test_a_promotion_to_staging_is_none_to_production(
-    registry: Registry, promoted: list[Version], passed: list[Decision]
+    registry: Registry, promoted: list[Version]
 ) -> None:
     """A promotion to staging does not count for production, nor does one of another version."""
-    staged = registry.promote(promoted[2], "staging", passed)
+    staged = registry.promote(promoted[2], "staging", PASSED)
     text = staged.tags["promotion.staging"].replace('"alias": "staging"', '"alias": "production"')
     client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
     forged = registry.find("jets/3")
@@ -167,32 +164,28 @@ def test_a_promotion_to_staging_is_none_to_production(
 
 
 def test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it(
-    registry: Registry, three: list[Version], passed: list[Decision]
+    registry: Registry, three: list[Version]
 ) -> None:
     """If no gate ever let a version into production, there is nothing to roll back to."""
     client_of(registry).set_registered_model_alias("jets", "production", "3")
-    registry.promote(three[1], "production", passed)
+    registry.promote(three[1], "production", PASSED)
     assert registry.list()[0].aliases == {"production": 2}
 
 
-def test_a_registry_older_than_its_history(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
+def test_a_registry_older_than_its_history(registry: Registry, three: list[Version]) -> None:
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "2")
     client.set_registered_model_alias("jets", "previous", "1")
     with pytest.raises(NotPromotedError):  # a load refuses it too
         registry.rollback("jets")
-    registry.promote(three[2], "production", passed)
+    registry.promote(three[2], "production", PASSED)
     assert registry.list()[0].aliases == {"production": 3, "previous": 1}
     assert [event.kind for event in registry.history("jets")] == ["found", "promotion"]
 
 
-def test_a_run_that_somebody_deleted_still_counts(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
+def test_a_run_that_somebody_deleted_still_counts(registry: Registry, three: list[Version]) -> None:
     for version in three:
-        registry.promote(version, "staging", passed)
+        registry.promote(version, "staging", PASSED)
     client = client_of(registry)
     (run,) = client.search_runs(["1"], "run_name = 'promotion of jets/3 to @staging'")
     client.delete_run(run.info.run_id)
@@ -214,10 +207,8 @@ def test_a_clock_that_is_behind(registry: Registry, three: list[Version]) -> Non
     assert timedelta(0) < second.time - ahead.time <= timedelta(milliseconds=1)
 
 
-def test_a_record_that_is_not_ours(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
-    registry.promote(three[0], "staging", passed)
+def test_a_record_that_is_not_ours(registry: Registry, three: list[Version]) -> None:
+    registry.promote(three[0], "staging", PASSED)
     client = client_of(registry)
     (run,) = client.search_runs(["1"], "tags.`soa.event` = 'promotion'")
     client.set_tag(run.info.run_id, "soa.record.000", "{}")
@@ -226,23 +217,15 @@ def test_a_record_that_is_not_ours(
     assert "\n" not in str(caught.value)
 
 
-def test_refused_when_another_came_into_its_place(
-    registry: Registry, three: list[Version], passed: list[Decision]
-) -> None:
-    registry.promote(three[0], "production", passed, replacing=0)
-    registry.promote(three[1], "production", passed, replacing=1)
+def test_refused_when_another_came_into_its_place(registry: Registry, three: list[Version]) -> None:
+    registry.promote(three[0], "production", PASSED, replacing=0)
+    registry.promote(three[1], "production", PASSED, replacing=1)
     with pytest.raises(PromotionRefused, match="@production was jets/1 when the gates measured"):
-        registry.promote(three[2], "production", passed, replacing=1)
+        registry.promote(three[2], "production", PASSED, replacing=1)
     with pytest.raises(PromotionRefused, match="was none when the gates measured and is jets/2"):
-        registry.promote(three[2], "production", passed, replacing=0)
+        registry.promote(three[2], "production", PASSED, replacing=0)
     assert [event.kind for event in registry.history("jets")][-2:] == ["refusal", "refusal"]
     assert registry.find("jets@production").number == 2
-
-
-def test_digests_are_never_overridden(registry: Registry, three: list[Version]) -> None:
-    altered = Decision("digests", False, "altered", "as sealed", "a file is altered", "because")
-    with pytest.raises(PromotionRefused, match="digests: a file is altered"):
-        registry.promote(three[0], "staging", [altered])
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", "n" * 101])

@@ -13,6 +13,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from registry import Decision, Registry, RegistryError, Version
+from tests.models.bundles import PASSED
 from tests.models.mlflow_server import client_of
 
 
@@ -85,16 +86,14 @@ def aliases(registry: Registry) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", ["promotion", "rollback"])
-def test_a_move_happens_or_does_not(
-    registry: Registry, promoted: list[Version], passed: list[Decision], kind: str
-) -> None:
+def test_a_move_happens_or_does_not(registry: Registry, promoted: list[Version], kind: str) -> None:
     """A move is completed if, and only if, production has been seen to move."""
     promotes = kind == "promotion"
     new = 3 if promotes else 1
 
     def operation(made: Registry) -> None:
         if promotes:
-            made.promote(promoted[2], "production", passed)
+            made.promote(promoted[2], "production", PASSED)
         else:
             made.rollback("jets")
 
@@ -123,7 +122,7 @@ def test_a_move_happens_or_does_not(
 
 
 def test_a_promotion_that_never_was_leaves_the_one_before(
-    registry: Registry, promoted: list[Version], passed: list[Decision]
+    registry: Registry, promoted: list[Version]
 ) -> None:
     """jets/1 was promoted before; its second promotion is void, and the first one still counts."""
     before = registry.find("jets/1").promotion("production")
@@ -137,10 +136,10 @@ def test_a_promotion_that_never_was_leaves_the_one_before(
 
 
 def test_one_cut_short_by_a_writer_that_named_no_version(
-    registry: Registry, promoted: list[Version], passed: list[Decision]
+    registry: Registry, promoted: list[Version]
 ) -> None:
     killed(
-        lambda: registry.promote(promoted[2], "production", passed), "set_registered_model_alias"
+        lambda: registry.promote(promoted[2], "production", PASSED), "set_registered_model_alias"
     )
     record = json.loads(registry.find("jets/3").tags["promotion.production"])
     old = {key: record[key] for key in ("alias", "annexes", "at", "by", "decisions")}
@@ -171,11 +170,11 @@ def test_what_was_found_is_not_put_back(registry: Registry, promoted: list[Versi
     ids=["the one to become previous", "the new one"],
 )
 def test_version_deleted_before_its_move_was_settled(
-    registry: Registry, promoted: list[Version], passed: list[Decision],
+    registry: Registry, promoted: list[Version],
     moved: int, deleted: str, after: dict[str, int], last: list[tuple[str, str]],
 ) -> None:  # fmt: skip
     """Killed after some of the aliases had moved."""
-    operation = lambda: registry.promote(promoted[2], "production", passed)  # noqa: E731
+    operation = lambda: registry.promote(promoted[2], "production", PASSED)  # noqa: E731
     killed(operation, MOVE, moved)
     client_of(registry).delete_model_version("jets", deleted)
     registry.approve(promoted[0], "Ada")
@@ -188,7 +187,6 @@ def test_version_deleted_before_its_move_was_settled(
 def test_failed_write_is_settled_at_once(
     registry: Registry,
     promoted: list[Version],
-    passed: list[Decision],
     error: BaseException,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +197,7 @@ def test_failed_write_is_settled_at_once(
 
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", failing)
     with pytest.raises((KeyboardInterrupt, RegistryError)):
-        registry.promote(promoted[2], "production", passed)
+        registry.promote(promoted[2], "production", PASSED)
     assert aliases(registry) == {"production": 2, "previous": 1}
     client = client_of(registry)
     (run,) = client.search_runs(["1"], "run_name = 'promotion of jets/3 to @production'")

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from registry import Bundle, BundleError, Decision, Ref, Registry, RegistryError
+from registry import Bundle, BundleError, Ref, Registry, RegistryError
 from registry.housekeeping.export_import import export_to
 from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.bundle_files import annex_place
 from registry.trust import sign
-from tests.models.bundles import MakeBundle, write_annex
+from tests.models.bundles import PASSED, MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import client_of
 from tests.registry.history.test_model_writer import Killed
@@ -193,13 +193,12 @@ def test_what_versions_have_stays(
     registry: Registry,
     make_bundle: MakeBundle,
     bundle: Bundle,
-    passed: list[Decision],
     tmp_path: Path,
 ) -> None:
     """Versions with aliases and without, signed, promoted, of several models; and others' runs."""
     for seed in range(3):
         made = registry.register(Bundle.open(make_bundle(seed)))
-    registry.promote(made, "production", passed)
+    registry.promote(made, "production", PASSED)
     other = registry.register(bundle, "other")
     registry.sign(other, make_keys(tmp_path, "release").private)
     client = client_of(registry)

@@ -312,6 +312,14 @@ def test_a_busy_server_is_asked_again(
             registry.list()
 
 
+def test_a_proxy_that_has_lost_its_server() -> None:
+    with (
+        answering(lambda path, headers: (503, {})) as registry,
+        pytest.raises(RegistryUnavailableError, match=r"not available \(HTTP 503\)"),
+    ):
+        registry.list()
+
+
 @pytest.mark.parametrize("said", [{"error_code": "PERMISSION_DENIED", "message": "no"}, "no", None])
 def test_a_server_that_refuses(said: object, no_credentials: Path) -> None:
     def refuse(path: str, headers: dict[str, str]) -> tuple[int, object]:

@@ -13,7 +13,6 @@ import pytest
 from registry import (
     Bundle,
     BundleError,
-    Decision,
     NotFoundError,
     Ref,
     Registry,
@@ -25,7 +24,7 @@ from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
 from registry.store import upload
 from registry.trust import read_trusted, require_signature, sign
-from tests.models.bundles import MakeBundle, write_annex
+from tests.models.bundles import PASSED, MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import served_here
 
@@ -43,7 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
 def test_a_life_behind_a_server(
     server: str,
     make_bundle: MakeBundle,
-    passed: list[Decision],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -57,13 +55,13 @@ def test_a_life_behind_a_server(
     assert registry.register(bundle) == first
     second = registry.register(Bundle.open(make_bundle(seed=1)))
     assert first.source.startswith("mlflow-artifacts:")
-    registry.promote(first, "production", passed)
-    registry.promote(second, "production", passed)
+    registry.promote(first, "production", PASSED)
+    registry.promote(second, "production", PASSED)
     assert registry.rollback("jets").ref == "jets/1"
     assert registry.list()[0].aliases == {"production": 1, "previous": 2}
     record = registry.find("jets@production").promotion("production")
     assert record is not None
-    assert record.decisions == tuple(passed)
+    assert record.decisions == PASSED
     with pytest.raises(NotFoundError, match="there are: 1-2"):
         registry.find("jets/9")
 

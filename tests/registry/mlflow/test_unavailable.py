@@ -5,26 +5,21 @@ from __future__ import annotations
 import shutil
 import socket
 import sqlite3
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from registry import (
     Bundle,
-    Decision,
     NoRegistryError,
     Registry,
     RegistryError,
     RegistryUnavailableError,
 )
 from registry.mlflow import access as access
-from tests.models.bundles import MakeBundle
+from tests.models.bundles import PASSED, MakeBundle
 
 
 def path_of(registry: Registry) -> Path:
@@ -49,20 +44,19 @@ def unavailable(action: Callable[[], object]) -> str:
 def test_locked(
     registry: Registry,
     make_bundle: MakeBundle,
-    passed: list[Decision],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(access, "LOCK_WAIT_S", 0.2)
     bundle = Bundle.open(make_bundle())
     version = registry.register(bundle)
-    registry.promote(version, "production", passed)
+    registry.promote(version, "production", PASSED)
     other = Bundle.open(make_bundle(seed=1))
 
     with locked(registry, "IMMEDIATE"):  # another process writes; reading is allowed
         assert registry.find("jets@production").number == 1
         writers: list[Callable[[], object]] = [
             lambda: registry.register(other),
-            lambda: registry.promote(version, "staging", passed),
+            lambda: registry.promote(version, "staging", PASSED),
             lambda: registry.set_alias(version, "staging"),
         ]
         for action in writers:
@@ -80,31 +74,6 @@ def test_locked(
 
     assert registry.find("jets").aliases == ("production",)
     assert registry.register(other).number == 2
-
-
-def test_locked_before_mlflow_has_seen_it(registry: Registry) -> None:
-    """A process of its own prints one line and no traceback."""
-    script = (
-        "import sys\n"
-        "from registry import Registry, RegistryError\n"
-        "from registry.mlflow import access\n"
-        "access.LOCK_WAIT_S = 0.2\n"
-        "try:\n"
-        "    Registry(sys.argv[1]).find('jets')\n"
-        "except RegistryError as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    with locked(registry, "EXCLUSIVE"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, registry.uri],
-            cwd=Path(__file__).parents[3],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert done.stderr == ""
-    assert done.stdout.startswith("RegistryUnavailableError registry sqlite:///")
-    assert len(done.stdout.splitlines()) == 1
 
 
 def test_locked_in_the_middle_says_nothing_on_the_screen(
@@ -192,25 +161,6 @@ def test_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
         assert "no answer" in unavailable(Registry(f"http://127.0.0.1:{port}").list)
-
-
-def test_proxy_that_has_lost_its_server() -> None:
-    class Lost(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(503)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Lost) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            message = unavailable(Registry(f"http://127.0.0.1:{server.server_port}").list)
-        finally:
-            server.shutdown()
-            thread.join()
-    assert "not available (HTTP 503)" in message
 
 
 @pytest.mark.parametrize("replaced", [False, True])

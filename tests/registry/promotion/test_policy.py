@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from registry import (
     Bundle,
-    Decision,
     NotFoundError,
     PromotionRefused,
     Registry,
     RegistryError,
 )
 from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
-from tests.models.bundles import V3
+from tests.models.bundles import PASSED, V3
+from tests.models.mlflow_server import client_of
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,17 @@ class TestKept:
         with pytest.raises(NotFoundError):
             registry.set_policy(Policy(), "tracks")
 
-    def test_a_promotion_that_did_not_ask_it(
-        self, registry: Registry, bundle: Bundle, passed: list[Decision]
-    ) -> None:
+    def test_a_promotion_that_did_not_ask_it(self, registry: Registry, bundle: Bundle) -> None:
         """A policy set while the gates measured, or ignored by a program, still refuses."""
         version = registry.register(bundle)
         registry.set_policy(Policy(approvals=("Ada",)))
         (asked_for,) = registry.policies("jets")
         with pytest.raises(PromotionRefused, match=r"policy: the registry's policy, .* not asked"):
-            registry.promote(version, "staging", passed)
-        registry.promote(version, "staging", passed, policies=[asked_for.origin])
+            registry.promote(version, "staging", PASSED)
+        registry.promote(version, "staging", PASSED, policies=[asked_for.origin])
         registry.set_policy(Policy(approvals=("Ada", "Bob")))
         with pytest.raises(PromotionRefused):
-            registry.promote(version, "staging", passed, policies=[asked_for.origin])
+            registry.promote(version, "staging", PASSED, policies=[asked_for.origin])
 
     def test_its_reference_set_comes_along(self, registry: Registry, tmp_path: Path) -> None:
         (tmp_path / "big.safetensors").write_bytes(b"numbers")
@@ -161,7 +159,7 @@ class TestKept:
 
     def test_deleting_its_run_does_not_lift_it(self, registry: Registry) -> None:
         registry.set_policy(Policy(max_slowdown=1.2))
-        client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+        client = client_of(registry)
         experiment = client.get_experiment_by_name("soa-pipeline policy")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
@@ -170,12 +168,8 @@ class TestKept:
 
     def test_of_a_newer_installation(self, registry: Registry) -> None:
         registry.set_policy(Policy(max_slowdown=1.2))
-        client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+        client = client_of(registry)
         (run,) = client.search_runs(["1"])
         client.set_tag(run.info.run_id, "soa.policy", '{"signature": "required"}')
         with pytest.raises(RegistryError, match=r"cannot be read.*update soa-pipeline"):
             registry.policies()
-
-    def test_reading_makes_no_registry(self, own_working_folder: Path) -> None:
-        assert Registry().policies("jets") == []
-        assert list(own_working_folder.iterdir()) == []

@@ -26,7 +26,7 @@ from registry import (
     Version,
 )
 from registry.bundle.pulled import PulledNote, read_note, write_note
-from tests.models.bundles import V3, MakeBundle
+from tests.models.bundles import PASSED, V3, MakeBundle
 from tests.models.mlflow_server import client_of
 
 
@@ -263,42 +263,36 @@ class TestFiles:
 
 
 class TestPromotion:
-    def test_staging(
-        self, registry: Registry, three: list[Version], passed: list[Decision]
-    ) -> None:
-        version = registry.promote(three[0], "staging", passed)
+    def test_staging(self, registry: Registry, three: list[Version]) -> None:
+        version = registry.promote(three[0], "staging", PASSED)
         assert version.aliases == ("staging",)
         record = version.promotion("staging")
         assert record is not None
-        assert record.decisions == tuple(passed)
+        assert record.decisions == PASSED
         assert "@" in record.by
         assert record.at.endswith("+00:00")
         assert version.promotion("production") is None
 
-    def test_production_moves_previous(
-        self, registry: Registry, three: list[Version], passed: list[Decision]
-    ) -> None:
-        assert registry.promote(three[0], "production", passed).aliases == ("production",)
-        registry.promote(three[1], "production", passed)
+    def test_production_moves_previous(self, registry: Registry, three: list[Version]) -> None:
+        assert registry.promote(three[0], "production", PASSED).aliases == ("production",)
+        registry.promote(three[1], "production", PASSED)
         assert registry.find("jets@previous").number == 1
-        registry.promote(three[2], "production", passed)
+        registry.promote(three[2], "production", PASSED)
         assert registry.list()[0].aliases == {"production": 3, "previous": 2}
-        registry.promote(three[2], "production", passed)
+        registry.promote(three[2], "production", PASSED)
         assert registry.list()[0].aliases == {"production": 3, "previous": 2}
         client = client_of(registry)
         assert int(client.get_model_version_by_alias("jets", "production").version) == 3
 
-    def test_refused_changes_nothing(
-        self, registry: Registry, three: list[Version], passed: list[Decision]
-    ) -> None:
-        registry.promote(three[0], "production", passed)
+    def test_refused_changes_nothing(self, registry: Registry, three: list[Version]) -> None:
+        registry.promote(three[0], "production", PASSED)
         slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
         with pytest.raises(
             PromotionRefused,
             match=r"^jets/2 to @production refused: speed: ratio 1\.5, limit 1\.1$",
         ) as caught:
-            registry.promote(three[1], "production", [*passed, slow])
-        assert caught.value.decisions == (*passed, slow)
+            registry.promote(three[1], "production", [*PASSED, slow])
+        assert caught.value.decisions == (*PASSED, slow)
         with pytest.raises(PromotionRefused, match="no gate was evaluated"):
             registry.promote(three[1], "production", [])
         assert registry.list()[0].aliases == {"production": 1}
@@ -306,11 +300,11 @@ class TestPromotion:
 
     @pytest.mark.parametrize("alias", ["previous", "latest", "v3", "a b", "a@b", ""])
     def test_aliases_that_cannot_be_promoted_to(
-        self, registry: Registry, bundle: Bundle, passed: list[Decision], alias: str
+        self, registry: Registry, bundle: Bundle, alias: str
     ) -> None:
         version = registry.register(bundle)
         with pytest.raises(RegistryError):
-            registry.promote(version, alias, passed)
+            registry.promote(version, alias, PASSED)
         assert registry.find("jets/1") == version
 
     def test_only_gates_move_production(self, registry: Registry, bundle: Bundle) -> None:
@@ -319,22 +313,18 @@ class TestPromotion:
             with pytest.raises(RegistryError, match="only a promotion or a rollback"):
                 registry.set_alias(version, alias)
 
-    def test_version_that_has_gone(
-        self, registry: Registry, three: list[Version], passed: list[Decision]
-    ) -> None:
+    def test_version_that_has_gone(self, registry: Registry, three: list[Version]) -> None:
         client_of(registry).delete_model_version("jets", "2")
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
-            registry.promote(three[1], "production", passed)
+            registry.promote(three[1], "production", PASSED)
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
             registry.set_alias(three[1], "staging")
 
-    def test_rollback_and_back(
-        self, registry: Registry, three: list[Version], passed: list[Decision]
-    ) -> None:
-        registry.promote(three[0], "production", passed)
+    def test_rollback_and_back(self, registry: Registry, three: list[Version]) -> None:
+        registry.promote(three[0], "production", PASSED)
         with pytest.raises(NotFoundError, match="nothing to roll back to: no version is @previous"):
             registry.rollback("jets")
-        registry.promote(three[1], "production", passed)
+        registry.promote(three[1], "production", PASSED)
         back = registry.rollback("jets")
         assert (back.ref, back.aliases) == ("jets/1", ("production",))
         replaced = registry.find("jets@previous")
