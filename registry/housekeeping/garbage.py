@@ -11,6 +11,7 @@ avoids that slow writers must start again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -63,23 +64,25 @@ def collect(
     the files of removed versions are collected at once.
     """
     before = datetime.now(UTC) - older_than
-    found: list[Garbage] = []
+    collected: list[Garbage] = []
     folders: list[Path] = []
     if registry.exists:
         with registry.client(write=not dry_run) as client:
             collector = _Collector(registry, client, before, dry_run)
-            found += collector.collect()
+            collected += collector.collect()
             folders = collector.folders
     for path in _temporary(registry, folders, cache, before):
-        size = path.lstat().st_size
-        if path.is_dir():
-            size = sum(bundle_files.stored(registry, str(path)).values())
-        if not dry_run and path.is_dir() and not path.is_symlink():
-            bundle_files.remove_tree(path)
-        elif not dry_run:
-            path.unlink(missing_ok=True)
-        found.append(Garbage("temporary", "left by a killed process", str(path), size))
-    return found
+        folder = path.is_dir() and not path.is_symlink()
+        with contextlib.suppress(FileNotFoundError):  # another collector was quicker
+            size = path.lstat().st_size
+            if folder:
+                size = sum(bundle_files.stored(registry, str(path)).values())
+            if folder and not dry_run:
+                bundle_files.remove_tree(path)
+            elif not dry_run:
+                path.unlink()
+            collected.append(Garbage("temporary", "left by a killed process", str(path), size))
+    return collected
 
 
 class _Collector:
@@ -216,10 +219,10 @@ def _temporary(
         for name in (sqlite.name, "import"):
             candidates += sqlite.parent.glob(f".{name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):
-        found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
-        candidates += [Path(folder, name) for name in found]
+        partial = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
+        candidates += [Path(folder, name) for name in partial]
         # Do not walk into temporary folders or into sealed ones.
-        names[:] = [] if SUMS in files else [name for name in names if name not in found]
+        names[:] = [] if SUMS in files else [name for name in names if name not in partial]
     for path in candidates:
         if _PARTIAL.fullmatch(path.name) and _last_change(path) <= before:
             yield path
@@ -228,11 +231,11 @@ def _temporary(
 def _last_change(path: Path) -> datetime:
     """The time of the last change in a folder or of a file. A copy may keep the modification times
     of its original, so the change time (ctime) is used."""
-    changes = [path.lstat().st_ctime]
-    for folder, names, files in os.walk(path):
-        for name in (*names, *files):
-            try:
-                changes.append(Path(folder, name).lstat().st_ctime)
-            except FileNotFoundError:
-                changes.append(datetime.now(UTC).timestamp())  # another process is writing
-    return datetime.fromtimestamp(max(changes), UTC)
+    last = 0.0
+    inside = (Path(folder, n) for folder, dirs, files in os.walk(path) for n in (*dirs, *files))
+    for each in (path, *inside):
+        try:
+            last = max(last, each.lstat().st_ctime)
+        except FileNotFoundError:
+            return datetime.now(UTC)  # another process is writing, or has just renamed it
+    return datetime.fromtimestamp(last, UTC)

@@ -7,6 +7,7 @@ alias, and was never promoted. Its tag `origin` records what is known about the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
 from registry.mlflow import all_pages
-from registry.ref import Ref
+from registry.ref import NAME_PATTERN, Ref
 from registry.store import Registry, bundle_files
 from registry.version import DIGEST, ORIGIN, Version
 
@@ -81,7 +82,12 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
     with registry.client() as client:
         found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
-    places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]
+    places = [
+        (str(version.name), int(version.version))
+        for version in found
+        # A model with another kind of name is not ours, even if it has our tags.
+        if name in (None, version.name) and re.fullmatch(NAME_PATTERN, version.name)
+    ]
     places.sort(key=lambda place: (place[0] != first, place))
     return registry.find(Ref(*places[0])) if places else None
 

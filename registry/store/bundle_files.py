@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -212,19 +214,26 @@ def repository(access: Access, where: str) -> Any:
 
 
 def stored(access: Access, uri: str) -> dict[str, int]:
-    """Every file below a URI of an artifact store: path relative to the URI, and size in bytes."""
+    """Every file below a URI of an artifact store: path relative to the URI, and size in bytes.
+
+    Other processes may write and remove files meanwhile.
+    """
+    sizes: dict[str, int] = {}
     local = local_folder(uri)
     if local is not None:
-        files = (path for path in local.rglob("*") if not path.is_dir() or path.is_symlink())
-        return {path.relative_to(local).as_posix(): path.lstat().st_size for path in files}
-    store, found, pending = repository(access, uri), {}, [""]
+        for folder, _, names in os.walk(local):
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.relative_to(local).as_posix()] = path.lstat().st_size
+        return sizes
+    store, pending = repository(access, uri), [""]
     while pending:
         for each in store.list_artifacts(pending.pop() or None):
             if each.is_dir:
                 pending.append(each.path)
             else:
-                found[str(each.path)] = int(each.file_size or 0)
-    return found
+                sizes[str(each.path)] = int(each.file_size or 0)
+    return sizes
 
 
 def remove_files(access: Access, uri: str) -> int:

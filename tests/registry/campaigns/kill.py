@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,26 @@ class Campaign:
         workers.run(register)
 
     def settle(self, registry: Registry) -> None:
-        """Writes something: any write settles open events."""
-        if not registry.versions(self.name):
-            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
-        registry.approve(registry.find(self.name), "the campaign")
+        """Writes something: any write settles open events. A writer may be slower than a lease."""
+        try:
+            if not registry.versions(self.name):
+                registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
+            registry.approve(registry.find(self.name), "the campaign")
+        except RegistryUnavailableError:
+            if self.lease_s is None:
+                raise
+            self.settle(registry)
+
+    def check(self) -> None:
+        """Checks all invariants while nobody writes, and saves counts. A child does this."""
+        registry, (done, changes) = Registry(self.uri), reported(self.journal())
+        cache, settle = self.folder / "cache", partial(self.settle, registry)
+        invariants.check(registry, self.name, cache, done, settle, **changes)
+        events = registry.history(self.name)
+        counts = Counter(f"{event.kind}: {event.state}" for event in events)
+        counts["events, in one order"] = len(events)
+        counts["versions"] = len(registry.versions(self.name))
+        (self.folder / "counts.json").write_text(json.dumps(counts))
 
     def journal(self) -> Entries:
         """The entries of all journals; a line that a kill cut off is left out."""
@@ -207,21 +224,8 @@ class Campaign:
         lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def save_counts(self, registry: Registry) -> None:
-        """Counts the events of the history. A child does this, and its parent reads the file."""
-        events, versions = registry.history(self.name), registry.versions(self.name)
-        found = Counter(f"{event.kind}: {event.state}" for event in events)
-        found["events, in one order"] = len(events)
-        found["versions"] = len(versions)
-        found["targets of them that were built later"] = sum(len(v.annexes) for v in versions)
-        heard = {entry.get("label") for entry in self.journal()}
-        labels = [invariants.label_of(event) for event in events if event.state == "done"]
-        found["done, and the writer was not told"] = sum(
-            label.startswith("writer") and label not in heard for label in labels
-        )
-        (self.folder / "counts.json").write_text(json.dumps(found))
-
     def counts(self) -> Counter[str]:
+        """What the last `check` counted."""
         return Counter(json.loads((self.folder / "counts.json").read_text()))
 
 
@@ -249,7 +253,7 @@ class Kills(Campaign):
             if self.kills % ROUND == 0 or self.kills >= kills:
                 for writer in list(self.writers):
                     self._kill(writer)
-                workers.run(self._check)
+                workers.run(self.check)
                 self.checks += 1
                 length = self._mean_length() or 2 * length  # 0: all were killed too soon
                 self.say(f"{self.kills} kills, {self.inside} inside an operation: all holds")
@@ -304,37 +308,10 @@ class Kills(Campaign):
         lengths = [float(entry["s"]) for entry in self.journal()]
         return sum(lengths) / max(len(lengths), 1)
 
-    def _check(self) -> None:
-        registry, entries = Registry(self.uri), self.journal()
-        done, changes = reported(entries)
-
-        def settle() -> None:
-            while True:
-                try:
-                    self.settle(registry)
-                    break
-                except RegistryUnavailableError:
-                    if self.lease_s is None:
-                        raise
-
-        left_open, garbage = invariants.check(
-            registry, self.name, self.folder / "cache", done, settle, **changes
-        )
-        for name, found in (("left_open", left_open), ("garbage", garbage)):
-            with (self.folder / name).open("a") as file:
-                file.writelines(f"{each}\n" for each in found)
-
-    def _save(self) -> None:
-        self.save_counts(Registry(self.uri))
-
     def _counts(self) -> Counter[str]:
-        workers.run(self._save)
         found = self.counts()
         found["operations that returned"] = len(self.journal())
         found["refused, for the other was in the way"] = sum("refused" in e for e in self.journal())
-        found["left open at a check"] = len((self.folder / "left_open").read_text().splitlines())
-        garbage = (self.folder / "garbage").read_text().splitlines()
-        found.update(f"garbage at a check: {kind}" for kind in garbage)
         return found
 
 

@@ -7,17 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 
 from registry import Bundle, BundleError, Ref, Registry, RegistryError
+from registry.housekeeping import garbage
 from registry.housekeeping.export_import import export_to
 from registry.housekeeping.garbage import collect
 from registry.store import upload
-from registry.store.bundle_files import annex_place
+from registry.store.bundle_files import annex_place, stored
 from registry.trust import sign
 from tests.models.bundles import PASSED, MakeBundle, write_annex
 from tests.models.keys import make_keys
@@ -254,3 +255,24 @@ def test_what_killed_processes_leave(
     assert beside.exists()
     registry.open(version).verify()
     assert Bundle.open(cache / bundle.digest).digest == bundle.digest
+
+
+def test_files_that_others_finish_meanwhile(registry: Registry, tmp_path: Path) -> None:
+    """A temporary folder is renamed when it is complete; a collector may have listed it before."""
+    (tmp_path / "cache").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / f"cache/.{name}.89abcdef.partial").mkdir()
+    listed = garbage._temporary(registry, [], tmp_path / "cache", datetime.now(UTC))
+    first = next(listed)
+    for other in (tmp_path / "cache").iterdir():
+        if other != first:
+            other.rename(tmp_path / "complete")
+    assert list(listed) == []
+
+
+def test_the_size_of_what_others_remove_meanwhile(
+    registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "walk", lambda root: [(root, [], ["manifest.json", "removed"])])
+    size = (bundle.path / "manifest.json").stat().st_size
+    assert stored(registry, str(bundle.path)) == {"manifest.json": size}

@@ -16,6 +16,7 @@ from registry.trust import read_trusted, require_signature, sign
 from tests.models import registries
 from tests.models.bundles import PASSED, V3, made_bundle, write_annex
 from tests.models.keys import make_keys
+from tests.models.mlflow_server import client_of
 from tests.models.shared import made_once
 from tests.registry.history.test_model_writer import Killed
 
@@ -92,6 +93,14 @@ def test_another_name(registry: Registry, pulled: Path) -> None:
     assert push(registry, pulled).version.ref == "jets/1"
     with pytest.raises(RegistryError, match="is not a version"):
         push(registry, pulled, "a/b")
+
+
+def test_a_model_of_others_with_our_tags(registry: Registry, pulled: Path, bundle: Bundle) -> None:
+    """Its name may be none that we could use."""
+    client = client_of(registry)
+    client.create_registered_model("a model")
+    client.create_model_version("a model", "/nowhere", tags={"digest": bundle.digest})
+    assert push(registry, pulled).version.ref == "jets/1"
 
 
 def test_it_gets_what_it_lacks(

@@ -290,18 +290,6 @@ def test_trusted_keys(tmp_path: Path, release: KeyPair, monkeypatch: pytest.Monk
         trusted_keys([])
 
 
-def test_a_version_signed_in_place(
-    registry: Registry, bundle: Bundle, release: KeyPair, tmp_path: Path
-) -> None:
-    version = registry.register(bundle)
-    keys = [read_trusted(release.public)]
-    with pytest.raises(TrustError, match="not signed"):
-        registry.require_signature(version, registry.open(version), keys)
-    registry.sign(version, release.private)
-    assert registry.require_signature(version, registry.open(version), keys) == keys[0]
-    assert require_signature(registry.fetch(version, tmp_path / "fetched"), keys) == keys[0]
-
-
 # With a certificate
 
 
