@@ -19,6 +19,7 @@ decides the operations and the delays; at which step a kill hits depends on the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -142,16 +143,6 @@ def _refused(operation: Callable[[], object], allowed: Sequence[str]) -> bool:
     return False
 
 
-Entries = list[dict[str, Any]]
-
-
-def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The kind of event that each operation left, and everything registered, built and removed."""
-    done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
-    whats = ("registered", "built", "removed")
-    return done, {what: [str(e[what]) for e in entries if what in e] for what in whats}
-
-
 @dataclass
 class Writer:
     """A child that writes. `pipe` gets B when an operation begins and E when it has ended."""
@@ -196,6 +187,28 @@ class Campaign:
 
         workers.run(register)
 
+    def operations(self, number: int) -> Iterator[bool]:
+        """Runs random operations with a journal; yields True before each of them, False after it.
+
+        With a lease, one may fail with an error of one line: its server is away, or it was slower
+        than the lease.
+        """
+        registry, choice = Registry(self.uri), random.Random(f"{self.seed}/{number}")
+        registry.versions(self.name)
+        with (self.journals / str(number)).open("a", buffering=1) as journal:
+            for count in itertools.count():
+                label, begun = f"writer {number} operation {count}", time.monotonic()
+                yield True
+                try:
+                    left = operation(registry, self.name, choice, self.folder, label)
+                    entry: dict[str, Any] = {"label": label, "s": time.monotonic() - begun} | left
+                except RegistryUnavailableError as error:
+                    assert self.lease_s is not None and "\n" not in str(error), error
+                    entry = {"said": str(error)}
+                    time.sleep(0.2)
+                journal.write(json.dumps(entry) + "\n")
+                yield False
+
     def settle(self, registry: Registry) -> None:
         """Writes something: any write settles open events. A writer may be slower than a lease."""
         try:
@@ -209,24 +222,37 @@ class Campaign:
 
     def check(self) -> None:
         """Checks all invariants while nobody writes, and saves counts. A child does this."""
-        registry, (done, changes) = Registry(self.uri), reported(self.journal())
-        cache, settle = self.folder / "cache", partial(self.settle, registry)
-        invariants.check(registry, self.name, cache, done, settle, **changes)
+        registry, entries = Registry(self.uri), self.journal()
+        invariants.check(
+            registry,
+            self.name,
+            self.folder / "cache",
+            {entry["label"]: entry["kind"] for entry in entries if "kind" in entry},
+            partial(self.settle, registry),
+            registered=[entry["registered"] for entry in entries if "registered" in entry],
+            built=[entry["built"] for entry in entries if "built" in entry],
+            removed=[entry["removed"] for entry in entries if "removed" in entry],
+        )
         events = registry.history(self.name)
         counts = Counter(f"{event.kind}: {event.state}" for event in events)
         counts["events, in one order"] = len(events)
         counts["versions"] = len(registry.versions(self.name))
         (self.folder / "counts.json").write_text(json.dumps(counts))
 
-    def journal(self) -> Entries:
+    def journal(self) -> list[dict[str, Any]]:
         """The entries of all journals; a line that a kill cut off is left out."""
         files = sorted(self.journals.iterdir())
         lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def counts(self) -> Counter[str]:
-        """What the last `check` counted."""
-        return Counter(json.loads((self.folder / "counts.json").read_text()))
+        """What the last `check` counted, and the operations until now."""
+        found = Counter(json.loads((self.folder / "counts.json").read_text()))
+        entries = self.journal()
+        found["operations that returned"] = sum("label" in entry for entry in entries)
+        found["refused, for the other was in the way"] = sum("refused" in e for e in entries)
+        found["operations that failed in one line"] = sum("said" in entry for entry in entries)
+        return found
 
 
 @dataclass
@@ -257,7 +283,7 @@ class Kills(Campaign):
                 self.checks += 1
                 length = self._mean_length() or 2 * length  # 0: all were killed too soon
                 self.say(f"{self.kills} kills, {self.inside} inside an operation: all holds")
-        return self._counts()
+        return self.counts()
 
     def _start(self) -> Writer:
         number, self.started = self.started, self.started + 1
@@ -265,23 +291,8 @@ class Kills(Campaign):
 
         def work() -> None:
             os.close(read)
-            registry, choice = Registry(self.uri), random.Random(f"{self.seed}/{number}")
-            registry.versions(self.name)
-            with (self.journals / str(number)).open("a", buffering=1) as journal:
-                for count in range(1_000_000):
-                    label = f"writer {number} operation {count}"
-                    os.write(write, b"B")
-                    begun = time.monotonic()
-                    try:
-                        left = operation(registry, self.name, choice, self.folder, label)
-                    except RegistryUnavailableError:
-                        if self.lease_s is None:
-                            raise
-                        os.write(write, b"E")  # slower than the lease: rightly stopped
-                        continue
-                    done = {"label": label, "s": time.monotonic() - begun}
-                    journal.write(json.dumps(done | left) + "\n")
-                    os.write(write, b"E")
+            for begins in self.operations(number):
+                os.write(write, b"B" if begins else b"E")
 
         pid = workers.fork(work)
         os.close(write)
@@ -305,14 +316,8 @@ class Kills(Campaign):
             raise SystemExit(f"a writer ended by itself, with status {status}: see above")
 
     def _mean_length(self) -> float:
-        lengths = [float(entry["s"]) for entry in self.journal()]
+        lengths = [float(entry["s"]) for entry in self.journal() if "s" in entry]
         return sum(lengths) / max(len(lengths), 1)
-
-    def _counts(self) -> Counter[str]:
-        found = self.counts()
-        found["operations that returned"] = len(self.journal())
-        found["refused, for the other was in the way"] = sum("refused" in e for e in self.journal())
-        return found
 
 
 def main() -> None:
