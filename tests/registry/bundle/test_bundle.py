@@ -93,11 +93,6 @@ def test_sums_are_for_the_standard_tool(make_bundle: MakeBundle) -> None:
     assert f"{MODEL}: OK" in check.stdout
 
 
-def test_equal_content_has_equal_digest(make_bundle: MakeBundle) -> None:
-    digests = [Bundle.open(make_bundle(seed)).digest for seed in (0, 0, 1)]
-    assert digests[0] == digests[1] != digests[2]
-
-
 def test_opened_by_a_relative_path(
     make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,16 +31,6 @@ from tests.models.mlflow_server import client_of
 
 
 class TestRegister:
-    def test_version(self, registry: Registry, bundle: Bundle) -> None:
-        version = registry.register(bundle)
-        assert version.ref == "jets/1"
-        assert version.digest == bundle.digest
-        assert version.targets == {V3: "verified"}
-        assert version.chosen == {V3: "aoti"}
-        assert version.aliases == ()
-        assert version.promotion("production") is None
-        assert registry.find("jets") == version
-
     def test_seen_by_mlflow(self, registry: Registry, bundle: Bundle) -> None:
         registry.register(bundle)
         client = client_of(registry)
@@ -171,7 +161,8 @@ class TestFind:
         ("ref", "message"),
         [
             ("jet", r"^jet: no such model in sqlite:.*; its models: jets$"),
-            ("jets/9", r"^jets/9: no such version; there are: 1-3$"),
+            ("jets/9", r"^jets/9: no such version; there are: 1, 3$"),
+            ("jets/2", r"^jets/2: no such version; there are: 1, 3$"),
             ("jets@gold", r"^jets@gold: jets has no such alias; its aliases: @golden$"),
         ],
     )
@@ -179,13 +170,9 @@ class TestFind:
         self, registry: Registry, three: list[Version], ref: str, message: str
     ) -> None:
         registry.set_alias(three[0], "golden")
+        client_of(registry).delete_model_version("jets", "2")
         with pytest.raises(NotFoundError, match=message):
             registry.find(ref)
-
-    def test_gaps_are_shown(self, registry: Registry, three: list[Version]) -> None:
-        client_of(registry).delete_model_version("jets", "2")
-        with pytest.raises(NotFoundError, match=r"there are: 1, 3$"):
-            registry.find("jets/2")
 
     def test_a_path_is_not_a_version(self, registry: Registry) -> None:
         with pytest.raises(RegistryError, match="the path of a folder"):
@@ -263,16 +250,6 @@ class TestFiles:
 
 
 class TestPromotion:
-    def test_staging(self, registry: Registry, three: list[Version]) -> None:
-        version = registry.promote(three[0], "staging", PASSED)
-        assert version.aliases == ("staging",)
-        record = version.promotion("staging")
-        assert record is not None
-        assert record.decisions == PASSED
-        assert "@" in record.by
-        assert record.at.endswith("+00:00")
-        assert version.promotion("production") is None
-
     def test_production_moves_previous(self, registry: Registry, three: list[Version]) -> None:
         assert registry.promote(three[0], "production", PASSED).aliases == ("production",)
         registry.promote(three[1], "production", PASSED)
