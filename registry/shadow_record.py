@@ -35,15 +35,15 @@ class ShadowRecord(Record):
 
     def plus(self, others: Iterable[ShadowRecord]) -> ShadowRecord:
         """Return the sum with those of `others` that compare the same two bundles."""
-        found: dict[str, Any] = asdict(self)
+        sums: dict[str, Any] = asdict(self)
         for other in others:
             if (other.digest, other.production_digest) == (self.digest, self.production_digest):
                 for key in ("events", "dropped", "errors"):
-                    found[key] += getattr(other, key)
-                found["error"] = other.error or found["error"]
+                    sums[key] += getattr(other, key)
+                sums["error"] = other.error or sums["error"]
                 for key in ("max_abs", "max_rel"):
-                    found[key] = _largest(found[key], getattr(other, key))
-        return ShadowRecord(**found)
+                    sums[key] = _largest(sums[key], getattr(other, key))
+        return ShadowRecord(**sums)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> ShadowRecord:

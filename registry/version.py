@@ -59,8 +59,8 @@ class Promotion:
         return replace(self, model=version.name, number=version.number, digest=version.digest)
 
     def to_json(self) -> str:
-        said = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(said, sort_keys=True, ensure_ascii=False)
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(known, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:

@@ -99,14 +99,14 @@ class Bundle(Sealed):
     def _report(self, name: str) -> dict[str, Any] | None:
         """A report by target. For the target of an annex, the report in the annex is taken."""
         places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
-        found = [place for place, files in places if name in files]
+        there = [place for place, files in places if name in files]
         report: dict[str, Any] = {}
-        for place in found:
+        for place in there:
             try:
                 report |= as_record(dict[str, Any], parse_json(read_sealed(place, name)))
             except ValueError as error:
                 raise BundleError(f"{place / name}: not a JSON object: {error}") from error
-        return report if found else None
+        return report if there else None
 
 
 def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
@@ -161,7 +161,7 @@ def open_folder(
     """
     bundle = Bundle.open(path, verify=verify)
     root = bundle.path / ANNEXES
-    found: dict[str, Path] = {}
+    by_target: dict[str, Path] = {}
     if root.exists() and not root.is_dir():
         raise BundleError(f"{bundle.path}: {ANNEXES} is not a folder")
     for device in sorted(root.iterdir()) if root.exists() else ():
@@ -169,13 +169,13 @@ def open_folder(
             if not place.is_dir() or place == device:
                 name = place.relative_to(bundle.path).as_posix()
                 raise BundleError(f"{bundle.path}: {name} is not an annex")
-            found[place.relative_to(root).as_posix()] = place
-    if only is not None and (missing := sorted(only.keys() - found.keys())):
+            by_target[place.relative_to(root).as_posix()] = place
+    if only is not None and (missing := sorted(only.keys() - by_target.keys())):
         raise BundleError(
             f"{bundle.path}: {prefix_of(missing[0])} is missing", code="bundle-altered"
         )
     annexes = []
-    for target, place in found.items():
+    for target, place in by_target.items():
         if only is not None and target not in only:
             continue
         annexes.append(annex := Annex.open(place, verify=verify))

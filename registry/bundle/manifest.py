@@ -274,15 +274,15 @@ def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, 
     `below`: pairs (rows, engine), ascending: the engine runs fewer than `rows` rows. `chosen` runs
     from the last of these row counts on.
     """
-    found: dict[str, list[str]] = {}
+    spans: dict[str, list[str]] = {}
     first = 0
     for rows, engine in below:
         said = f"from {first} to {rows - 1} rows" if first else f"below {rows} rows"
-        found.setdefault(engine, []).append(said)
+        spans.setdefault(engine, []).append(said)
         first = rows
     if chosen is not None:
-        found.setdefault(chosen, []).extend([f"from {first} rows on"] if first else [])
-    return {engine: " and ".join(said) for engine, said in found.items()}
+        spans.setdefault(chosen, []).extend([f"from {first} rows on"] if first else [])
+    return {engine: " and ".join(said) for engine, said in spans.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

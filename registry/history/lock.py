@@ -136,13 +136,13 @@ class Lease:
         self._asked = begun if self._asked is None else self._asked
         if self._created():
             return WriteLock(begun + LEASE_S / 2)
-        found = model_of(self._client, self.name)
-        if found is None:
+        lease = model_of(self._client, self.name)
+        if lease is None:
             return None
-        owner, now = found.tags.get(_OWNER), time.monotonic()
+        owner, now = lease.tags.get(_OWNER), time.monotonic()
         if owner is None:  # released after MLflow read the model, but before it read its tags
             return None
-        self.holder = found.tags.get(_BY, "somebody")
+        self.holder = lease.tags.get(_BY, "somebody")
         if owner == self.token:  # our own request created it, and its answer was lost
             if now < self._asked + LEASE_S / 2:
                 return WriteLock(self._asked + LEASE_S / 2)

@@ -87,8 +87,8 @@ def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]
 
 def promotions_of(store: Store, history: History, version: Version, alias: str) -> list[Promotion]:
     """See `Reader.promotions`."""
-    said = version.promotion(alias)
-    if said is None:
+    tagged = version.promotion(alias)
+    if tagged is None:
         return []
     aliases = dict.fromkeys(version.aliases, version.number)
 
@@ -100,7 +100,7 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
         ]
 
     # If a promotion was interrupted after it set the tag, earlier promotions still count.
-    return happened(said.time) or happened(None)
+    return happened(tagged.time) or happened(None)
 
 
 def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:

@@ -188,8 +188,8 @@ def _foreign(event: Event, registry: Registry) -> ForeignEvent:
     """An event for the export. An imported event keeps its original registry and content."""
     if event.kind == "import":
         return _imported(event)
-    said = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
-    return as_record(ForeignEvent, said)
+    data = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
+    return as_record(ForeignEvent, data)
 
 
 def _imported(event: Event) -> ForeignEvent:
@@ -218,9 +218,9 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
             if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
                 known = _keys(writer.history.events())
             if each.key not in known:
-                aliases, said = dict(writer.aliases), as_data(each)
+                aliases, original = dict(writer.aliases), as_data(each)
                 event = Event("import", model, aliases, aliases, version=number)
-                writer.record(replace(event, reason=title, imported=said))
+                writer.record(replace(event, reason=title, imported=original))
                 added += 1
             newest = 0 if writer.last is None else writer.last.number
         known.add(each.key)

@@ -80,11 +80,11 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
     if not registry.exists:
         return None
     with registry.client() as client:
-        found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
+        versions = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [
         (str(version.name), int(version.version))
-        for version in found
+        for version in versions
         # A model with another kind of name is not ours, even if it has our tags.
         if name in (None, version.name) and re.fullmatch(NAME_PATTERN, version.name)
     ]
@@ -93,13 +93,13 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
 
 
 def _origin(bundle: Bundle, known: Mapping[str, str] | None) -> dict[str, str]:
-    found = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
+    origin = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
     note = read_note(bundle.path)
     if known is not None or note is None:
-        return found | dict(known or {})
+        return origin | dict(known or {})
     if note.digest != bundle.digest:
         raise RegistryError(
             f"{bundle.path}: its note of promotion is of another bundle ({note.ref}, "
             f"{note.digest[:12]}…): pull it again, or remove the note"
         )
-    return found | {"version": note.ref, "promoted_by": note.by, "promoted_at": note.at}
+    return origin | {"version": note.ref, "promoted_by": note.by, "promoted_at": note.at}

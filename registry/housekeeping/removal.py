@@ -40,8 +40,8 @@ def removable(registry: Registry, ref: Ref) -> Version:
         held = ", ".join(f"@{alias}" for alias in version.aliases)
         raise RegistryError(f"{version.ref} is {held}: move that to another version first")
     with registry.client() as client:
-        found = client.search_model_versions(f"run_id = '{version.run_id}'")
-    sharing = [f"{each.name}/{each.version}" for each in found]
+        versions = client.search_model_versions(f"run_id = '{version.run_id}'")
+    sharing = [f"{each.name}/{each.version}" for each in versions]
     if others := [each for each in sharing if each != version.ref]:
         raise RegistryError(f"{version.ref}: {others[0]} has the same files: remove it first")
     return version

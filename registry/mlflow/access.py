@@ -186,8 +186,8 @@ class Access:
             # Both URIs are given: MLflow would take a missing one from the environment, or use
             # an mlflow.db in the working folder.
             self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-            if (found := _identity(self.sqlite)) is not None:
-                _opened.setdefault(self.uri, found)
+            if (file := _identity(self.sqlite)) is not None:
+                _opened.setdefault(self.uri, file)
         return self._client
 
     def _require_answer(self, write: bool) -> None:
@@ -239,10 +239,10 @@ _opened: dict[str, tuple[int, int]] = {}
 
 def _identity(path: Path | None) -> tuple[int, int] | None:
     try:
-        found = None if path is None else path.stat()
+        at = None if path is None else path.stat()
     except FileNotFoundError:
         return None
-    return None if found is None else (found.st_dev, found.st_ino)
+    return None if at is None else (at.st_dev, at.st_ino)
 
 
 def _checked(uri: str) -> str:

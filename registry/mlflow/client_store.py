@@ -34,14 +34,14 @@ def has_code(error: Exception, *codes: str) -> bool:
 
 
 def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     token = None
     while True:
         page = search(*arguments, page_token=token, **more)
-        found.extend(page)
+        results.extend(page)
         token = page.token
         if not token:
-            return found
+            return results
 
 
 def aliases_of(model: Any) -> dict[str, int]:
@@ -63,8 +63,8 @@ class ClientStore:
         return [_model(each) for each in all_pages(self._client.search_registered_models)]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        found = all_pages(self._client.search_model_versions, f"name = '{name}'")
-        return [_version(each) for each in found]
+        pages = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(each) for each in pages]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         try:
@@ -75,10 +75,12 @@ class ClientStore:
             raise
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             return None
-        return StoredExperiment(str(found.experiment_id), found.lifecycle_stage == "active")
+        return StoredExperiment(
+            str(experiment.experiment_id), experiment.lifecycle_stage == "active"
+        )
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
         from mlflow.entities import ViewType

@@ -116,12 +116,12 @@ def _checked(ask: Ask, shown: str) -> TableStore | None:
 def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Join the rows that differ only in their last two values: yield each common part once, with a
     dictionary of the last two values as keys and values."""
-    found: dict[Any, dict[str, Any]] = {}
+    groups: dict[Any, dict[str, Any]] = {}
     for *head, key, value in rows:
-        pairs = found.setdefault(tuple(head), {})
+        pairs = groups.setdefault(tuple(head), {})
         if key is not None:  # None: the LEFT JOIN found no tag or alias
             pairs[key] = value
-    yield from found.items()
+    yield from groups.items()
 
 
 class TableStore:
@@ -147,8 +147,8 @@ class TableStore:
         return next((version for version in found if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        for found, stage in self._ask(_EXPERIMENT, {"name": name}):
-            return StoredExperiment(str(found), stage == "active")
+        for number, stage in self._ask(_EXPERIMENT, {"name": name}):
+            return StoredExperiment(str(number), stage == "active")
         return None
 
     def runs(self, query: RunQuery) -> list[StoredRun]:

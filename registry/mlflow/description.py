@@ -21,12 +21,12 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def tags(bundle: Bundle) -> dict[str, str]:
-    found = {DIGEST: bundle.digest}
+    by_name = {DIGEST: bundle.digest}
     for target, record in bundle.manifest.targets.items():
-        found[TARGET + tag_of(target)] = record.status
+        by_name[TARGET + tag_of(target)] = record.status
         if record.chosen is not None:
-            found[CHOSEN + tag_of(target)] = record.chosen
-    return found | {ANNEX + tag_of(t): annex.digest for t, annex in bundle.annexes.items()}
+            by_name[CHOSEN + tag_of(target)] = record.chosen
+    return by_name | {ANNEX + tag_of(t): annex.digest for t, annex in bundle.annexes.items()}
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:

@@ -57,12 +57,12 @@ def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Fiel
     bound = signature.inputs if role == "input" else signature.outputs
     pairs = dict.fromkeys((b.block.collection, name) for b in bound for name in b.block.columns)
     several = len({collection for collection, _ in pairs}) > 1
-    found = []
+    every = []
     for collection, name in pairs:
         column = signature.layouts[collection][name]
         rows = None if column.kind == "scalar" else signature.rows_of[collection]
-        found.append(Field(f"{collection}.{name}" if several else name, collection, column, rows))
-    return tuple(found)
+        every.append(Field(f"{collection}.{name}" if several else name, collection, column, rows))
+    return tuple(every)
 
 
 def is_frame(of: Sequence[Field]) -> bool:

@@ -53,15 +53,15 @@ def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
     """The versions that soa-pipeline registered, oldest first."""
-    found = [v for v in store.versions(model.name) if DIGEST in v.tags]
-    return sorted((version_of(v, model.aliases) for v in found), key=lambda v: v.number)
+    ours = [v for v in store.versions(model.name) if DIGEST in v.tags]
+    return sorted((version_of(v, model.aliases) for v in ours), key=lambda v: v.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:
     """The version of model `name` with this digest, if soa-pipeline registered one."""
     model = store.model(name)
-    found = [] if model is None else our_versions(store, model)
-    return next((version for version in found if version.digest == digest), None)
+    versions = [] if model is None else our_versions(store, model)
+    return next((version for version in versions if version.digest == digest), None)
 
 
 def experiment_of(access: Access, store: Store, name: str) -> str | None:

@@ -99,10 +99,10 @@ class RestStore:
         self._how = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
 
     def model(self, name: str) -> StoredModel | None:
-        found = self._get("registered-models/get", name=name)
-        if found is None or PROMPT in _tags(found["registered_model"]):
+        answer = self._get("registered-models/get", name=name)
+        if answer is None or PROMPT in _tags(answer["registered_model"]):
             return None
-        return _model(found["registered_model"])
+        return _model(answer["registered_model"])
 
     def models(self) -> list[StoredModel]:
         place, asked = "registered-models/search", {"max_results": 100}
@@ -114,8 +114,8 @@ class RestStore:
         return [_version(each) for each in pages]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        found = self._get("model-versions/get", name=name, version=number)
-        version = None if found is None else _version(found["model_version"])
+        answer = self._get("model-versions/get", name=name, version=number)
+        version = None if answer is None else _version(answer["model_version"])
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
@@ -158,15 +158,15 @@ class RestStore:
     def _answer(self, method: str, place: str, **sent: Any) -> Any:
         answer = self._session.request(method, f"{self._uri}/{_API}/{place}", **self._how, **sent)
         try:
-            said = answer.json()
+            content = answer.json()
         except ValueError:
-            said = None
-        if isinstance(said, dict) and answer.status_code == 200:
-            return said
-        if not isinstance(said, dict):
-            said = {"message": f"HTTP {answer.status_code}, and no JSON, for {answer.url}"}
-        code = said.get("error_code", f"HTTP_{answer.status_code}")
-        raise RestError(f"{code}: {said.get('message')}", str(code))
+            content = None
+        if isinstance(content, dict) and answer.status_code == 200:
+            return content
+        if not isinstance(content, dict):
+            content = {"message": f"HTTP {answer.status_code}, and no JSON, for {answer.url}"}
+        code = content.get("error_code", f"HTTP_{answer.status_code}")
+        raise RestError(f"{code}: {content.get('message')}", str(code))
 
 
 def settings() -> dict[str, Any]:

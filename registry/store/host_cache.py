@@ -93,13 +93,13 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """All entries, the least recently used first."""
-        found = []
+        entries = []
         for path in self._children(_DIGEST):
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                 used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
                 with self._unused(path) as alone:
-                    found.append(Entry(path.name, _size(path), used, not alone))
-        return sorted(found, key=lambda entry: entry.used)
+                    entries.append(Entry(path.name, _size(path), used, not alone))
+        return sorted(entries, key=lambda entry: entry.used)
 
     def shrink(self, most: int) -> list[Entry]:
         """Evict unused entries until at most `most` bytes are left; return the evicted entries."""
@@ -238,10 +238,10 @@ def size_bound() -> int:
 
 def parse_size(text: str, where: str) -> int:
     """Read a size such as `500MB` or `20GB` as bytes. Raises RegistryError, which names `where`."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
+    if match is None:
         raise RegistryError(f"{where}: found {text!r}; write a number and kB, MB, GB or TB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 _UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -53,18 +53,18 @@ class Reader(Access):
         >>> [(model.name, model.versions) for model in registry.list()]
         [('jet-tagger', 4)]
         """
-        found = []
+        summaries = []
         with self.reading() as store:
             for model in store.models():
                 # A model with another kind of name is not ours, even if it has our tags.
                 named = re.fullmatch(NAME_PATTERN, model.name)
                 if ours := models.our_versions(store, model) if named else []:
-                    found.append(
+                    summaries.append(
                         ModelSummary(
                             model.name, model.description, len(ours), ours[-1], model.aliases
                         )
                     )
-        return sorted(found, key=lambda summary: summary.name)
+        return sorted(summaries, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
         """All versions of a model that soa-pipeline registered, oldest first.

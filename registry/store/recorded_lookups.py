@@ -58,16 +58,16 @@ class LookupCache:
         """The record, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            kept = as_record(dict[str, Any], parse_json(read_plain(path)))
-            content = as_record(dict[str, Any], kept.get("content"))
-            if kept.get("sha256") != _digest(content):
+            record = as_record(dict[str, Any], parse_json(read_plain(path)))
+            content = as_record(dict[str, Any], record.get("content"))
+            if record.get("sha256") != _digest(content):
                 raise ValueError("it is not what was written")
             if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
                 raise ValueError("it is of another kind")
             signers = as_record(list[dict[str, Any]], content.get("signers"))
-            said = {name: content.get(name) for name in ("version", "at")}
-            said["signers"] = {str(each.get("origin")): each.get("keys") for each in signers}
-            return as_record(Lookup, said)
+            fields = {name: content.get(name) for name in ("version", "at")}
+            fields["signers"] = {str(each.get("origin")): each.get("keys") for each in signers}
+            return as_record(Lookup, fields)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -259,18 +259,18 @@ class Registry(Reader):
                 raise RegistryError(
                     f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
                 )
-            found = self.find(Ref(name, back))
+            target = self.find(Ref(name, back))
             try:
-                found.let_in(PRODUCTION, self.promotions(found, PRODUCTION))
+                target.let_in(PRODUCTION, self.promotions(target, PRODUCTION))
             except NotPromotedError as error:
                 last = writer.way_back(current)
                 before = f"; {name}/{last} was in production before" if last else ""
                 raise NotPromotedError(
-                    f"{name}: no rollback to @{PREVIOUS}, which is {found.ref}: {error}: promote a "
-                    f"version instead{before}"
+                    f"{name}: no rollback to @{PREVIOUS}, which is {target.ref}: {error}: promote "
+                    f"a version instead{before}"
                 ) from error
-            writer.apply(writer.event("rollback", found, PRODUCTION, reason=reason))
-            return self._again(found)
+            writer.apply(writer.event("rollback", target, PRODUCTION, reason=reason))
+            return self._again(target)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
         """Record that `approver` approves this version, with this digest, for production.
@@ -323,9 +323,9 @@ class Registry(Reader):
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of a model's MLflow experiment, which is created if it does not exist."""
-        found = models.experiment_of(self, ClientStore(client), name)
-        if found is not None:
-            return found
+        known = models.experiment_of(self, ClientStore(client), name)
+        if known is not None:
+            return known
         location = self.artifact_location(name)
         return str(client.create_experiment(name, artifact_location=location))
 

@@ -104,9 +104,9 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
     from mlflow.entities import Metric
 
     now = stamp.milliseconds(datetime.now(UTC))
-    found = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
-    for start in range(0, len(found), 1000):
-        client.log_batch(run, found[start : start + 1000])
+    metrics = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
+    for start in range(0, len(metrics), 1000):
+        client.log_batch(run, metrics[start : start + 1000])
 
 
 def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
@@ -139,8 +139,8 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
     record, run = annex.record.record, str(version.run_id)
     with contextlib.suppress(Exception):
         _log_targets(client, run, {annex.target: record})
-        found = client.get_model_version(version.name, str(version.number)).description or ""
-        longer = description.with_target(found, annex.target, record)
+        text = client.get_model_version(version.name, str(version.number)).description or ""
+        longer = description.with_target(text, annex.target, record)
         client.update_model_version(version.name, str(version.number), longer)
         client.set_tag(run, "mlflow.note.content", longer)
 

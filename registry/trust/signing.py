@@ -142,12 +142,12 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
     signer, hint = _said_of(bundle, content)
     if signer is None:
         able = [key for key in allowed if not key.is_root and key.fingerprint == hint]
-        said = f"with the key {hint[:16]}, which is none of those trusted: {names}"
+        how = f"with the key {hint[:16]}, which is none of those trusted: {names}"
     else:
         able = [key for key in allowed if key.is_root]
-        said = f"with a certificate, of {signer}, and no root certificate is trusted, only: {names}"
+        how = f"with a certificate, of {signer}, and no root certificate is trusted, only: {names}"
     if not able:
-        raise TrustError(f"{what}: signed {said}")
+        raise TrustError(f"{what}: signed {how}")
     why: Exception | None = None
     for key in able:
         try:

@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "a damaged record of a lookup is used",
-        'if kept.get("sha256") != _digest(content):',
+        'if record.get("sha256") != _digest(content):',
         "if False:",
         ("test_a_damaged_record",),
     ),
@@ -197,7 +197,7 @@ FAULTS = (
     # Gates, history and rollback
     Fault(
         "rollback goes to any version that @previous names",
-        "                found.let_in(PRODUCTION, self.promotions(found, PRODUCTION))\n",
+        "                target.let_in(PRODUCTION, self.promotions(target, PRODUCTION))\n",
         "                pass\n",
         (
             "test_the_way_back_leads_where_a_gate_let_production_be",
@@ -332,8 +332,8 @@ FAULTS = (
     ),
     Fault(
         "a lease that ended while it was read counts as that of a dead writer",
-        "owner, now = found.tags.get(_OWNER), time.monotonic()",
-        'owner, now = found.tags.get(_OWNER, ""), time.monotonic()',
+        "owner, now = lease.tags.get(_OWNER), time.monotonic()",
+        'owner, now = lease.tags.get(_OWNER, ""), time.monotonic()',
         ("test_a_lease_that_ends_while_it_is_read",),
     ),
     Fault(
