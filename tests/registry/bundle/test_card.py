@@ -19,13 +19,8 @@ from tests.models.project import TARGET, Built, resealed
 PLACE = Path("targets", TARGET, "aoti", CARD)
 CARDS = {
     "more rows": ("rows n 0 1000", "rows n 0 1001"),
-    "other rows": ("rows n 0 1000", "rows m 0 1000"),
-    "one row at least": ("rows n 0 1000", "rows n 1 1000"),
     "another alignment": ("collection tags n 128", "collection tags n 64"),
-    "another column": ("column tags z", "column tags w"),
     "another dtype": ("column jets f float32 4", "column jets f int32 4"),
-    "a larger element": ("column tags z float32 4", "column tags z float32 8"),
-    "one output less": ("tags x 0 3 output", "tags x 0 2 output"),
     "outputs that are read": ("tags x 0 3 output", "tags x 0 3 input"),
     "other inputs": ("jets a 0 6 input", "tags x 0 3 input"),
     "tiles that the manifest does not have": ("windows any", "tile 128 nmm 1000"),
