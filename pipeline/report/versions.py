@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pipeline.report.tables import Cell, Part, Table, new_table
-from registry.bundle import Bundle, Capture, Manifest, TargetRecord, spans_of
+from registry.bundle import (
+    BENCHMARK,
+    CURVES,
+    VALIDATION,
+    Bundle,
+    Capture,
+    Manifest,
+    TargetRecord,
+    spans_of,
+)
 from registry.errors import BundleError
 from registry.history import Event
 from registry.promotion import Decision
@@ -59,7 +68,7 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
     """The stored validation reports, by engine in their order."""
-    stored = bundle.validation() or {}
+    stored = bundle.report(VALIDATION)
     if target not in stored:
         return []
     return list(_recorded(dict[str, ValidationReport], bundle, stored, target).values())
@@ -68,7 +77,7 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
 def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
     """The stored benchmark report, with the times of eager torch and copies to compare with; an
     empty one for a target that no device here could run."""
-    stored = bundle.benchmark() or {}
+    stored = bundle.report(BENCHMARK)
     if target not in stored:
         return BenchmarkReport({}, None)
     return _recorded(BenchmarkReport, bundle, stored, target)
@@ -76,7 +85,7 @@ def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
 
 def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
     """Yields, for each target, the curve of each metric."""
-    recorded = bundle.curves() or {}
+    recorded = bundle.report(CURVES)
     for target in bundle.manifest.targets:
         if target in recorded:
             yield target, _recorded(dict[str, Curve], bundle, recorded, target)

@@ -22,6 +22,7 @@ from soa.records import as_record, parse_json
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 CURVES = "reports/metrics.json"
+"""Bundles of release 1.0 have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +81,26 @@ class Bundle(Sealed):
                 return annex.path, name.removeprefix(annex.prefix)
         return self.path, name
 
-    def validation(self) -> dict[str, Any] | None:
-        """`reports/validation.json`, or None if the bundle has none."""
-        return self._report(VALIDATION)
-
-    def benchmark(self) -> dict[str, Any] | None:
-        """`reports/benchmark.json`, or None if the bundle has none."""
-        return self._report(BENCHMARK)
-
-    def curves(self) -> dict[str, Any] | None:
-        """`reports/metrics.json`, or None if there is none, as in bundles of release 1.0."""
-        return self._report(CURVES)
-
     def signature(self) -> bytes | None:
         """The signature file next to the sealed files, or None; see registry/trust."""
         return read_sealed(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
-    def _report(self, name: str) -> dict[str, Any] | None:
-        """A report by target. For the target of an annex, the report in the annex is taken."""
-        places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
-        there = [place for place, files in places if name in files]
+    def report(self, name: str) -> dict[str, Any]:
+        """The report VALIDATION, BENCHMARK or CURVES, by target; empty if the bundle has none.
+
+        For the target of an annex, the report in the annex is taken.
+        """
         report: dict[str, Any] = {}
-        for place in there:
-            try:
-                report |= as_record(dict[str, Any], parse_json(read_sealed(place, name)))
-            except ValueError as error:
-                raise BundleError(f"{place / name}: not a JSON object: {error}") from error
-        return report if there else None
+        for sealed in (self, *self.annexes.values()):
+            if name in sealed.files:
+                try:
+                    content = parse_json(read_sealed(sealed.path, name))
+                    report |= as_record(dict[str, Any], content)
+                except ValueError as error:
+                    raise BundleError(
+                        f"{sealed.path / name}: not a JSON object: {error}"
+                    ) from error
+        return report
 
 
 def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:

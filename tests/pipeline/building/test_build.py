@@ -14,6 +14,7 @@ import pipeline
 from engines.target import Target, host_runs
 from pipeline.building.add_target import build
 from pipeline.deployment.repository import deploy
+from registry.bundle import BENCHMARK, VALIDATION
 from registry.errors import BundleError
 from registry.history.event_log import Event
 from registry.store.registry import Registry
@@ -80,9 +81,9 @@ def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built)
     assert record.base == jets.bundle.digest
     assert record.tools["torch"] == torch.__version__
     assert record.record.candidates["lanes"].worst["probabilities"].outside == 0
-    for timed in (bundle.benchmark() or {})[LOWER]["timings"].values():
+    for timed in bundle.report(BENCHMARK)[LOWER]["timings"].values():
         assert set(timed) == {"lanes"}  # no baseline is invented
-    assert (bundle.validation() or {})[LOWER]["lanes"]["valid"]
+    assert bundle.report(VALIDATION)[LOWER]["lanes"]["valid"]
     files = bundle.manifest.targets[LOWER].candidates["lanes"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
     assert target.read_text() == f"soa-target 1\n{LOWER}\n"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pipeline.promotion.promoting import Assessment, promote
+from registry.bundle import CURVES
 from registry.bundle.bundle import Bundle
 from registry.promotion import Decision, PromotionRefused
 from registry.store.registry import Registry
@@ -66,8 +67,8 @@ def test_the_version_has_its_metrics_and_the_rows(
     above = eager[signal, 0][:, None] > eager[~signal, 0]
     assert found["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
     assert 0 <= found["eff"] < 1
-    curves = gated.bad.curves()
-    assert curves is not None and {*curves[TARGET]} == {"auc", "eff", "accuracy", "weighted"}
+    curves = gated.bad.report(CURVES)
+    assert {*curves[TARGET]} == {"auc", "eff", "accuracy", "weighted"}
     assert {k for k, c in curves[TARGET].items() if "why" in c} == {"accuracy", "weighted"}
     empty.register(gated.bad)
     page = tmp_path / "page.html"

@@ -18,7 +18,7 @@ from registry import (
     RegistryError,
     Version,
 )
-from registry.bundle import attach, open_folder
+from registry.bundle import VALIDATION, attach, open_folder
 from registry.bundle.digests import seal
 from soa.records import as_data, as_record
 from tests.models.bundles import PASSED, V3, MakeBundle, write_annex
@@ -64,7 +64,7 @@ def test_a_target_is_added_and_the_bundle_stays_as_it_is(
     library = opened.file(opened.manifest.targets[V4].candidates["aoti"].files[0])
     assert library.read_bytes() == (annex.path / "aoti/model.so").read_bytes()
     assert opened.file("program.pt2") == folder / "program.pt2"
-    assert opened.validation() == {"rows": [0, 1, 31], V4: {"seed": 0}}
+    assert opened.report(VALIDATION) == {"rows": [0, 1, 31], V4: {"seed": 0}}
     opened.verify()
     base = registry.open(found, annexes=())
     assert base.manifest == Bundle.open(folder).manifest

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Bundle, BundleError, seal, write_atomically
-from registry.bundle import digests
+from registry.bundle import BENCHMARK, VALIDATION, digests
 from tests.models.bundles import MakeBundle
 from tests.registry.campaigns import damage
 
@@ -32,8 +32,8 @@ def test_open(make_bundle: MakeBundle) -> None:
     assert bundle.manifest.name == "jets"
     assert bundle.digest == hashlib.sha256((path / "SHA256SUMS").read_bytes()).hexdigest()
     assert bundle.file(MODEL) == path / MODEL
-    assert bundle.validation() == {"rows": [0, 1, 31]}
-    assert bundle.benchmark() == {"calls": 100}
+    assert bundle.report(VALIDATION) == {"rows": [0, 1, 31]}
+    assert bundle.report(BENCHMARK) == {"calls": 100}
 
 
 def test_each_file_is_read_once(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_reports_may_be_absent_but_not_broken(make_bundle: MakeBundle) -> None:
     (path / "reports/benchmark.json").write_text("[1")
     seal(path)
     bundle = Bundle.open(path)
-    assert bundle.validation() is None
+    assert bundle.report(VALIDATION) == {}
     with pytest.raises(BundleError, match=r"benchmark\.json: not a JSON object"):
-        bundle.benchmark()
+        bundle.report(BENCHMARK)
 
 
 def test_verify_again(make_bundle: MakeBundle) -> None:
