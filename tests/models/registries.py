@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+from registry import Registry, Version
+
 # The columns in which MLflow keeps paths of files.
 _PLACES = (
     ("experiments", "artifact_location"),
@@ -27,3 +29,13 @@ def copy(store: Path, folder: Path) -> None:
         for table, column in _PLACES:
             moved = f"{column} = replace({column}, ?, ?)"
             database.execute(f"UPDATE {table} SET {moved}", (str(store), str(folder)))
+
+
+def file_of(registry: Registry) -> Path:
+    """The SQLite file of a registry."""
+    return Path(registry.uri.removeprefix("sqlite:///"))
+
+
+def folder_of(version: Version) -> Path:
+    """The folder of a version's bundle, in a store on this host."""
+    return Path(version.source.removeprefix("file://"))

@@ -23,7 +23,8 @@ from pipeline.config.site_file import load_site
 from registry.bundle.digests import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.export_import import EXPORT, import_from
-from registry.mlflow import StoredVersion, models
+from registry.mlflow import models
+from registry.mlflow.store_protocol import StoredVersion
 from registry.store.host_cache import Cache
 from registry.store.recorded_lookups import LookupCache
 from registry.store.registry import Registry

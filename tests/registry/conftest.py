@@ -99,14 +99,14 @@ def store_of_promoted(tmp_path_factory: pytest.TempPathFactory, store_of_three: 
 
 @pytest.fixture
 def three(registry: Registry, store_of_three: Path) -> list[Version]:
-    registries.copy(store_of_three, Path(str(registry.sqlite)).parent)
+    registries.copy(store_of_three, registries.file_of(registry).parent)
     return list(registry.versions("jets"))
 
 
 @pytest.fixture
 def promoted(registry: Registry, three: list[Version], store_of_promoted: Path) -> list[Version]:
     """The versions: jets/2 is in production, jets/1 was before, jets/3 has no alias."""
-    registries.copy(store_of_promoted, Path(str(registry.sqlite)).parent)
+    registries.copy(store_of_promoted, registries.file_of(registry).parent)
     return three
 
 

@@ -21,6 +21,7 @@ from registry import (
 from registry.bundle import VALIDATION, attach, open_folder
 from registry.bundle.digests import seal
 from soa.records import as_data, as_record
+from tests.models import registries
 from tests.models.bundles import PASSED, V3, MakeBundle, write_annex
 
 V4, ROCM = "cpu/x86-64-v4", "rocm/gfx90a"
@@ -47,8 +48,8 @@ def tree(folder: Path) -> dict[str, str]:
 def test_a_target_is_added_and_the_bundle_stays_as_it_is(
     registry: Registry, version: Version, annex: Annex
 ) -> None:
-    folder = registry.local_path(version)
-    assert folder is not None
+    folder = registries.folder_of(version)
+    assert registry.local_path(version) == folder
     before = tree(folder)
     found = registry.add_target(version, annex)
     assert tree(folder) == before
@@ -83,8 +84,7 @@ def test_what_is_there_is_not_replaced(
     registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
 ) -> None:
     found = registry.add_target(version, annex)
-    folder = registry.local_path(version)
-    assert folder is not None
+    folder = registries.folder_of(version)
     before = tree(folder.parent)
     for stale in (version, found):  # looked up before and after the first annex was added
         with pytest.raises(RegistryError) as caught:
@@ -145,8 +145,7 @@ def test_files_that_no_tag_names_are_garbage(
     registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
 ) -> None:
     """A builder that was killed leaves such files."""
-    folder = registry.local_path(version)
-    assert folder is not None
+    folder = registries.folder_of(version)
     left = write_annex(tmp_path / "left", bundle, V4, seed=1)
     shutil.copytree(left.path, folder.parent / "annexes/cpu.x86-64-v4" / left.digest)
     assert list(registry.open(version).manifest.targets) == [V3]

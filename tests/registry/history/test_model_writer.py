@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from mlflow.tracking import MlflowClient
 from registry import Decision, Registry, RegistryError, Version
 from tests.models.bundles import PASSED
 from tests.models.mlflow_server import client_of
+from tests.models.registries import file_of
 
 
 class Killed(BaseException):
@@ -64,7 +64,7 @@ def at_each_write(
     registry: Registry, operation: Callable[[Registry], object]
 ) -> Iterator[Registry]:
     """The registry with the operation killed before each of its writes, and at last completed."""
-    database = Path(registry.uri.removeprefix("sqlite:///"))
+    database = file_of(registry)
     for writes in itertools.count():
         copy = database.with_name(f"{writes}.db")
         shutil.copy(database, copy)

@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path
 
 @pytest.fixture
 def source(registry: Registry, made: Path) -> Registry:
-    registries.copy(made / "store", Path(str(registry.sqlite)).parent)
+    registries.copy(made / "store", registries.file_of(registry).parent)
     return registry
 
 

@@ -20,6 +20,7 @@ from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.bundle_files import annex_place, stored
 from registry.trust import sign
+from tests.models import registries
 from tests.models.bundles import PASSED, MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import client_of
@@ -44,7 +45,7 @@ def leave(registry: Registry, bundle: Bundle, at: str) -> None:
 
 
 def stored_files(registry: Registry) -> list[Path]:
-    root = Path(registry.uri.removeprefix("sqlite:///")).parent
+    root = registries.file_of(registry).parent
     return [p for p in root.rglob("*") if p.is_file() and not p.name.startswith("registry.db")]
 
 
@@ -229,14 +230,13 @@ def test_what_killed_processes_leave(
 ) -> None:
     cache = tmp_path / "own cache"
     version = registry.register(bundle)
-    folder = registry.local_path(version)
-    assert folder is not None
+    folder = registries.folder_of(version)
     left = [
         cache / ".0123.89abcdef.partial",
         cache / "built/0123/cpu/.key.89abcdef.old",
         folder.parent / ".bundle.89abcdef.sig",
         folder.parent / ".artifact.uploading.ab_d3f4h",  # of MLflow, for a report
-        Path(registry.uri.removeprefix("sqlite:///")).with_name(".registry.db.89abcdef.partial"),
+        registries.file_of(registry).with_name(".registry.db.89abcdef.partial"),
     ]
     for path in left[:2]:
         shutil.copytree(bundle.path, path)

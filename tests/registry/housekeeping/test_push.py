@@ -47,13 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path
 @pytest.fixture
 def pulled(away: Registry, made: Path, tmp_path: Path) -> Path:
     """A folder pulled from `away`."""
-    registries.copy(made / "store", Path(str(away.sqlite)).parent)
+    registries.copy(made / "store", registries.file_of(away).parent)
     return Path(shutil.copytree(made / "pulled", tmp_path / "pulled"))
 
 
-def files_of(registry: Registry, version: Version) -> set[str]:
-    folder = registry.local_path(version)
-    assert folder is not None
+def files_of(version: Version) -> set[str]:
+    folder = registries.folder_of(version)
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -66,7 +65,7 @@ def test_a_folder_becomes_a_version(registry: Registry, pulled: Path, bundle: Bu
     assert version.chosen[V4] == "aoti"
     opened = registry.open(version)
     assert opened.file(f"annexes/{V4}/aoti/model.so").stat().st_size == 5000
-    assert files_of(registry, version) == {*bundle.files, "SHA256SUMS"}  # the note is left out
+    assert files_of(version) == {*bundle.files, "SHA256SUMS"}  # the note is left out
 
     # The other registry's decisions are not taken over.
     assert version.aliases == ()
@@ -142,8 +141,7 @@ def test_the_signature_comes_along(
     assert registry.require_signature(version, registry.open(version), keys) == keys[0]
     new = push(registry, pulled, "new").version
     require_signature(registry.open(new), [read_trusted(other.public)])
-    folder = registry.local_path(version)
-    assert folder is not None
+    folder = registries.folder_of(version)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
 

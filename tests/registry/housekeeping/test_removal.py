@@ -10,6 +10,7 @@ import pytest
 from registry import Bundle, NotFoundError, Ref, Registry, RegistryError, Version
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
+from tests.models import registries
 from tests.models.bundles import MakeBundle, write_annex
 from tests.models.mlflow_server import client_of
 from tests.registry.history.test_model_writer import killed
@@ -17,9 +18,9 @@ from tests.registry.history.test_model_writer import killed
 CUDA = "cuda/sm_90"
 
 
-def folder_of(version: Version) -> Path:
+def run_of(version: Version) -> Path:
     """The folder of the version's run, with all its files."""
-    return Path(version.source.removeprefix("file://")).parents[1]
+    return registries.folder_of(version).parents[1]
 
 
 def test_removed(
@@ -28,10 +29,10 @@ def test_removed(
     version = registry.add_target(
         promoted[2], write_annex(tmp_path / "annex", Bundle.open(make_bundle(2)), CUDA)
     )
-    size = sum(p.stat().st_size for p in folder_of(version).rglob("*") if p.is_file())
+    size = sum(p.stat().st_size for p in run_of(version).rglob("*") if p.is_file())
     done = remove(registry, Ref("jets", 3), "a typo in the config")
     assert (done.version, done.bytes) == (version, size)
-    assert not folder_of(version).exists()
+    assert not run_of(version).exists()
     with pytest.raises(NotFoundError, match="no such version; there are: 1-2"):
         registry.find("jets/3")
     event = registry.history("jets")[-1]
@@ -93,15 +94,15 @@ def test_files_that_another_version_has(registry: Registry, promoted: list[Versi
         remove(registry, Ref("jets", 3))
     client.delete_model_version("jets", "3")  # with MLflow, not with ours
     assert collect(registry) == []
-    assert folder_of(promoted[2]).exists()
+    assert run_of(promoted[2]).exists()
 
 
 def test_damaged_files(registry: Registry, promoted: list[Version]) -> None:
-    shutil.rmtree(folder_of(promoted[2]) / "artifacts/bundle/targets")
+    shutil.rmtree(run_of(promoted[2]) / "artifacts/bundle/targets")
     client = client_of(registry)
     client.delete_run(str(promoted[2].run_id))
     remove(registry, Ref("jets", 3))
-    assert not folder_of(promoted[2]).exists()
+    assert not run_of(promoted[2]).exists()
 
 
 @pytest.mark.parametrize(
@@ -120,13 +121,13 @@ def test_broken_off(
     killed(lambda: remove(registry, Ref("jets", 3)), at)
     gone = foreseen == ["done"]
     assert [v.number for v in registry.versions("jets")] == ([1, 2] if gone else [1, 2, 3])
-    assert folder_of(promoted[2]).exists() is (at != "delete_run")
+    assert run_of(promoted[2]).exists() is (at != "delete_run")
     assert [event.state for event in registry.history("jets")[2:]] == foreseen
 
     found = collect(registry)
     assert [each.kind for each in found] == (["removed version"] if gone else [])
     assert [event.state for event in registry.history("jets")[2:]] == foreseen
-    assert folder_of(promoted[2]).exists() is not gone
+    assert run_of(promoted[2]).exists() is not gone
     assert collect(registry) == []
     if not gone:
         registry.open(registry.find("jets/3"))
@@ -150,4 +151,4 @@ def test_a_builder_that_comes_too_late(
     monkeypatch.setattr(upload, "upload_annex", slow)
     with pytest.raises(NotFoundError, match="jets/3: no such version"):
         registry.add_target(promoted[2], annex)
-    assert [path for path in folder_of(promoted[2]).rglob("*") if path.is_file()] == []
+    assert [path for path in run_of(promoted[2]).rglob("*") if path.is_file()] == []

@@ -32,6 +32,7 @@ from registry.mlflow.access import Access
 from registry.mlflow.store_protocol import Order
 from tests.models import bundles
 from tests.models.mlflow_server import client_of, served_here
+from tests.models.registries import file_of
 from tests.registry.campaigns.postgres import PostgreSQL, binaries
 
 HOSTILE = [
@@ -171,7 +172,7 @@ def test_sqlite(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("flask") is None, reason="needs the mlflow extra")
 def test_server(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served_here(tmp_path, Path(str(filled.sqlite))) as uri:
+    with served_here(tmp_path, file_of(filled)) as uri:
         registry = Registry(uri)
         compared(registry)
         ours = told(registry)
@@ -200,7 +201,7 @@ def test_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reading_writes_nothing(filled: Registry, tmp_path: Path) -> None:
     copy = tmp_path / "registry.db"
-    shutil.copy(str(filled.sqlite), copy)
+    shutil.copy(file_of(filled), copy)
     before = copy.read_bytes()
     told(Registry(f"sqlite:///{copy}"))
     assert copy.read_bytes() == before
@@ -209,7 +210,7 @@ def test_reading_writes_nothing(filled: Registry, tmp_path: Path) -> None:
 
 def test_tables_of_several_workspaces_are_left_to_mlflow(filled: Registry, tmp_path: Path) -> None:
     copy = tmp_path / "registry.db"
-    shutil.copy(str(filled.sqlite), copy)
+    shutil.copy(file_of(filled), copy)
     with contextlib.closing(sqlite3.connect(copy)) as connection, connection:
         connection.execute("UPDATE experiments SET workspace = 'theirs' WHERE name = 'JETS'")
     with pytest.raises(RegistryError, match="workspace"):  # MLflow's own error

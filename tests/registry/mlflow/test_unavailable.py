@@ -20,15 +20,12 @@ from registry import (
 )
 from registry.mlflow import access as access
 from tests.models.bundles import PASSED, MakeBundle
-
-
-def path_of(registry: Registry) -> Path:
-    return Path(registry.uri.removeprefix("sqlite:///"))
+from tests.models.registries import file_of
 
 
 @contextmanager
 def locked(registry: Registry, how: str) -> Iterator[None]:
-    with closing(sqlite3.connect(path_of(registry), isolation_level=None)) as other:
+    with closing(sqlite3.connect(file_of(registry), isolation_level=None)) as other:
         other.execute(f"BEGIN {how}")
         yield
         other.execute("ROLLBACK")
@@ -81,7 +78,7 @@ def test_locked_in_the_middle_says_nothing_on_the_screen(
 ) -> None:
     """MLflow would log a traceback of the database error, which adds nothing to the clear line."""
     registry.register(bundle)
-    with closing(sqlite3.connect(path_of(registry))) as connection:
+    with closing(sqlite3.connect(file_of(registry))) as connection:
         connection.execute("DROP TABLE registered_model_aliases")
     with pytest.raises(RegistryError, match="no such table: registered_model_aliases") as caught:
         registry.find("jets")
@@ -169,7 +166,7 @@ def test_registry_that_was_deleted_meanwhile(
 ) -> None:
     """MLflow's open connection would keep writing to the deleted file."""
     registry.register(bundle)
-    path = path_of(registry)
+    path = file_of(registry)
     path.rename(path.with_suffix(".away"))
     if replaced:
         shutil.copy(empty_database, path)

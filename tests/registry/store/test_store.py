@@ -26,6 +26,7 @@ from registry import (
     Version,
 )
 from registry.bundle.pulled import PulledNote, read_note, write_note
+from tests.models import registries
 from tests.models.bundles import PASSED, V3, MakeBundle
 from tests.models.mlflow_server import client_of
 
@@ -214,8 +215,7 @@ class TestFiles:
         self, registry: Registry, bundle: Bundle, make_bundle: MakeBundle, tmp_path: Path
     ) -> None:
         version = registry.register(bundle)
-        path = registry.local_path(version)
-        assert path is not None
+        path = registries.folder_of(version)
         (path / "program.pt2").write_bytes(b"other")
         attempts: list[Callable[[], object]] = [
             lambda: registry.fetch(version, tmp_path / "x/y"),
@@ -380,8 +380,7 @@ def test_uri_from_the_environment(
     registry = Registry()
     version = registry.register(bundle)
     path = registry.local_path(version)
-    assert path is not None
-    assert path.is_relative_to(tmp_path / "else where" / "jets")
+    assert path is not None and path.is_relative_to(tmp_path / "else where" / "jets")
     assert registry.open(version).digest == bundle.digest
     assert sorted(os.listdir(folder)) == ["r.db", "r.db.lock"]
 
