@@ -264,22 +264,16 @@ def _checked(uri: str) -> str:
 
 def _ask_sqlite(path: Path, write: bool) -> None:
     """Test the file with one short transaction of the kind that will follow: read or write."""
-    where = f"file:{quote(str(path))}?mode="
-    for mode in ("rw",) if write else ("ro", "rw"):
-        try:
-            with contextlib.closing(
-                sqlite3.connect(where + mode, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
-            ) as connection:
-                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-                if write:
-                    connection.execute("BEGIN IMMEDIATE")
-                    connection.execute("ROLLBACK")
-            return
-        except sqlite3.OperationalError as error:
-            # A killed writer left half a transaction: SQLite must undo it before it reads, for
-            # which the file must be opened for writing.
-            if mode == "rw" or error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
-                raise
+    # SQLite opens a file that this user may only read for reading, also with `mode=rw`. Otherwise
+    # it must be able to write: it undoes the half transaction of a killed writer before it reads.
+    where = f"file:{quote(str(path))}?mode=rw"
+    with contextlib.closing(
+        sqlite3.connect(where, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
+    ) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if write:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
 
 
 def _new_database() -> bytes:
