@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from soa.memory import Device, Span
 
-if TYPE_CHECKING:
-    from engines.base import Executable
-
 
 class TensorCall:
     """Arguments tied to an executable that takes torch tensors: a `Prepared`."""
 
-    def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
+    def __init__(
+        self, executable: Callable[[Sequence[torch.Tensor]], None], arguments: Sequence[Span]
+    ) -> None:
         self._executable = executable
         self._device = arguments[0].device
         self._tensors = [span.tensor() for span in arguments]

@@ -6,8 +6,8 @@ from .binding_checks import Collections as Collections
 from .binding_checks import by_name as by_name
 from .binding_checks import check_memory as check_memory
 from .binding_checks import data_device as data_device
+from .origin import Origin as Origin
 from .ranged import RangedExecutable as RangedExecutable
-from .session import Origin as Origin
 from .session import Session as Session
 from .streams import raw_stream as raw_stream
 from .tiled import in_tiles as in_tiles

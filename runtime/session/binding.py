@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, SupportsIndex
 
+from engines.base import Executable
 from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
@@ -21,15 +22,30 @@ from runtime.errors import BindError
 from runtime.session.binding_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
-from soa.memory import Collection, Span, argument_spans, carrier
+from soa.memory import Collection, Device, Span, argument_spans, carrier
 from soa.options import COUNT, Accepted, takes
 from soa.signature import Signature
 
 if TYPE_CHECKING:
-    from runtime.session.session import Session
+    from runtime.session.origin import Origin
 
 P = ParamSpec("P")
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
+
+
+class Runs(Protocol):
+    """What a binding needs of its session."""
+
+    signature: Signature
+
+    @property
+    def device(self) -> Device: ...
+    @property
+    def origin(self) -> Origin | None: ...
+    @property
+    def executable(self) -> Executable: ...
+    @property
+    def any_start(self) -> bool: ...
 
 
 class Binding:
@@ -53,7 +69,7 @@ class Binding:
 
     def __init__(
         self,
-        session: Session,
+        session: Runs,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:

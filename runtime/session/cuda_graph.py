@@ -7,17 +7,14 @@ holds addresses and sizes, so it belongs to one binding at one n; other calls ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from engines.tensors import torch_stream
-from runtime.session.binding import Binding
+from runtime.session.binding import Binding, Runs
 from runtime.session.binding_checks import Collections
 from soa.memory import Collection
-
-if TYPE_CHECKING:
-    from runtime.session.session import Session
 
 _WARM_UP_RUNS = 3  # libraries allocate on first use, which must not be recorded
 
@@ -32,7 +29,7 @@ class GraphBinding(Binding):
 
     def __init__(
         self,
-        session: Session,
+        session: Runs,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from engines.base import Executable
@@ -13,6 +12,7 @@ from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
 from runtime.session.binding import Binding, takes_bindings
 from runtime.session.binding_checks import Collections, by_name
+from runtime.session.origin import Origin
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.layout import Layout
@@ -22,31 +22,6 @@ from soa.signature import Signature, html_table
 
 if TYPE_CHECKING:
     import torch
-
-    from registry.store import Lookup
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a session runs: for messages and records.
-
-    Examples
-    --------
-    >>> print(session.origin)
-    jet-tagger/1 (exported, cpu/x86-64-v...)
-    """
-
-    name: str
-    version: str | None
-    digest: str | None
-    target: str
-    engine: str
-    lookup: Lookup | None = None
-    """How the version was looked up; None for a folder."""
-
-    def __str__(self) -> str:
-        version = f"/{self.version}" if self.version else ""
-        return f"{self.name}{version} ({self.engine}, {self.target})"
 
 
 class Session:

@@ -24,7 +24,7 @@ from soa.errors import needs_extra
 from soa.text import logger
 
 if TYPE_CHECKING:
-    from runtime.session.session import Origin
+    from runtime.session.origin import Origin
 
 P = ParamSpec("P")
 VARIABLE = "PIPELINE_TELEMETRY"

@@ -13,7 +13,7 @@ from engines import Executable
 from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError
-from runtime.session.session import Origin
+from runtime.session.origin import Origin
 from soa import Collection
 from tests.models import rogues
 from tests.models.building import JETS, TAGS, Built, mlp_signature, reference_collections

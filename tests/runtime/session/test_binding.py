@@ -17,7 +17,8 @@ from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
 from runtime.session import RangedExecutable
 from runtime.session.binding import Binding
-from runtime.session.session import Origin, Session
+from runtime.session.origin import Origin
+from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 from soa.memory import as_collection
 from tests.models import detector, rogues

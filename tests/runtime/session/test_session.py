@@ -12,7 +12,8 @@ import torch
 
 from engines.errors import RunError
 from runtime.session.binding import Binding
-from runtime.session.session import Origin, Session
+from runtime.session.origin import Origin
+from runtime.session.session import Session
 from soa import Collection
 from tests.models import rogues
 from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
