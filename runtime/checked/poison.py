@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -174,47 +174,28 @@ def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Col
     Before a page at the back, separate columns may leave a gap smaller than the alignment.
     """
     if layout.storage == "buffer":
-        (memory,) = guarded([Room(layout.nbytes(capacity), layout.alignment)], side)
+        memory = guarded(layout.nbytes(capacity), layout.alignment, side)
         return Collection.wrap(layout, memory, n, capacity=capacity)
-    rows = {c.name: 1 if c.kind == "scalar" else capacity for c in layout.columns}
-    rooms = [
-        Room(rows[c.name] * itemsize(c.dtype), layout.alignment_of(c.name))
-        for c in layout.columns
-        for _ in range(c.components)
-    ]
-    pieces = iter(guarded(rooms, side))
     columns: dict[str, Span | list[Span]] = {}
     for member in layout.columns:
-        found = [
-            next(pieces).at(0, member.dtype, rows[member.name]) for _ in range(member.components)
+        rows = 1 if member.kind == "scalar" else capacity
+        nbytes, alignment = rows * itemsize(member.dtype), layout.alignment_of(member.name)
+        parts = [
+            guarded(nbytes, alignment, side).at(0, member.dtype, rows)
+            for _ in range(member.components)
         ]
-        columns[member.name] = found if member.kind == "eigen" else found[0]
+        columns[member.name] = parts if member.kind == "eigen" else parts[0]
     return Collection.from_columns(layout, columns, n)
 
 
-class Room(NamedTuple):
-    nbytes: int
-    alignment: int
-
-
-def guarded(rooms: Sequence[Room], side: Side) -> list[Span]:
-    """Zeroed bytes for each room, between pages without access. Each span keeps all of them
-    alive."""
-    pages = [-(-room.nbytes // _PAGE) for room in rooms]
-    mapping = mmap.mmap(-1, (sum(pages) + len(rooms) + 1) * _PAGE)
-    page = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    _close(page)
-    found = []
-    for room, count in zip(rooms, pages, strict=True):
-        spare = count * _PAGE - room.nbytes if side == "back" else 0
-        start = page + _PAGE + spare // room.alignment * room.alignment
-        found.append(Span(start, "uint8", (room.nbytes,), owner=mapping))
-        page += (1 + count) * _PAGE
-        _close(page)
-    return found
-
-
-def _close(page: int) -> None:
-    """Take away the access to a page."""
-    if _libc.mprotect(page, _PAGE, _NO_ACCESS) != 0:
-        raise OSError(ctypes.get_errno(), "mprotect failed")
+def guarded(nbytes: int, alignment: int, side: Side) -> Span:
+    """Zeroed bytes between two pages without access; the start or the end touches one of them."""
+    pages = -(-nbytes // _PAGE)
+    mapping = mmap.mmap(-1, (pages + 2) * _PAGE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    for closed in (first, first + (1 + pages) * _PAGE):
+        if _libc.mprotect(closed, _PAGE, _NO_ACCESS) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect failed")
+    spare = pages * _PAGE - nbytes if side == "back" else 0
+    start = first + _PAGE + spare // alignment * alignment
+    return Span(start, "uint8", (nbytes,), owner=mapping)

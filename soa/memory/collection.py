@@ -14,7 +14,7 @@ import numpy as np
 
 from soa.dtypes import dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
-from soa.layout import Layout
+from soa.layout import Column, Layout
 from soa.memory.foreign import (
     as_opaque,
     broadcast,
@@ -25,7 +25,6 @@ from soa.memory.foreign import (
     numbers_of,
     values_of,
 )
-from soa.memory.printed import printed
 from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split
 from soa.options import BY_NAME, COUNT, Accepted, of_type, takes
 from soa.text import listed
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 _RAW = ("uint8", "opaque1", "|S1")
 """Memory that has one of these dtypes is taken as raw bytes, for columns of any dtype."""
+_COLUMNS_SHOWN = 20
 LAYOUT = of_type("a Layout, such as session.layout(NAME)", Layout)
 COLLECTION = Accepted("a Collection", lambda value: isinstance(value, Collection))
 
@@ -570,7 +570,37 @@ class Collection:
         return other
 
     def __repr__(self) -> str:
-        return printed(self)
+        """What differs from memory of its own that is full; then the columns, first rows only."""
+        notes = [f"Collection of {self.n:,} rows on {self.device}"]
+        if self._parent is not None:
+            notes.append(f"from row {self.start:,} of {self.whole.n:,}")
+        if self.capacity > self.n:
+            notes.append(f"room for {self.capacity:,}")
+        if self.readonly:
+            notes.append("read-only")
+        if self.copied:
+            notes.append(f"copied: {', '.join(self.copied)}")
+        lines = [", ".join(notes)]
+        for member in self.layout.columns[:_COLUMNS_SHOWN]:
+            kind = f"{member.dtype}{list(member.shape) if member.shape else ''}"
+            lines.append(f"  {member.name}  {kind}  {self._first_values(member)}".rstrip())
+        more = len(self.layout.columns) - _COLUMNS_SHOWN
+        if more > 0:
+            lines.append(f"  and {more} more columns")
+        return "\n".join(lines)
+
+    def _first_values(self, member: Column) -> str:
+        """Empty for memory that NumPy cannot show as one array of numbers."""
+        apart = member.kind == "eigen" and self._buffer is None
+        if (
+            self.device.type != "cpu"
+            or member.dtype == "bfloat16"
+            or is_opaque(member.dtype)
+            or apart
+        ):
+            return ""
+        shown = np.array2string(self[member.name], precision=4, threshold=8, edgeitems=2)
+        return " ".join(shown.split())
 
 
 def _count(value: Any) -> int:
