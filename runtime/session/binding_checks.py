@@ -17,19 +17,21 @@ Collections = Collection | Mapping[str, Collection]
 
 def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
-    every = [part.values() if isinstance(part, Mapping) else [part] for part in given]
-    for each in (each for part in every for each in part):
-        if not isinstance(each, Collection):
-            raise BindError(
-                f"a {type(each).__name__} was given: give a Collection, or a dict of them by name"
-            )
-    found = {collection.device for part in every for collection in part}
-    if len(found) != 1:
-        names = ", ".join(sorted(map(str, found))) or "no device"
+    devices = set[Device]()
+    for part in given:
+        for each in part.values() if isinstance(part, Mapping) else [part]:
+            if not isinstance(each, Collection):
+                raise BindError(
+                    f"a {type(each).__name__} was given: give a Collection, or a dict of them by "
+                    "name"
+                )
+            devices.add(each.device)
+    if len(devices) != 1:
+        names = ", ".join(sorted(devices)) or "no device"
         raise BindError(
             f"the collections lie on {names}: they must all lie on one device", code="bind-device"
         )
-    return found.pop()
+    return devices.pop()
 
 
 def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
@@ -110,29 +112,22 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
     _check_columns(where, found, wanted)
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
         return  # separate columns may have more alignment than needed
-    if found.storage != wanted.storage:
-        raise BindError(
-            f"{where} is stored as {found.storage!r}, the model was compiled for "
-            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) converts it, or "
-            f"build the model with storage: {found.storage}",
-            code="bind-layout",
-        )
     raise BindError(
-        f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
-        f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
-        f"alignment: {found.alignment}",
+        f"{where} is stored as {found.storage!r} and aligned to {found.alignment} bytes, the model "
+        f"was compiled for {wanted.storage!r} and {wanted.alignment}: "
+        f"as_collection(data, session.layout({name!r})) converts it",
         code="bind-layout",
     )
 
 
 def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
-    for column in wanted.columns:
-        have = found.by_name.get(column.name)
-        if have is None:
-            have_now = ", ".join(c.name for c in found.columns)
-            raise BindError(
-                f"{where} has no column {column.name!r}; it has: {have_now}", code="bind-layout"
-            )
+    if [*found.by_name] != [*wanted.by_name]:
+        raise BindError(
+            f"{where} has the columns {', '.join(found.by_name)}; the model was compiled for "
+            f"{', '.join(wanted.by_name)}, in this order",
+            code="bind-layout",
+        )
+    for have, column in zip(found.columns, wanted.columns, strict=True):
         if have.dtype != column.dtype:
             raise BindError(
                 f"{where}: column {column.name!r} is {have.dtype}, "
@@ -145,19 +140,6 @@ def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
                 f"the model was compiled for {column.kind} {list(column.shape)}",
                 code="bind-layout",
             )
-    extra = [c.name for c in found.columns if c.name not in wanted.by_name]
-    if extra:
-        raise BindError(
-            f"{where} has a column {extra[0]!r} that the model's layout does not have",
-            code="bind-layout",
-        )
-    if [c.name for c in found.columns] != [c.name for c in wanted.columns]:
-        raise BindError(
-            f"{where} has its columns in another order: "
-            f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
-            f"{', '.join(c.name for c in wanted.columns)}",
-            code="bind-layout",
-        )
 
 
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
@@ -180,18 +162,17 @@ def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Colle
 
 
 def _common_rows(signature: Signature, collections: Mapping[str, Collection]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    by: dict[str, str] = {}
+    first: dict[str, str] = {}  # the first collection of each row dimension
     for name, collection in collections.items():
         dim = signature.rows_of[name]
-        if rows.setdefault(dim, collection.n) != collection.n:
+        other = first.setdefault(dim, name)
+        if collections[other].n != collection.n:
             raise BindError(
-                f"collection {name!r} has {collection.n} rows, {by[dim]!r} has {rows[dim]}: "
-                f"both are rows of {dim!r}",
+                f"collection {name!r} has {collection.n} rows, {other!r} has "
+                f"{collections[other].n}: both are rows of {dim!r}",
                 code="bind-rows",
             )
-        by.setdefault(dim, name)
-    return {dim: rows[dim] for dim in signature.dims}
+    return {dim: collections[first[dim]].n for dim in signature.dims}
 
 
 def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:
