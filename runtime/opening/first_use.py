@@ -6,9 +6,6 @@ this bundle and exactly this kind of device.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,9 +13,8 @@ from engines.kinds import cpu_flags
 from engines.target import gpu_target
 from registry.bundle import TargetRecord
 from runtime.errors import LoadError
-from soa.files import read_plain, write_whole
+from runtime.opening.host_notes import remembered
 from soa.memory import torch_drives_gpus
-from soa.records import parse_json
 from soa.text import logger
 
 if TYPE_CHECKING:
@@ -64,21 +60,13 @@ def _verified(record: TargetRecord) -> TargetRecord:
 def _verdict(
     opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
 ) -> str | None:
-    """Why the artifact is refused here; None if it is valid. Uses the cached result if any."""
-    from registry.store import cache_root
+    """Why the artifact is refused here; None if it is valid."""
 
-    kind = hashlib.sha256(_kind(device).encode()).hexdigest()[:16]
-    name = "-".join([opened.bundle.digest, target.replace("/", "."), engine, kind])
-    note = cache_root() / "first-use" / name
-    with suppress(OSError, ValueError):
-        said = parse_json(read_plain(note))["refused"]
-        return None if said is None else str(said)
-    log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
-    why = prover(opened, target, engine)
-    with suppress(OSError):  # without a cache the next load validates again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(note, json.dumps({"refused": why}))
-    return why
+    def validated() -> str | None:
+        log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
+        return prover(opened, target, engine)
+
+    return remembered("first-use", opened, target, engine, _kind(device), validated)
 
 
 def _kind(device: torch.device) -> str:

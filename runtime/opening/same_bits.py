@@ -9,7 +9,6 @@ bits may still be within the tolerances. To compute the digest for another proce
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import sys
@@ -23,8 +22,8 @@ from engines.base import Executable
 from engines.errors import first_line
 from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
+from runtime.opening.host_notes import remembered
 from runtime.session import RangedExecutable, Session
-from soa.files import read_plain, write_whole
 from soa.memory import CPU, Collection
 from soa.records import parse_json
 from soa.signature import Signature, offsets_of
@@ -139,25 +138,19 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
     known = manifest.targets[target].candidates[name].bits
     if known is None:
         return
-    from registry.store import cache_root
 
-    processor = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()
-    key = "-".join([opened.bundle.digest, target.replace("/", "."), name, processor[:16]])
-    note = cache_root() / "bits" / key
+    def computed() -> str | None:
+        runs = executable
+        if isinstance(runs, RangedExecutable):
+            runs = runs.at(sys.maxsize)  # the chosen artifact
+        return answer_bits(Session(opened.signature, runs), opened.bundle.file(manifest.reference))
+
+    processor = " ".join(sorted(cpu_flags()))
     try:
-        found: str | None = read_plain(note).decode()
-    except (OSError, ValueError):
-        if isinstance(executable, RangedExecutable):
-            executable = executable.at(sys.maxsize)  # the chosen artifact
-        session = Session(opened.signature, executable)
-        try:
-            found = answer_bits(session, opened.bundle.file(manifest.reference))
-        except Exception as error:  # the first event raises the error again, to the user
-            log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
-            return
-        with contextlib.suppress(OSError):  # without a cache the next load checks again
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(note, str(found))
+        found = remembered("bits", opened, target, name, processor, computed)
+    except Exception as error:  # the first event raises the error again, to the user
+        log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
+        return
     if found != known:
         log.warning(
             "%s: %s (%s) gives other bits on this processor than where it was validated; "

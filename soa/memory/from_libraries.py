@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from soa.dtypes import DTYPES, dtype_name, is_opaque, numpy_dtype
-from soa.errors import CollectionError
+from soa.errors import CollectionError, needs_extra
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import LAYOUT, Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
@@ -24,9 +24,6 @@ from soa.memory.span import Array, Device, allocate, is_tensor
 from soa.memory.to_libraries import to_numpy
 from soa.options import BY_NAME, takes
 
-if TYPE_CHECKING:
-    import awkward as ak
-
 # Our dtypes by Arrow's name of the same bytes. Arrow has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _IN_PLACE = {
@@ -34,14 +31,6 @@ _IN_PLACE = {
 }
 
 
-_NO_LIST = (
-    "column {!r} has no list in {} rows: drop these rows, put lists there, or give the value of "
-    "their elements (fill)"
-)
-_NO_NUMBERS = (
-    "column {!r} is a category of {}: give the codes that the model was trained with (pandas: "
-    "column.cat.codes), as integers"
-)
 _ONE_KIND = "a row is a number, a list or a struct of numbers"
 
 
@@ -136,15 +125,13 @@ class _Found(NamedTuple):
 
 def _values(asked: _Asked, value: Any) -> _Found:
     """The values as an array of NumPy or torch, in place if possible."""
-    library, copied = library_of(value), False
+    library = library_of(value)
     if library == "polars":
-        value, library = value.to_arrow(), "pyarrow"
-    elif library == "pandas" and not isinstance(value.dtype, np.dtype):
-        return _extension(asked, getattr(value, "array", value))
-    elif library == "pandas":
-        value = value.to_numpy()
+        return _arrow(asked, value.to_arrow())
     if library == "pyarrow":
-        return _arrow(asked, value, copied)
+        return _arrow(asked, value)
+    if library == "pandas":
+        return _pandas(asked, value)
     if library == "awkward":
         return _awkward(asked, value)
     if library == "h5py":
@@ -160,27 +147,28 @@ def _values(asked: _Asked, value: Any) -> _Found:
     return _array(asked, value)
 
 
-def _extension(asked: _Asked, value: Any) -> _Found:
-    """The values of an extension array of pandas. A missing category is a null."""
-    if not hasattr(value, "categories"):
-        if hasattr(value, "__arrow_array__"):
-            copied = not hasattr(value.dtype, "pyarrow_dtype")
-            return _arrow(asked, value.__arrow_array__(), copied)
-        return _array(asked, np.asarray(value), copied=True)  # a sparse array
-    categories = value.categories.to_numpy()
-    if categories.dtype.kind not in "biuf":
-        raise CollectionError(_NO_NUMBERS.format(asked.name, "text or objects"))
-    codes = np.asarray(value.codes)
-    numbers = categories[codes] if len(categories) else np.zeros(len(codes))
-    return _array(asked, np.ma.array(numbers, mask=codes < 0), copied=True)
+def _pandas(asked: _Asked, value: Any) -> _Found:
+    if isinstance(value.dtype, np.dtype):
+        return _array(asked, value.to_numpy())
+    array = getattr(value, "array", value)
+    if hasattr(array, "sp_values"):  # a sparse array, which Arrow does not take
+        return _array(asked, np.asarray(array), copied=True)
+    return _arrow(asked, _to_arrow(array), copied=not hasattr(array.dtype, "pyarrow_dtype"))
+
+
+def _to_arrow(values: Any) -> Any:
+    with needs_extra("data", CollectionError):
+        import pyarrow as pa
+
+    return pa.array(values)
 
 
 def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
     name = asked.name
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
-    if array.dtype == object and (array.ndim == 0 or len(array)):
-        array, copied = _stacked(name, array), True
+    if array.dtype == object and (array.ndim == 0 or len(array)):  # pandas and HDF5 have such lists
+        return _arrow(asked, _named(name, lambda: _to_arrow(array)), copied=True)
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         array, copied = array.filled(_filling(asked, array.dtype, count)), True
@@ -188,21 +176,6 @@ def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
     return _Found(array, copied, not array.flags.writeable)
-
-
-def _stacked(name: str, rows: Array) -> Array:
-    """Join lists or arrays of one length, which pandas and HDF5 keep as objects, into one array."""
-    arrays = [np.asarray(row) for row in rows.flat if isinstance(row, list | tuple | np.ndarray)]
-    if len(arrays) < rows.size:
-        raise CollectionError(
-            f"column {name!r} holds Python objects, such as strings or None: a row is a number, or "
-            "a list of as many numbers as in every other row"
-        )
-    _check_lengths(name, [len(array) for array in arrays])
-    if arrays[0].dtype == object:
-        arrays = [_stacked(name, array) for array in arrays]
-    found: Array = _named(name, lambda: np.stack(arrays))
-    return found
 
 
 def _check_lengths(name: str, counts: Any) -> None:
@@ -266,12 +239,15 @@ def _no_numbers(asked: _Asked, kind: Any) -> str:
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
-        return _NO_NUMBERS.format(asked.name, kind.value_type)
+        return (
+            f"column {asked.name!r} is a category of {kind.value_type}: give the codes that the "
+            "model was trained with (pandas: column.cat.codes), as integers"
+        )
     how = f"cast it to {asked.dtype}"
     if asked.dtype is None or is_opaque(asked.dtype):
         how = f"cast it to one of {', '.join(DTYPES)}"
     if pa.types.is_nested(kind):
-        how = "a row is a number, a list or a struct of numbers"
+        how = _ONE_KIND
     elif pa.types.is_temporal(kind):
         how = "look at the same bytes as integers with view('int64') or view('int32')"
     return f"column {asked.name!r} is {kind}: {how}"
@@ -316,7 +292,10 @@ def _arrow_lists(asked: _Asked, array: Any, copied: bool) -> _Found:
     there = None
     if array.null_count:
         if asked.fill is None:
-            raise CollectionError(_NO_LIST.format(asked.name, array.null_count))
+            raise CollectionError(
+                f"column {asked.name!r} has no list in {array.null_count} rows: drop these rows, "
+                "put lists there, or give the value of their elements (fill)"
+            )
         there = array.is_valid().to_numpy(zero_copy_only=False)
         array = array.drop_null()
     width = _width(asked.name, array)
@@ -360,34 +339,15 @@ def unmasked(content: Any) -> Any:
     return content.content[: content.length]
 
 
-def _awkward(asked: _Asked, array: ak.Array) -> _Found:
+def _awkward(asked: _Asked, array: Any) -> _Found:
     """The values of an Awkward array. Awkward shares its buffers, so they are read-only."""
     import awkward as ak
 
-    name, content = asked.name, unmasked(ak.materialize(array).layout)
-    if content.is_record:
-        entries = [_awkward(asked, array[field]) for field in content.fields]
-        return _Found([e.values for e in entries], any(e.copied for e in entries), True)
-    if not content.purelist_isregular and not content.is_union:
-        content = _regular(name, ak.Array(content)).layout
-    if content.is_union or content.purelist_parameter("__array__") is not None:
-        raise CollectionError(f"column {name!r} is {content.form.type}, not numbers")
+    content = unmasked(ak.materialize(array).layout)
     if content.is_numpy:
         return _values(asked, content.data)._replace(locked=True)
     copied = content.is_option or content.is_indexed
-    values = _named(name, lambda: ak.to_numpy(ak.Array(content)))
-    return _array(asked, values, copied)._replace(locked=True)
-
-
-def _regular(name: str, lists: ak.Array) -> ak.Array:
-    """Lists of one length as vectors, and matrices likewise; CollectionError if lengths differ."""
-    import awkward as ak
-
-    for axis in range(1, lists.ndim):
-        if missing := int(ak.sum(ak.is_none(lists, axis - 1), axis=None)):
-            raise CollectionError(_NO_LIST.format(name, missing))
-        _check_lengths(name, ak.to_numpy(ak.flatten(ak.num(lists, axis=axis), axis=None)))
-    return _named(name, lambda: ak.to_regular(lists, axis=None))
+    return _arrow(asked, ak.to_arrow(ak.Array(content), extensionarray=False), copied)
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:

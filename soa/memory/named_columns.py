@@ -85,8 +85,4 @@ def _of_mapping(data: Any) -> NamedColumns:
     if isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
         return NamedColumns(list(data), data.__getitem__, in_file)
     fields = getattr(getattr(data, "dtype", None), "names", None) or ()  # a structured array
-    return NamedColumns(fields, data.__getitem__ if fields else _no_column, in_file)
-
-
-def _no_column(name: Any) -> Any:
-    raise KeyError(name)
+    return NamedColumns(fields, lambda name: data[name], in_file)

@@ -58,7 +58,7 @@ def test_a_host_that_gives_the_same_says_nothing(
     load(jets.bundle.path, mode="test").close()
     [note] = bits.iterdir()
     record = jets.bundle.manifest.targets[TARGET]
-    assert note.read_text() == record.candidates[str(record.chosen)].bits
+    assert json.loads(note.read_text()) == record.candidates[str(record.chosen)].bits
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 

@@ -132,7 +132,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
         (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
         (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),
         (ak.mask(of_records(), np.array([True, False, True, True])), "has no list in every row"),
-        (ak.Array([[{"pt": 1.0, "q": None}]]), "column 'q' has nulls"),
+        (ak.Array([[{"pt": 1.0, "q": q} for q in (1, None)]]), "column 'q' has nulls"),
         (ak.Array([[{"pt": 1.0, "q": 1}]]), "column 'q' is int64, the layout says int8"),
         (pa.table({"pt": [1.0], "q": [1]}), "column 'q' has no list in every row"),
     ],
