@@ -35,18 +35,9 @@ def compare(
     floating = found.is_floating_point()
     rounded = reference.to(found.dtype)
     if found.numel() == 0:
-        return Deviation(
-            elements=0,
-            max_abs=0.0,
-            max_rel=0.0,
-            outside=0.0,
-            nonfinite_mismatches=0,
-            ulp_p50=0.0 if floating else None,
-            ulp_p99=0.0 if floating else None,
-            ulp_max=0.0 if floating else None,
-            argmax=1.0 if classifier else None,
-            worst_row=None,
-        )
+        ulp = 0.0 if floating else None
+        agreement = 1.0 if classifier else None
+        return Deviation(0, ulp_p50=ulp, ulp_p99=ulp, ulp_max=ulp, argmax=agreement)
     a, b = found.double(), rounded.double()
     same = (found == rounded) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
@@ -159,7 +150,6 @@ def combine(parts: list[Deviation]) -> Deviation:
         ulp_p99=worst("ulp_p99"),
         ulp_max=worst("ulp_max"),
         argmax=min(agreements) if agreements else None,
-        worst_row=None,
         ulp_bins=summed(p.ulp_bins for p in full),
         error_bins=summed(p.error_bins for p in full),
         reclassified=_most(pairs),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class Deviation:
     FIRST_DECADE: ClassVar = -18
 
     elements: int
-    max_abs: float
-    max_rel: float
-    outside: float
-    nonfinite_mismatches: int
-    ulp_p50: float | None
-    ulp_p99: float | None
-    ulp_max: float | None
-    argmax: float | None
-    worst_row: int | None
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    outside: float = 0.0
+    nonfinite_mismatches: int = 0
+    ulp_p50: float | None = None
+    ulp_p99: float | None = None
+    ulp_max: float | None = None
+    argmax: float | None = None
+    worst_row: int | None = None
     ulp_bins: tuple[int, ...] = ()
     """How many elements differ by 0, 1, 2 … 3, 4 … 7 and so on units in the last place. Empty for
     integers, and in reports of earlier releases."""
@@ -37,6 +37,3 @@ class Deviation:
     reclassified: tuple[tuple[int, int, int], ...] = ()
     """For a classifier: the reference's class, the class found instead, and the number of such
     rows; the most frequent pairs only."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)

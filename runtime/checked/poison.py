@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,6 +78,24 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
     return not same_bytes(expected, after.whole)
 
 
+def memory_faults(
+    signature: Signature,
+    given: Mapping[str, Collection],
+    written: Mapping[str, Collection],
+    before: Mapping[str, Collection],
+) -> Iterator[str]:
+    """A message for each collection in which a run changed what it must not change.
+
+    `before`: copies of the whole collections, from before the run.
+    """
+    for name, collection in given.items():
+        if name not in written and not same_bytes(before[name], collection.whole):
+            yield f"the artifact changed its input collection {name!r}"
+    for name, collection in written.items():
+        if wrote_outside(signature, name, before[name], collection):
+            yield f"the artifact wrote outside its columns or rows in collection {name!r}"
+
+
 @dataclass(frozen=True)
 class PoisonedRun:
     """The outputs of a run, and a message for each fault: memory that it must not change."""
@@ -132,16 +150,7 @@ def poisoned_run(
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
-    faults = [
-        f"the artifact changed its input collection {name!r}"
-        for name, collection in given.items()
-        if name not in written and not same_bytes(before[name], collection.whole)
-    ]
-    faults += [
-        f"the artifact wrote outside its columns or rows in collection {name!r}"
-        for name, collection in written.items()
-        if wrote_outside(signature, name, before[name], collection)
-    ]
+    faults = [*memory_faults(signature, given, written, before)]
     outputs = {
         bound.name: read_block(bound, written[bound.block.collection])
         for bound in signature.outputs

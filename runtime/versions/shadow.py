@@ -9,13 +9,12 @@ are in use, the event is dropped and counted.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from random import Random
 from time import perf_counter, sleep
@@ -34,7 +33,6 @@ from runtime.session import (
     WrappedBinding,
     takes_bindings,
 )
-from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, read_block
 from soa.text import logger
@@ -134,21 +132,6 @@ class ShadowedBinding(WrappedBinding):
             self._offer(self.inner)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """One component of a column: where an event has it, and where the copy has its memory."""
-
-    output: bool
-    """True: among the event's outputs; False: among its inputs."""
-    collection: str
-    column: str
-    component: int
-    rows: str | None
-    """The row dimension; None for a scalar."""
-    itemsize: int
-    address: int
-
-
 class _Copy:
     """Memory for one event of up to `room` rows, bound to the shadow, and for production's
     answer."""
@@ -156,34 +139,22 @@ class _Copy:
     def __init__(self, shadow: Session, room: Mapping[str, int]) -> None:
         self.signature = shadow.signature
         self.room, self.rows, self.seconds = room, dict[str, int](), 0.0
-        given = self._made(self.signature.input_collections)
+        self._given = self._made(self.signature.input_collections)
         self._expected = self._made(self.signature.output_collections)
-        new = self._made(n for n in self.signature.output_collections if n not in given)
-        self._answer = {name: given.get(name) or new[name] for name in self._expected}
-        self.binding = shadow.bind(given, self._answer)
-        self._columns = [*self._columns_of(given, False), *self._columns_of(self._expected, True)]
+        new = self._made(n for n in self.signature.output_collections if n not in self._given)
+        self._answer = {name: self._given.get(name) or new[name] for name in self._expected}
+        self.binding = shadow.bind(self._given, self._answer)
 
     def _made(self, names: Iterable[str]) -> dict[str, Collection]:
         layouts, dims = self.signature.layouts, self.signature.rows_of
         return {name: Collection(layouts[name], self.room[dims[name]]) for name in names}
 
-    def _columns_of(self, memory: Mapping[str, Collection], output: bool) -> Iterator[_Column]:
-        for name, collection in memory.items():
-            for column in collection.layout.numbers:
-                rows = None if column.kind == "scalar" else self.signature.rows_of[name]
-                size = itemsize(column.dtype)
-                for k in range(column.components):
-                    address = collection.span(column.name, k).address
-                    yield _Column(output, name, column.name, k, rows, size, address)
-
     def take(self, event: Binding) -> None:
         """Copy the inputs and the answer of production."""
         self.rows = dict(event.rows)
-        for each in self._columns:
-            n = 1 if each.rows is None else self.rows[each.rows]
-            side = event.outputs if each.output else event.inputs
-            given = side[each.collection].span(each.column, each.component).address
-            ctypes.memmove(each.address, given, n * each.itemsize)
+        for memory, theirs in ((self._given, event.inputs), (self._expected, event.outputs)):
+            for name, collection in memory.items():
+                collection.copy_from(theirs[name].rows(self.rows[self.signature.rows_of[name]]))
 
     def compared(self) -> dict[str, dict[str, float]]:
         """The largest differences in an event, by output. They are relative to production's

@@ -6,7 +6,6 @@ NumPy view, `collection.tensor("pt")` a torch tensor over the same memory.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -320,8 +319,8 @@ class Collection:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
         for name, k in components:
             n = 1 if self.layout[name].kind == "scalar" else source.n
-            given = source.span(name, k).first(n).raw().tensor()
-            self.span(name, k).first(n).raw().tensor().copy_(given, non_blocking=True)
+            given = source.span(name, k).first(n)
+            self.span(name, k).first(n).copy_from(given, non_blocking=True)
 
     # -- views -------------------------------------------------------------------------------
 
@@ -563,10 +562,7 @@ class Collection:
         if layout is None and self._parent is None:
             pairs = zip(self.spans(), other.spans(), strict=True)
         for mine, copy in pairs:
-            if mine.device.type == copy.device.type == "cpu":
-                ctypes.memmove(copy.address, mine.address, mine.nbytes)
-            else:
-                copy.raw().store(mine.raw().tensor())
+            copy.copy_from(mine)
         return other
 
     def __repr__(self) -> str:

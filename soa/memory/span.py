@@ -5,6 +5,7 @@ A span needs no torch. `numpy` and `tensor` give views of the same bytes and kee
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import sys
@@ -115,6 +116,14 @@ class Span(NamedTuple):
         import torch
 
         self.tensor().copy_(torch.as_tensor(values))
+
+    def copy_from(self, source: Span, *, non_blocking: bool = False) -> None:
+        """Copy the bytes of a span of the same size. If a GPU takes part, torch copies them in
+        stream order; with `non_blocking`, this does not wait for the copy."""
+        if self.device.type == source.device.type == "cpu":
+            ctypes.memmove(self.address, source.address, source.nbytes)
+        else:
+            self.raw().tensor().copy_(source.raw().tensor(), non_blocking=non_blocking)
 
     def tensor(self) -> torch.Tensor:
         """A torch tensor over the memory. torch has no read-only tensors: do not write to it if the

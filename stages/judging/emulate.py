@@ -198,12 +198,6 @@ def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
             max_abs=float(largest),
             max_rel=float(relative),
             outside=int(outside) / max(1, int(elements)),
-            nonfinite_mismatches=0,
-            ulp_p50=None,
-            ulp_p99=None,
-            ulp_max=None,
-            argmax=None,
-            worst_row=None,
         )
     return found
 
