@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from registry.bundle import PulledNote, write_note
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from registry.version import Version
@@ -46,3 +47,9 @@ def copy_of(store: Path, folder: Path) -> Registry:
 
 def promoted(registry: Registry, bundle: Bundle) -> Version:
     return registry.promote(registry.register(bundle), "production", PASSED)
+
+
+def vouched(bundle: Bundle) -> Path:
+    """The bundle's folder, with the note of a promotion as in a pulled one."""
+    write_note(bundle.path, PulledNote("jets/1", bundle.digest, "somebody", "now"))
+    return bundle.path

@@ -86,34 +86,17 @@ def test_the_shapes_that_a_model_sees() -> None:
     assert [bound.shape(7) for bound in signature.inputs] == [(7, 2), (7, 2, 2), (1,)]
 
 
-def test_a_column_may_be_read_twice() -> None:
-    build([KINEMATICS, Block("again", "jets", ("pt",))])
-
-
 @pytest.mark.parametrize(
     ("how", "says"),
     [
         ({"inputs": []}, "at least one input and one output block"),
         ({"outputs": []}, "at least one input and one output block"),
         ({"inputs": [KINEMATICS, KINEMATICS]}, "two blocks are called 'kinematics'"),
-        (
-            {"inputs": [Block("x", "tracks", ("pt",))]},
-            "block 'x': no collection 'tracks', there are: jets, tags",
-        ),
-        (
-            {"outputs": [SCORES, Block("back", "jets", ("pt",))]},
-            "column 'pt' of 'jets' is an input and an output",
-        ),
-        (
-            {"outputs": [SCORES, Block("more", "tags", ("c",))]},
-            "column 'c' of 'tags' is written by 'scores' and 'more'",
-        ),
-        (
-            {"outputs": [SCORES, Block("run", "jets", ("run",), broadcast=True)]},
-            "output 'run' has broadcast, which is for inputs",
-        ),
+        ({"inputs": [Block("x", "tracks", ("pt",))]}, "block 'x': no collection 'tracks', there"),
+        ({"outputs": [Block("x", "jets", ("pt",))]}, "'pt' of 'jets' is an input and an output"),
+        ({"outputs": [SCORES, Block("x", "tags", ("c",))]}, "is written by 'scores' and 'x'"),
+        ({"outputs": [Block("x", "jets", ("run",), broadcast=True)]}, "output 'x' has broadcast"),
         ({"ranges": {}}, "collection 'jets': no range for its rows 'n'"),
-        ({"rows_of": {"jets": "m"}}, "collection 'jets': no range for its rows 'm'"),
         ({"rows_of": {"jest": "n"}}, "rows of 'jest', which is no collection"),
         ({"layouts": {**LAYOUTS, "spare": TAGS}}, "collection 'spare' has no block"),
         ({"layouts": {**LAYOUTS, "my jets": JETS}}, "collection 'my jets' is not an identifier"),
@@ -180,9 +163,7 @@ def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObj
         {"sink": data.draw(st.sampled_from(["n", "m"]))},
     )
     again = Signature.from_dict(stored(signature))
-    assert again == signature
-    assert again.arguments == signature.arguments
-    assert again.to_dict() == signature.to_dict()
+    assert again == signature and again.to_dict() == signature.to_dict()
 
 
 def test_a_signature_that_was_stored_with_other_names_reads_back() -> None:
@@ -211,8 +192,6 @@ def test_an_altered_signature_is_refused(alter: Any) -> None:
     "data",
     [
         {},
-        {"collections": 1},
-        {"collections": {"x": 2}},
         {**stored(build()), "rows": None},
         {**stored(build()), "rows": {"n": {"min": 0.5, "max": 9, "typical": []}}},
         {**stored(build()), "inputs": [{**stored(build())["inputs"][0], "name": None}]},

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline import loading, promotion
 from pipeline.loading import load
-from registry.bundle import Bundle, PulledNote, write_note
 from runtime.errors import LoadError
 from runtime.opening import target_choice
 from tests.models.project import TARGET, Built, resealed
+from tests.models.versions import vouched
 
 ENGINE = "lanes"
 
@@ -29,9 +29,7 @@ def emulated(built: Built, folder: Path, tolerance: float | None = None) -> Path
         for each in manifest["tolerances"].values() if tolerance is not None else ():
             each.update(atol=tolerance, rtol=tolerance, max_outside=0.0)
 
-    path = resealed(built.bundle, folder, edit).path
-    write_note(path, PulledNote("jets/1", Bundle.open(path).digest, "somebody", "now"))
-    return path
+    return vouched(resealed(built.bundle, folder, edit))
 
 
 @pytest.fixture
@@ -85,8 +83,7 @@ def test_a_worker_without_torch_names_what_waits(
             "cpu/x86-64-v2": {**record, "raced_with": []},
         }
 
-    folder = resealed(bare_jets.bundle, tmp_path / "edited", edit).path
-    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
+    folder = vouched(resealed(bare_jets.bundle, tmp_path / "edited", edit))
     monkeypatch.setattr(target_choice, "torch_runs_on", lambda device: False)
     with pytest.raises(LoadError, match=f"{TARGET} is emulated"):
         load(folder, target=TARGET)

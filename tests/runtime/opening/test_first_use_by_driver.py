@@ -25,13 +25,14 @@ from engines import EngineError, Target
 from engines.lanes.compiling import devices
 from engines.native import gpus
 from engines.target import host_runs
-from registry.bundle import Bundle, PulledNote, write_note
+from registry.bundle import Bundle
 from registry.store import Registry
 from soa.memory import torch_drives_gpus
 from stages.judging import emulate
 from tests.models import mlps, project
 from tests.models.project import PASSED, TARGET, TARGETS, Built, resealed
 from tests.models.shared import made_once
+from tests.models.versions import vouched
 
 CUDA = "cuda/sm_90"
 ROOT = Path(__file__).parents[3]
@@ -161,9 +162,7 @@ def here(
 
 def whole(built: Built, folder: Path) -> Path:
     """A promoted copy with all targets."""
-    shutil.copytree(built.bundle.path, folder)
-    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
-    return folder
+    return vouched(Bundle.open(shutil.copytree(built.bundle.path, folder)))
 
 
 def pulled(built: Built, folder: Path, **changes: Any) -> Path:
@@ -176,9 +175,7 @@ def pulled(built: Built, folder: Path, **changes: Any) -> Path:
         other = {"status": changes.get("status", "emulated"), "chosen": named}
         manifest["targets"] = {CUDA: {**record, **other, "candidates": {named: candidate}}}
 
-    path = resealed(built.bundle, folder, edit).path
-    write_note(path, PulledNote("jets/1", Bundle.open(path).digest, "somebody", "now"))
-    return path
+    return vouched(resealed(built.bundle, folder, edit))
 
 
 def require_right(found: Any) -> None:

@@ -18,7 +18,7 @@ from engines.errors import RunError, TargetError
 from engines.kinds import host_cpu_levels
 from pipeline.loading import load
 from pipeline.promotion.pulling import pull
-from registry.bundle.pulled import PulledNote, write_note
+from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.store.registry import Registry
 from runtime import process
@@ -27,8 +27,8 @@ from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.session.session import Session
 from tests.models.forked import in_a_child
-from tests.models.mlps import PointwiseFirst
-from tests.models.project import PASSED, TARGET, Built, described, resealed
+from tests.models.project import PASSED, TARGET, Built, described, require_right, resealed
+from tests.models.versions import vouched
 from tests.models.watched import watched
 
 ENGINES = ("aoti", "torchscript", "exported")
@@ -66,26 +66,16 @@ def copy(pulled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pulled, tmp_path / "copy"))
 
 
-def require_right(session: Session, n: int = 33) -> None:
-    """Requires the answers of the eager model with the project's weights."""
-    jets, tags = session.collection("jets", n), session.collection("tags", n)
-    features = torch.randn(n, 6)
-    for i, name in enumerate("abcdef"):
-        jets.tensor(name).copy_(features[:, i])
-    session.run(jets, tags)
-    expected = PointwiseFirst(1)(features).detach()
-    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("ref", ["jets@production", "jets/1"])
-def test_production_takes_what_was_promoted(registry: Registry, ref: str) -> None:
-    session = load(ref, registry=registry)
-    assert type(session) is Session
-    assert session.origin is not None
-    assert (session.origin.name, session.origin.version) == ("jets", "1")
-    assert session.origin.target == TARGET
-    require_right(session)
+def test_production_takes_what_was_promoted(registry: Registry) -> None:
+    for session in (
+        load("jets@production", registry=registry),
+        load("jets/1", registry=registry.uri),
+    ):
+        assert type(session) is Session
+        assert session.origin is not None
+        assert (session.origin.name, session.origin.version) == ("jets", "1")
+        assert session.origin.target == TARGET
+        require_right(session)
 
 
 @pytest.mark.parametrize("ref", ["jets", "jets/2"])
@@ -103,15 +93,9 @@ def test_test_mode_takes_anything(registry: Registry, jets: Built, name: str) ->
     for ref in ("jets/2", jets.bundle.path, str(jets.bundle.path)):
         session = load(ref, mode="test", registry=registry, engine_name=name)
         assert isinstance(session, CheckedSession)
-        assert session.origin is not None
-        assert session.origin.engine == name
-        require_right(session)
+        require_right(session, name)
         assert session.report.events == 1
         assert session.report.worst["probabilities"].outside == 0
-
-
-def test_registry_by_its_uri(registry: Registry) -> None:
-    require_right(load("jets@production", registry=registry.uri))
 
 
 def test_threads(registry: Registry, jets: Built) -> None:
@@ -140,11 +124,10 @@ def test_threads_share_the_rows_of_lanes(
 ) -> None:
     """`load(threads=2)` and `session.threads` of the config; few rows stay in one thread."""
     bundle = watched(bare_jets.bundle, tmp_path / "watched", 2 if configured else None)
-    write_note(bundle.path, PulledNote("jets/7", bundle.digest, "ada", "2026-01-01"))
-    here = {threading.get_native_id()}
-    assert computing_threads(load(bundle.path, threads=1), 1000) == here
+    folder, here = vouched(bundle), {threading.get_native_id()}
+    assert computing_threads(load(folder, threads=1), 1000) == here
     monkeypatch.setenv("TOGETHER", "1")
-    session = load(bundle.path, threads=None if configured else 2)
+    session = load(folder, threads=None if configured else 2)
     assert computing_threads(session, 5) == here
     both = computing_threads(session, 1000)
     assert len(both) == 2 and here < both
@@ -177,14 +160,9 @@ def test_pulled_folder_needs_neither_registry_nor_mlflow(pulled: Path, tmp_path:
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_plain_folder_is_not_for_production(jets: Built) -> None:
+def test_plain_folder_is_not_for_production(registry: Registry, tmp_path: Path) -> None:
+    pull(registry, "jets/2", tmp_path / "copy")  # it was not promoted
     with pytest.raises(LoadError, match="is a folder that no promotion vouches for: make one with"):
-        load(jets.bundle.path)
-
-
-def test_pull_of_what_was_not_promoted(registry: Registry, tmp_path: Path) -> None:
-    pull(registry, "jets/2", tmp_path / "copy")
-    with pytest.raises(LoadError, match="no promotion vouches for"):
         load(tmp_path / "copy")
 
 
@@ -205,7 +183,7 @@ def test_note_of_another_bundle(copy: Path, jets: Built, tmp_path: Path) -> None
         load(other.path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ref": "jets/1"}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", '{"ref": "jets/1"}'])
 def test_note_that_is_none(copy: Path, text: str) -> None:
     (copy / "PROMOTED.json").write_text(text)
     with pytest.raises(BundleError, match=r"PROMOTED\.json: not the record of a promotion"):
@@ -228,7 +206,7 @@ def test_folder_or_name(pulled: Path, registry: Registry, monkeypatch: pytest.Mo
     assert not (pulled.parent / "none").exists()
 
 
-@pytest.mark.parametrize("ref", ["./nothing", "no such/thing", "jets@", ""])
+@pytest.mark.parametrize("ref", ["./nothing", "jets@", ""])
 def test_neither(registry: Registry, ref: str) -> None:
     with pytest.raises(RegistryError):
         load(ref, registry=registry)
@@ -243,7 +221,7 @@ def test_neither(registry: Registry, ref: str) -> None:
         ({"mode": "fast"}, "mode 'fast' is neither 'test' nor 'production'"),
         *(
             ({"device": name}, f"device '{name}': use 'cpu', 'cuda' or 'cuda:1'")
-            for name in ("gpu", "meta", "cpu:x", "")
+            for name in ("gpu", "meta", "cpu:x")
         ),
         ({"device": "cuda:99"}, r"device 'cuda:99': torch sees [0-9]+ GPUs here"),
         ({"device": "auto", "target": TARGET}, "with device 'auto': each device has its own targ"),
@@ -333,43 +311,30 @@ def test_a_process_in_production_still_exports(
     torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))
 
 
-def retargeted(jets: Built, folder: Path, name: str, **changes: Any) -> Path:
+def retargeted(jets: Built, folder: Path, name: str, **changes: Any) -> Bundle:
     """A copy of the bundle whose record names another target."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = {**manifest["targets"][TARGET], **changes}
         manifest["targets"] = {name: record}
 
-    return resealed(jets.bundle, folder, edit).path
+    return resealed(jets.bundle, folder, edit)
 
 
 def test_target_that_this_host_lacks(jets: Built, tmp_path: Path) -> None:
     lacking = "cpu/x86-64-v2" if host_cpu_levels()[0] == "aarch64" else "cpu/aarch64"
-    folder = retargeted(jets, tmp_path / "edited", lacking)
+    folder = retargeted(jets, tmp_path / "edited", lacking).path
     with pytest.raises(TargetError, match=f"this host cannot run {lacking}: it lacks"):
         load(folder, mode="test", target=lacking)
-    with pytest.raises(
-        TargetError, match=f"no artifact that this CPU can run: {lacking}: it lacks"
-    ):
+    with pytest.raises(TargetError, match=f"this CPU can run: {lacking}: it lacks"):
         load(folder, mode="test")
-
-
-def test_no_artifact_for_this_device(jets: Built, tmp_path: Path) -> None:
-    folder = retargeted(jets, tmp_path / "edited", "cuda/sm_1")
+    of_gpu = retargeted(jets, tmp_path / "other", "cuda/sm_1").path
     with pytest.raises(TargetError, match="no artifact for the CPU; this version holds: cuda/sm_1"):
-        load(folder, mode="test")
-
-
-def promoted(folder: Path) -> Path:
-    """Adds a note of promotion, as a promotion with `--allow-unverified` does."""
-    from registry.bundle.bundle import Bundle
-
-    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
-    return folder
+        load(of_gpu, mode="test")
 
 
 def test_production_runs_only_what_was_verified_on_the_target(jets: Built, tmp_path: Path) -> None:
-    folder = promoted(retargeted(jets, tmp_path / "edited", TARGET, status="unverified"))
+    folder = vouched(retargeted(jets, tmp_path / "edited", TARGET, status="unverified"))
     with pytest.raises(LoadError, match=f"jets is unverified on {TARGET}: production runs only"):
         load(folder)
     require_right(load(folder, mode="test"))
@@ -382,7 +347,7 @@ def test_engines(jets: Built, tmp_path: Path) -> None:
         candidates["torchscript"].update(status="invalid", reason="too far off")
         candidates["aoti"].update(status="failed", reason="it crashed", files=[])
 
-    folder = promoted(resealed(jets.bundle, tmp_path / "edited", edit).path)
+    folder = vouched(resealed(jets.bundle, tmp_path / "edited", edit))
     require_right(load(folder))
     require_right(load(folder, mode="test", engine_name="torchscript"))
     with pytest.raises(LoadError, match=r"the torchscript artifact .* is refused: too far off"):

@@ -35,13 +35,6 @@ from tests.models.versions import negated, promoted
 NAME = "jets@production"
 
 
-@pytest.fixture
-def registry(jets: Built, empty: Registry) -> Registry:
-    """jets/1 is in production."""
-    promoted(empty, jets.bundle)
-    return empty
-
-
 def lookup_of(session: Session) -> Lookup:
     assert session.origin is not None
     assert session.origin.lookup is not None
@@ -230,18 +223,15 @@ def test_a_damaged_record(
     assert not lookup_of(load(NAME, registry=registry, lookup="offline")).asked
 
 
-def test_in_use_as_long_as_its_tiles_are(registry: Registry) -> None:
+def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
+    cache = Cache(cache_root())
     opened = open_version(Opening(NAME, registry=registry, lookup="prefer-cache"))
     whole = open_artifact(opened, TARGET, "aoti", torch.device("cpu"))
     tiles = in_tiles(whole, opened.signature, 64)
     del whole, opened
-    assert [entry.in_use for entry in Cache(cache_root()).entries()] == [True]
+    assert [entry.in_use for entry in cache.entries()] == [True]
     del tiles
-    assert [entry.in_use for entry in Cache(cache_root()).entries()] == [False]
-
-
-def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
-    cache = Cache(cache_root())
+    assert [entry.in_use for entry in cache.entries()] == [False]
     session = load(NAME, registry=registry, lookup="prefer-cache")
     jets, tags = session.collection("jets", 5), session.collection("tags", 5)
     binding = session.bind(jets, tags)

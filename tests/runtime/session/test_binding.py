@@ -16,7 +16,6 @@ from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
 from runtime.session import RangedExecutable
-from runtime.session.binding import Binding
 from runtime.session.origin import Origin
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
@@ -70,10 +69,9 @@ def tags(n: int = 5, capacity: int | None = None) -> Collection:
 
 
 def test_swapped_collections_and_names_that_are_not_there() -> None:
-    session = Session(mlp_signature(), Records())
     with pytest.raises(BindError, match=r"'jets' has the layout of 'tags': are they swapped\?"):
-        session.bind(tags(), jets())
-    for ask in (session.layout, lambda name: session.collection(name, 5)):
+        SESSION.bind(tags(), jets())
+    for ask in (SESSION.layout, lambda name: SESSION.collection(name, 5)):
         with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
             ask("jet")
 
@@ -85,47 +83,22 @@ def floats(names: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (
-            Layout(floats("abcde")),
-            "collection 'jets' has no column 'f'; it has: a, b, c, d, e",
-        ),
+        (Layout(floats("abcde")), " has the columns a, b, c, d, e; the model was compiled for a, "),
+        (Layout(floats("bacdef")), " has the columns b, a, c, d, e, f; the model was compiled for"),
         (
             Layout([*floats("abcde"), column("f", "float64")]),
-            "collection 'jets': column 'f' is float64, the model was compiled for float32",
-        ),
-        (
-            Layout([*floats("abcde"), column("f", "int32")]),
-            "collection 'jets': column 'f' is int32, the model was compiled for float32",
+            ": column 'f' is float64, the model was compiled for float32",
         ),
         (
             Layout([*floats("abcde"), scalar("f", "float32")]),
-            "collection 'jets': column 'f' is scalar [], the model was compiled for column []",
+            ": column 'f' is scalar [], the model was compiled for column []",
         ),
-        (
-            Layout([*floats("abcde"), eigen("f", "float32", 3)]),
-            "collection 'jets': column 'f' is eigen [3], the model was compiled for column []",
-        ),
-        (
-            Layout(floats("abcdefg")),
-            "collection 'jets' has a column 'g' that the model's layout does not have",
-        ),
-        (
-            Layout(floats("bacdef")),
-            "collection 'jets' has its columns in another order: b, a, c, d, e, f; the model was "
-            "compiled for a, b, c, d, e, f",
-        ),
-        (
-            Layout(floats("abcdef"), 64),
-            "collection 'jets' is aligned to 64 bytes, the model was compiled for 128",
-        ),
-        (
-            Layout(floats("abcdef"), storage="columns"),
-            "collection 'jets' is stored as 'columns', the model was compiled for 'buffer'",
-        ),
+        (Layout(floats("abcdef"), 64), " is stored as 'buffer' and aligned to 64 bytes, the model"),
+        (Layout(floats("abcdef"), storage="columns"), " is stored as 'columns' and aligned to 1"),
     ],
 )
 def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
-    assert refusal(Collection(layout, 5), tags()).startswith(message)
+    assert refusal(Collection(layout, 5), tags()).startswith(f"collection 'jets'{message}")
 
 
 @pytest.mark.parametrize("name", "abcdef")
@@ -150,8 +123,7 @@ def test_separate_columns_may_be_aligned_better_than_needed() -> None:
 
     session = Session(simple(layout(64)), Records())
     session.bind(Collection(layout(128), 5), tags())
-    message = "collection 'i' is aligned to 32 bytes, the model was compiled for 64"
-    assert refusal(Collection(layout(32), 5), tags(), session).startswith(message)
+    assert "aligned to 32 bytes" in refusal(Collection(layout(32), 5), tags(), session)
 
 
 # -- collections -----------------------------------------------------------------------------------
@@ -161,32 +133,21 @@ def test_separate_columns_may_be_aligned_better_than_needed() -> None:
     ("inputs", "message"),
     [
         ({}, "input collections none given, the model has jets"),
-        ({"jet": jets()}, "input collections jet given, the model has jets"),
-        (
-            {"jets": jets(), "tags": tags()},
-            "input collections jets, tags given, the model has jets",
-        ),
+        ({"jets": jets(), "tags": tags()}, "input collections jets, tags given, the model has"),
         ({"jets": torch.zeros(5, 6)}, "'jets' is a Tensor, not a Collection"),
-        ({"jets": None}, "'jets' is a NoneType, not a Collection"),
-        (torch.zeros(5, 6), "input is a Tensor: give a Collection, or a dict of them by name"),
         ([jets()], "input is a list: give a Collection, or a dict of them by name"),
-        (None, "input is a NoneType: give a Collection, or a dict of them by name"),
     ],
 )
 def test_what_is_no_collection_of_the_model(inputs: Any, message: str) -> None:
-    assert refusal(inputs, tags()) == message
-
-
-def test_outputs_are_named_as_outputs() -> None:
-    assert refusal(jets(), {"jets": jets()}) == (
-        "output collections jets given, the model has tags"
-    )
+    assert refusal(inputs, tags()).startswith(message)
 
 
 def test_one_collection_where_the_model_has_several() -> None:
     session = Session(detector.signature(), Records())
     text = refusal(Collection(detector.HITS, 1), {}, session)
     assert text == "the model has input collections hits, arrow, packed, pairs: give a dict"
+    text = refusal(jets(), {"jets": jets()})
+    assert text == "output collections jets given, the model has tags"
 
 
 def test_another_device() -> None:
@@ -198,12 +159,7 @@ def test_another_device() -> None:
 
 
 def test_read_only_memory_is_an_input_only() -> None:
-    memory = np.zeros(TAGS.nbytes(5) + 128, dtype=np.uint8)
-    start = -memory.ctypes.data % 128
-    locked = memory[start : start + TAGS.nbytes(5)]
-    locked.flags.writeable = False
-    collection = Collection.wrap(TAGS, locked, 5)
-    assert refusal(jets(), collection) == "output collection 'tags' is read-only memory"
+    assert refusal(jets(), tags().locked()) == "output collection 'tags' is read-only memory"
     SESSION.bind(jets().locked(), tags())
 
 
@@ -221,11 +177,8 @@ def test_rows_outside_the_compiled_range(n: int) -> None:
     refused = refusal(jets(n), tags(n))
     assert refused.startswith(f"n = {n} is outside the compiled range 2 … 100: ")
     assert "rows: unbounded" in refused
-
-
-@pytest.mark.parametrize("n", [2, 100])
-def test_the_ends_of_the_range_are_inside(n: int) -> None:
-    SESSION.bind(jets(n), tags(n))()
+    for inside in (2, 100):
+        SESSION.bind(jets(inside), tags(inside))()
 
 
 def test_rows_of_two_dimensions_are_independent() -> None:
@@ -276,30 +229,24 @@ TWO = Signature.build(
 
 
 @pytest.mark.parametrize(
-    ("offsets", "message"),
+    ("offsets", "names"),
     [
-        ((0, 1024, 0, 4096), "collections 'in1' and 'out1' overlap in memory"),
-        ((0, 1024, 256, 4096), "collections 'in1' and 'out1' overlap in memory"),
-        ((256, 1024, 0, 4096), "collections 'out1' and 'in1' overlap in memory"),
-        ((0, 1024, 2048, 2304), "collections 'out1' and 'out2' overlap in memory"),
-        ((0, 1024, 2048, 1280), "collections 'in2' and 'out2' overlap in memory"),
-        ((0, 128, 4096, 384), "collections 'in2' and 'out2' overlap in memory"),
+        ((0, 1024, 0, 4096), "'in1' and 'out1'"),
+        ((256, 1024, 0, 4096), "'out1' and 'in1'"),
+        ((0, 1024, 2048, 2304), "'out1' and 'out2'"),
+        ((0, 128, 4096, 384), "'in2' and 'out2'"),
     ],
 )
-def test_outputs_overlap_nothing(offsets: tuple[int, ...], message: str) -> None:
+def test_outputs_overlap_nothing(offsets: tuple[int, ...], names: str) -> None:
     one, two, three, four = map(shared, offsets)
     session = Session(TWO, Records())
     text = refusal({"in1": one, "in2": two}, {"out1": three, "out2": four}, session)
-    assert text == message
+    assert text == f"collections {names} overlap in memory"
 
 
 def test_neighbours_do_not_overlap_and_inputs_may() -> None:
     one, two, three, four = map(shared, (0, 0, 384, 768))
     Session(TWO, Records()).bind({"in1": one, "in2": two}, {"out1": three, "out2": four})
-    collection = shared(2048)
-    Session(TWO, Records()).bind(
-        {"in1": collection, "in2": collection}, {"out1": three, "out2": four}
-    )
 
 
 # -- what is bound ---------------------------------------------------------------------------------
@@ -411,7 +358,7 @@ def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str)
     assert answered(binding) == 33
 
 
-@pytest.mark.parametrize("n", [-1, 1, 51, 101, 10**12])
+@pytest.mark.parametrize("n", [-1, 1, 51, 10**12])
 def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=60))
     with pytest.raises(BindError) as caught:
@@ -426,26 +373,15 @@ def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
         roomy(101)
 
 
-def test_numpys_integers_are_row_counts() -> None:
-    binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
-    binding(np.int64(7))
-    assert binding.rows == {"n": 7}
-    binding({"n": np.uint32(9)})
-    assert binding.rows == {"n": 9}
-
-
-@pytest.mark.parametrize("rows", [2.5, "7", {"n": 2.5}, {"n": None}, [7], True])
+@pytest.mark.parametrize("rows", [2.5, "7", {"n": None}, [7], True])
 def test_what_is_no_row_count(rows: Any) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
     with pytest.raises(BindError, match="integer"):
         binding(rows)
     assert binding.rows == {"n": 5}
-
-
-def test_a_failure_of_the_artifact_is_its_own() -> None:
-    binding: Binding = Session(mlp_signature(), rogues.Fails()).bind(jets(), tags())
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        binding()
+    for integer in (np.int64(7), {"n": np.uint32(7)}):
+        binding(integer)
+        assert binding.rows == {"n": 7}
 
 
 def test_a_collection_that_is_read_and_written_is_one() -> None:
@@ -468,16 +404,11 @@ def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
     assert records.calls == []
     binding(3)
     binding(0)
-    binding(0)
     assert [call[0].shape[0] for call in records.calls] == [3]
-
-
-def test_a_scalar_output_is_written_without_rows() -> None:
     layout = Layout([column("a", "float32"), scalar("x", "float32")])
-    records = Records()
     both = Collection(layout, 0)
-    Session(simple(layout, layout), records).run(both, both)
-    assert len(records.calls) == 1
+    Session(simple(layout, layout), records).run(both, both)  # a scalar is written without rows
+    assert len(records.calls) == 2
 
 
 # -- other memory ----------------------------------------------------------------------------------
@@ -507,9 +438,8 @@ def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
     binding = session.bind(given, written)
     short = Collection(Layout(floats("abcde")), 5)
     refused: list[tuple[Any, Any, str]] = [
-        (short, tags(), "collection 'jets' has no column 'f'"),
+        (short, tags(), "collection 'jets' has the columns a, b, c, d, e"),
         (jets(5), tags(6), "both are rows of 'n'"),
-        (jets(1), tags(1), "n = 1 is outside the compiled range"),
         ({"tracks": jets()}, tags(), "input collections tracks given"),
     ]
     for inputs, outputs, message in refused:

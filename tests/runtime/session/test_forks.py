@@ -16,7 +16,7 @@ from runtime.devices.scheduler import Scheduler
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Collection
-from tests.models.building import Built
+from tests.models.building import Built, bound
 from tests.models.forked import in_a_child
 
 ENGINES = ("aoti", "torchscript", "onnxruntime", "exported")
@@ -33,11 +33,6 @@ def one_thread() -> Iterator[None]:
 
 def opened(mlp: Built, name: str, threads: int = 1) -> Session:
     return Session(mlp.signature, engine(name).open(mlp.files[name], CPU, threads))
-
-
-def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
-    given, written = mlp.collections({"n": n})
-    return session.bind(given, written), written["tags"]
 
 
 @contextmanager

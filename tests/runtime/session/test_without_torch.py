@@ -26,7 +26,8 @@ signature = Signature.build(
 )
 jets, out = Collection(layout, 5, capacity=40), Collection(tags, 5)
 jets["p"][:] = np.arange(5)
-jets["m"][4] = 1.5
+jets["m"] = 1.5
+assert jets.component("m", 1).tolist()[:5] == [1.5] * 5
 assert jets["p"].sum() == 10 and jets["m"][4].sum() == 9 and jets.to("cpu")["p"][4] == 4
 wrapped = Collection.wrap(Layout([column("p", "float32")]), jets.span("p").raw().numpy(), 5)
 assert Collection.from_arrays(layout, {n: jets[n] for n in ("p", "m", "run")})["p"][3] == 3

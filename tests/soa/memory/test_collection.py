@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from itertools import pairwise
 from typing import Any
@@ -63,10 +62,8 @@ def test_own_memory_is_zeroed_and_aligned() -> None:
     [
         ("x", (5,), 20),  # 5 * 4
         ("dir", (5, 2), 788),  # 256 + 2 * 256 + 5 * 4
-        ("m", (0, 0, 0), 1024),
         ("m", (5, 1, 0), 1300),  # component 0 * 2 + 1 = 1: 1024 + 256 + 20
         ("m", (5, 0, 1), 1556),  # component 1 * 2 + 0 = 2: 1024 + 512 + 20
-        ("m", (5, 1, 2), 2324),  # component 2 * 2 + 1 = 5: 1024 + 1280 + 20
         ("m", (32, 1, 2), 2432),  # 1024 + 1280 + 128
     ],
 )
@@ -75,6 +72,8 @@ def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -
     collection.tensor(name)[index] = 1.25
     expected = bytearray(2688)
     expected[offset : offset + 4] = struct.pack("<f", 1.25)
+    collection.tensor("run").fill_(0x01020304)
+    expected[2560:2564] = b"\4\3\2\1"
     assert raw(collection) == bytes(expected)
 
 
@@ -110,12 +109,6 @@ def test_opaque_members(storage: Any) -> None:
     assert other["hit"].tobytes() == values.tobytes()
     with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
         Collection.from_arrays(layout, {**given, "hit": values["id"]})
-
-
-def test_where_a_scalar_lies() -> None:
-    collection = Collection(LAYOUT, N)
-    collection.tensor("run").fill_(0x01020304)
-    assert raw(collection)[2560:2564] == b"\4\3\2\1"
 
 
 def test_offsets_follow_the_capacity() -> None:
@@ -192,15 +185,6 @@ def test_matrix_is_contiguous_and_in_place() -> None:
     assert collection.tensor("m")[5, 1, 0] == 1.25
 
 
-def test_numpy_reads_views_through_dlpack_in_place() -> None:
-    collection = Collection(LAYOUT, N)
-    for name in ("x", "m"):
-        shared = np.from_dlpack(collection.tensor(name))
-        assert shared.ctypes.data == collection.tensor(name).data_ptr()
-        collection.tensor(name)[5] = 1.25
-        assert (shared[5] == 1.25).all()
-
-
 def test_empty_and_scalar_only_collections() -> None:
     empty = Collection(LAYOUT, 0)
     assert len(raw(empty)) == 128  # the scalar's
@@ -244,7 +228,6 @@ def test_its_text() -> None:
         (5, 4, "5 elements in a collection with room for 4"),
         (2.0, None, "must be an integer, found 2.0"),
         (True, None, "must be an integer, found True"),
-        ("3", None, "must be an integer, found '3'"),
     ],
 )
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
@@ -258,15 +241,12 @@ def test_sizes_that_cannot_be(storage: Any, n: Any, capacity: Any, says: str) ->
 
 
 @pytest.mark.parametrize("n", [-1, 5, 2.0, True])
-def test_n_that_the_columns_do_not_have(n: Any) -> None:
+def test_n_that_is_not_there(n: Any) -> None:
     layout = Layout([column("x", "float32")], storage="columns")
     with pytest.raises(CollectionError, match="elements"):
         Collection.from_columns(layout, {"x": aligned_array(np.zeros(4), "float32")}, n)
-
-
-def test_more_rows_than_room() -> None:
-    with pytest.raises(CollectionError, match="3 elements in a collection with room for 2"):
-        Collection(LAYOUT, 2).rows(3)
+    with pytest.raises(CollectionError, match="elements"):
+        Collection(LAYOUT, 4).rows(n)
 
 
 def test_separate_columns_have_no_single_view() -> None:
@@ -318,24 +298,16 @@ def test_from_columns_shares_memory() -> None:
     assert Collection.from_columns(APART, given, 3).tensor("x").shape == (3,)
 
 
-@pytest.mark.parametrize("kind", ["torch", "array interface", "dlpack", "memoryview"])
-def test_from_columns_of_any_exporter(kind: str) -> None:
+@pytest.mark.parametrize(
+    "exported", [torch.from_numpy, OnlyArrayInterface, OnlyDLPack, memoryview, np.asarray]
+)
+@pytest.mark.parametrize("readonly", [False, True])
+def test_from_columns_of_any_exporter(exported: Any, readonly: bool) -> None:
     array = aligned_array(np.arange(5), "float32")
-    piece: Any = {
-        "torch": torch.from_numpy(array),
-        "array interface": OnlyArrayInterface(array),
-        "dlpack": OnlyDLPack(array),
-        "memoryview": array.data,
-    }[kind]
-    collection = Collection.from_columns(APART, columns_of(x=piece))
+    array.flags.writeable = not readonly or exported is torch.from_numpy
+    collection = Collection.from_columns(APART, columns_of(x=exported(array)))
     assert collection.tensor("x").data_ptr() == array.ctypes.data
-    assert not collection.readonly
-
-
-def test_one_read_only_column_makes_the_collection_read_only() -> None:
-    array = aligned_array(np.arange(5), "float32")
-    array.flags.writeable = False
-    assert Collection.from_columns(APART, columns_of(x=array)).readonly
+    assert collection.readonly != array.flags.writeable
 
 
 def test_alignment_of_separate_columns() -> None:
@@ -365,28 +337,20 @@ def test_bfloat16_columns() -> None:
         ({"x": np.arange(5)}, "column 'x' is int64, the layout says float32"),
         ({"x": aligned_array(np.arange(5), ">f4")}, "column 'x' is >f4, the layout says float32"),
         ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is opaque4"),
-        ({"x": torch.arange(5)}, "column 'x' is int64"),
-        ({"x": bytes(20)}, "column 'x' is uint8"),
         ({"x": [1.0]}, "column 'x': cannot view a list as memory"),
-        ({"x": np.float32(1)}, "column 'x': a float32 is a value, not memory"),
         ({"x": aligned_array(np.zeros(10), "f4")[::2]}, "column 'x': .* not contiguous"),
         ({"x": aligned_array(np.zeros((5, 1)), "f4")}, r"'x' has shape \(5, 1\), needed one dim"),
         ({"x": aligned_array(np.zeros(5), "f4", shift=4)}, "column 'x' .* misaligned: 64-byte"),
         ({"x": aligned_array(np.zeros(4), "f4")}, r"different lengths: x \[4\], v \[5\]"),
         ({"v": [aligned_array(np.zeros(5), "i2")]}, "'v' needs 2 component arrays, found 1"),
-        ({"v": aligned_array(np.zeros((3, 64)), "i2")}, "'v' needs 2 component arrays, found 3"),
         ({"v": [aligned_array(np.zeros(5), "i2"), np.zeros(5)]}, r"column 'v\[1\]' is float64"),
         ({"run": aligned_array([1, 2], "u4")}, "scalar 'run' has 2 values, needed 1"),
-        ({"run": np.zeros(0, "u4")}, "scalar 'run' has 0 values, needed 1"),
         ({"eta": np.zeros(5)}, r"unknown \['eta'\]"),
     ],
 )
 def test_columns_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(CollectionError, match=says):
         Collection.from_columns(APART, columns_of(**changed))
-
-
-def test_missing_columns() -> None:
     with pytest.raises(CollectionError, match=r"missing \['v', 'run'\]"):
         Collection.from_columns(APART, {"x": np.zeros(5, "f4")})
 
@@ -412,22 +376,17 @@ def test_from_arrays_copies() -> None:
         assert np.array_equal(collection[name], value)
     collection.tensor("x")[0] = -1.0
     assert given["x"][0] == 9.0
-    assert json.dumps({"n": collection.n}) == '{"n": 5}'
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"x": np.zeros(5)}, "column 'x' is float64, the layout says float32: convert it first"),
-        ({"x": np.zeros(5, "u8")}, "column 'x' is uint64, the layout says float32"),
         ({"x": np.zeros(5, ">f4")}, "column 'x' is >f4"),
-        ({"x": np.zeros(5, "M8[s]")}, r"column 'x' is datetime64"),
         ({"x": [[1.0], [1.0, 2.0]]}, "column 'x': .*inhomogeneous"),
         ({"x": np.ma.masked_array(np.zeros(5), np.arange(5) == 2)}, "column 'x': .*masked"),
         ({"x": np.zeros(4, "f4")}, r"cannot tell n from columns of shapes x \(4,\), dir \(5, 3\)"),
         ({"x": np.float32(1)}, r"cannot tell n from columns of shapes x \(\)"),
-        ({"x": np.zeros((5, 1), "f4")}, r"column 'x' has shape \(5, 1\), needed \(5,\)"),
-        ({"dir": np.zeros((5, 2), "f4")}, r"'dir' has shape \(5, 2\), needed \(5, 3\)"),
         ({"m": np.zeros((5, 3, 2), "f4")}, r"'m' has shape \(5, 3, 2\), needed \(5, 2, 3\)"),
         ({"run": np.zeros(1, "u4")}, r"'run' has shape \(1,\), needed \(\)"),
         ({"x": torch.zeros(5).to_sparse()}, "column 'x' is a sparse"),

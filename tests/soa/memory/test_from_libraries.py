@@ -109,30 +109,20 @@ def test_columns_are_bound_where_they_lie(source: str) -> None:
 
 @pytest.mark.parametrize("first", range(34))
 def test_ordinary_arrays_at_every_row(first: int) -> None:
-    """Arrays of NumPy, torch, Arrow and Awkward, as allocated: a slice may begin at any row."""
-    sliced = {
-        "numpy": {"pt": PT[first:], "q": Q[first:]},
-        "torch": {"pt": torch.from_numpy(PT)[first:], "q": torch.from_numpy(Q)[first:]},
-        "arrow": pa.record_batch({"pt": pa.array(PT), "q": pa.array(Q)}).slice(first),
-        "awkward": ak.Array({"pt": PT, "q": Q})[first:],
-    }
-    for name, data in sliced.items():
+    """Arrays as allocated: a slice may begin at any row."""
+    table = pa.record_batch({"pt": pa.array(PT), "q": pa.array(Q)}).slice(first)
+    for data in (table, {"pt": PT[first:], "q": Q[first:]}, ak.Array({"pt": PT, "q": Q})[first:]):
         collection = as_collection(data, PICKED)
-        assert (collection.copied, collection.n) == ((), 40 - first), name
+        assert (collection.copied, collection.n) == ((), 40 - first)
         np.testing.assert_array_equal(collection["pt"], PT[first:])
-        if name != "arrow":  # pa.array copies
-            assert collection["pt"].ctypes.data == PT.ctypes.data + 4 * first, name
+        if data is not table:  # pa.array copies
+            assert collection["pt"].ctypes.data == PT.ctypes.data + 4 * first
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_every_number_of_arrow(dtype: str) -> None:
     array = pa.array(np.arange(9).astype(dtype))
-    sources: list[tuple[Any, Any]] = [
-        (pa.table({"x": array}), array),
-        ({"x": array[3:7]}, array[3:7]),
-        ({"x": pa.chunked_array([array])}, array),
-    ]
-    for data, one in sources:
+    for data, one in (({"x": array[3:7]}, array[3:7]), (pa.table({"x": array}), array)):
         collection = as_collection(data)
         assert collection.layout == Layout([column("x", dtype)], 1, "columns")
         assert collection["x"].ctypes.data == address(one)
@@ -140,18 +130,12 @@ def test_every_number_of_arrow(dtype: str) -> None:
         assert collection.readonly and not collection.copied
 
 
-def test_memmaps_stay_on_their_file(tmp_path: Path) -> None:
-    mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=9)
-    collection = as_collection({"x": mapped}, ONE)
-    collection["x"][2] = 7
-    assert mapped[2] == 7 and not collection.copied
-
-
-def test_arrays_of_numpy_and_torch_can_be_outputs() -> None:
-    for values in (np.zeros(5, "f4"), torch.zeros(5)):
+def test_arrays_of_numpy_and_torch_can_be_outputs(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=5)
+    for values in (np.zeros(5, "f4"), torch.zeros(5), mapped):
         collection = as_collection({"x": values}, ONE)
         collection["x"][:] = 3
-        assert values[4] == 3 and not collection.readonly
+        assert values[4] == 3 and not collection.readonly and not collection.copied
 
 
 def test_uint8_is_bool() -> None:
@@ -230,7 +214,6 @@ def test_empty_data() -> None:
     assert as_collection(arrow().slice(0, 0), PICKED).n == 0
     assert as_collection({"x": pa.chunked_array([], pa.float32())}).n == 0
     assert as_collection({"x": np.zeros(0, "u1")}, FLAG).n == 0
-    assert as_collection(ak.Array({"x": np.zeros(0, "f4")}), ONE).n == 0
 
 
 # -- sources that are copied and reported ----------------------------------------------------------
@@ -284,8 +267,7 @@ def test_columns_that_are_copied(source: str, tmp_path: Path) -> None:
 
 
 def test_only_what_must_be_is_copied() -> None:
-    data = {"pt": PT, "q": np.repeat(Q, 2)[::2]}
-    collection = as_collection(data, PICKED)
+    collection = as_collection({"pt": PT, "q": np.repeat(Q, 2)[::2]}, PICKED)
     assert collection.copied == ("q",)
     assert collection["pt"].ctypes.data == PT.ctypes.data
 
@@ -300,25 +282,22 @@ def test_booleans_of_arrow_are_bits() -> None:
     assert as_collection({"x": array}, FLAG, fill={"x": True})["x"].tolist()[3] is True
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pa.array([1.0, None, 3.0], pa.float32()),
-        pa.array([1.0, None, 3.0], pa.float16()).cast(pa.float32()),
-        ak.Array([np.float32(1), None, np.float32(3)]),
-        pd.Series([1, None, 3], dtype="Float32"),
-        pd.Series([1, None, 3], dtype=pd.ArrowDtype(pa.float32())),
-        np.ma.masked_array(np.array([1, 2, 3], "f4"), [False, True, False]),
-    ],
-    ids=["arrow", "cast", "awkward", "pandas", "pandas of arrow", "numpy"],
-)
-def test_missing_values_are_filled_or_refused(values: Any) -> None:
-    if isinstance(values, ak.Array):
-        values = ak.values_astype(values, "float32")
-    collection = as_collection({"x": values}, ONE, fill={"x": -1})
+MISSING = {
+    "arrow": pa.array([1.0, None, 3.0], pa.float32()),
+    "awkward": ak.values_astype(ak.Array([1, None, 3]), "float32"),
+    "pandas": pd.Series([1, None, 3], dtype="Float32"),
+    "pandas of arrow": pd.Series([1, None, 3], dtype=pd.ArrowDtype(pa.float32())),
+    "numpy": np.ma.masked_array(np.array([1, 2, 3], "f4"), [False, True, False]),
+}
+
+
+@pytest.mark.parametrize("source", MISSING)
+def test_missing_values_are_filled_or_refused(source: str) -> None:
+    data = {"x": MISSING[source]}
+    collection = as_collection(data, ONE, fill={"x": -1})
     assert (collection["x"].tolist(), collection.copied) == ([1, -1, 3], ("x",))
     with pytest.raises(CollectionError, match=r"column 'x' has nulls .*fill=\{'x': 0\}"):
-        as_collection({"x": values}, ONE)
+        as_collection(data, ONE)
 
 
 def test_nulls_that_are_not_there_do_no_harm() -> None:
@@ -390,14 +369,8 @@ def test_lists_of_one_length_are_vectors(shape: tuple[int, ...]) -> None:
             collection = as_collection({"m": data}, asked)
             assert (collection.n, collection.layout.columns) == (4, layout.columns), name
             assert collection.readonly
-            for k in range(int(np.prod(shape))):
-                place = collection.layout["m"].component_of(k)
-                expected = values.reshape(4, -1)[:, k].tolist()
-                assert collection.span("m", place).tensor().tolist() == expected, name
+            np.testing.assert_array_equal(to_numpy(collection)["m"], values, name)
         assert as_collection({"m": data[:0]}, layout).n == 0, name
-    filled = pa.array([[1.0, None, 3.0]], pa.list_(pa.float32()))
-    vector = Layout([eigen("m", "float32", 3)], storage="columns")
-    assert as_collection({"m": filled}, vector, fill={"m": 7}).span("m", 1).tensor().tolist() == [7]
 
 
 def test_lists_of_a_file_that_pandas_wrote(tmp_path: Path) -> None:
@@ -477,35 +450,21 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
 @pytest.mark.parametrize(
     ("data", "layout", "says"),
     [
-        ({"x": pa.array([["a"]])}, None, "column 'x' is string"),
-        ({"x": pa.array([{"a": ["b"]}])}, None, "column 'x' is string"),
         ({"x": pa.array([0], pa.timestamp("s"))}, None, r"timestamp.*view\('int64'\)"),
         ({"x": pa.array(["a"])}, None, "column 'x' is string: cast it to one of bool, int8"),
-        ({"x": pa.array([None])}, None, "column 'x' is null: cast"),
         ({"x": STRUCT}, None, "'x' has several entries an element: give the layout"),
-        ({"x": pa.array([1.0])}, VECTOR, r"'x' is eigen \[2\] in the layout; .* shape \(1,\)"),
         ({"q": STRUCT, "pt": PT[:1]}, PICKED, "'q' is column in the layout; .* a struct"),
-        ({"x": np.zeros((3, 3))}, VECTOR, r"'x' is eigen \[2\] in the layout; .* \(3, 3\)"),
         ({"pt": PT}, PICKED, "no column 'q', there are: pt"),
         ({"x": PT.astype("f8")}, ONE, "'x' is float64, the layout says .*dtype: float64"),
         ({"x": PT.astype("M8[s]")}, None, r"column 'x': unknown dtype 'datetime64\[s\]"),
         ({"x": np.array(["a", None])}, None, "column 'x' is string: cast it"),
         ({"x": [[1.0], [2.0, 3.0]]}, None, "column 'x': .*inhomogeneous"),
         ({"x": torch.zeros(3).to_sparse()}, ONE, "column 'x': "),
-        (
-            pa.table({"x": [1, 2]}),
-            SCALAR,
-            r"'x' is scalar in the layout; found shape \(2,\), not one value",
-        ),
+        (pa.table({"x": [1, 2]}), SCALAR, r"'x' is scalar in the layout; .* not one value"),
         (pa.table([[1], [2]], names=["x", "x"]), None, "two columns are called 'x'"),
-        (pd.DataFrame([[1, 2]], columns=["x", "x"]), None, "two columns are called 'x'"),
-        (pd.DataFrame({"x": ["a"]}), None, "column 'x' is large_string: cast it"),
         ({"x": PT, "y": PT[1:]}, None, r"different lengths: x \[40\], y \[39\]"),
         (PT, None, r"a ndarray without columns .*Collection\.wrap"),
-        (PT.tobytes(), ONE, "a bytes without columns"),
         (pa.array([1.0]), None, "a DoubleArray without columns"),
-        (ak.Array([1.0]), None, "a Array without columns"),
-        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is jagged .*0 to 1 .* flatten it first"),
         (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is jagged .*0 to 2 "),
         (ak.Array([{"x": [[1, 2], [3]]}]), None, r"column 'x' is jagged .*1 to 2 "),
         (pa.table({"x": [[1, 2], []]}), None, r"column 'x' is jagged .*0 to 2 .* flatten it"),
@@ -513,12 +472,9 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
         (pd.DataFrame({"x": [PT[:2], None]}), VECTOR, "column 'x' has no list in 1 rows"),
         (pa.table({"x": [[1.0, 2.0], None]}), VECTOR, "column 'x' has no list in 1 rows"),
         (ak.Array([{"x": [1.0]}, {"x": None}]), VECTOR, "column 'x' has no list in 1 rows"),
-        (pa.table({"x": [[1.0]]}), VECTOR, r"'x' is eigen \[2\] in the layout; .* \(1, 1\)"),
         (pa.table({"x": [[1.0, None]]}), VECTOR, "column 'x' has nulls"),
-        (pa.table({"x": [[], []]}), VECTOR, "column 'x' is null"),
         (ak.Array([{"x": 1}, {"x": "a"}]), None, "column 'x' is dense_union"),
         (ak.Array([{"x": ["a"]}]), None, "column 'x' is large_string: cast it"),
-        (ak.Array([{"x": {"a": 1}}]), None, "column 'x' has several entries .* give the layout"),
     ],
 )
 def test_what_cannot_be_taken(data: Any, layout: Any, says: str) -> None:
@@ -564,9 +520,7 @@ def _pandas_ways(array: Any) -> list[Any]:
     ("array", "dtype"),
     [
         (pd.Categorical([1.5, 2.5, 1.5]), "float64"),
-        (pd.Categorical([7, 3, 7]), "int64"),
         (pd.array([1, 2, 3], dtype="Int32"), "int32"),
-        (pd.array([1.5, 2.5, 3.5], dtype="Float32"), "float32"),
         (pd.array([True, False, True], dtype="boolean"), "bool"),
         (pd.array([1, 2, 3], dtype="int64[pyarrow]"), "int64"),
         (pd.arrays.SparseArray([0.0, 1.0, 0.0]), "float64"),
@@ -574,10 +528,9 @@ def _pandas_ways(array: Any) -> list[Any]:
 )
 def test_pandas_arrays_in_each_place(array: Any, dtype: str) -> None:
     for data in _pandas_ways(array):
-        for layout in (None, Layout([column("x", dtype)])):
-            made = as_collection(data, layout)
-            assert made.layout["x"].dtype == dtype
-            assert made["x"].tolist() == list(array)
+        made = as_collection(data)
+        assert made.layout["x"].dtype == dtype
+        assert made["x"].tolist() == list(array)
 
 
 def test_missing_values_and_text_in_pandas_arrays() -> None:
@@ -615,8 +568,6 @@ def test_dictionaries_and_runs_of_numbers() -> None:
         made = as_collection({"x": array})
         assert made["x"].tolist() == array.to_pylist() and made.copied == ("x",)
     with_null = pa.array([1.5, None]).dictionary_encode()
-    with pytest.raises(CollectionError, match="missing values: 1"):
-        as_collection({"x": with_null})
     assert as_collection({"x": with_null}, fill={"x": 0})["x"].tolist() == [1.5, 0]
     with pytest.raises(CollectionError, match="'x' is a category of string"):
         as_collection({"x": pa.array(["a"]).dictionary_encode()})
@@ -634,7 +585,7 @@ def test_tensors_of_fixed_shape(order: list[int] | None) -> None:
 
 def test_null_vectors_take_the_fill_value() -> None:
     numbers: list[list[float] | None] = [[1.0, 2.0], None, [3.0, 4.0]]
-    for kind in (pa.list_(pa.float32(), 2), pa.list_(pa.float32()), pa.large_list(pa.float32())):
+    for kind in (pa.list_(pa.float32(), 2), pa.list_(pa.float32())):
         array = pa.array(numbers, type=kind)
         with pytest.raises(CollectionError, match="'v' has no list in 1 rows"):
             as_collection({"v": array})
@@ -646,17 +597,15 @@ def test_null_vectors_take_the_fill_value() -> None:
             assert to_numpy(made)["v"].tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_a_cast_names_the_dtype_of_the_layout(dtype: str) -> None:
-    with pytest.raises(CollectionError, match=f"'x' is string: cast it to {dtype}$"):
-        as_collection({"x": pa.array(["a"])}, Layout([column("x", dtype)]))
+def test_a_cast_names_the_dtype_of_the_layout() -> None:
+    with pytest.raises(CollectionError, match=r"'x' is string: cast it to float16$"):
+        as_collection({"x": pa.array(["a"])}, Layout([column("x", "float16")]))
 
 
 @pytest.mark.parametrize(
     ("name", "there", "meant"),
     [
         ("pt", ["Pt", "eta"], "Pt"),
-        ("energy", ["enregy", "eta"], "enregy"),
         ("pt", ["jet_pt", "jet_eta"], "jet_pt"),
         ("pt", ["jet_pt", "el_pt"], None),
         ("pt", ["mass", "eta"], None),

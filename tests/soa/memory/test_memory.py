@@ -39,8 +39,7 @@ def views_of(memory: Array) -> dict[str, Any]:
     tensor = torch.from_numpy(memory)
     return {
         "numpy": memory,
-        "numpy of another shape": memory.reshape(2, -1),
-        "numpy void": memory.view("V1"),
+        "numpy void": memory.view("V1").reshape(2, -1),
         "torch": tensor,
         "memoryview": memory.data,
         "buffer protocol": (ctypes.c_char * memory.nbytes).from_buffer(memory.data),
@@ -59,12 +58,9 @@ def test_wrap_shares_memory(kind: str) -> None:
     assert not collection.readonly
     collection.tensor("x")[32] = 1.5  # byte 32 * 4 = 128
     collection.tensor("k")[1] = -2  # byte 256 + 2
-    collection.tensor("s").fill_(7.0)
-    assert memory[128:132].tobytes() == np.float32(1.5).tobytes()
-    assert memory[258:260].tobytes() == np.int16(-2).tobytes()
-    assert memory[384:392].tobytes() == np.float64(7.0).tobytes()
-    memory[256:258] = np.frombuffer(np.int16(5).tobytes(), np.uint8)
-    assert collection.tensor("k")[:2].tolist() == [5, -2]
+    assert memory.view("f4")[32] == 1.5 and memory.view("i2")[129] == -2
+    memory.view("f8")[48] = 7  # byte 384
+    assert collection.tensor("s") == 7
 
 
 def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
@@ -77,7 +73,7 @@ def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [">f4", "f2", "i4", "i8", "?", "i1", "c8", "M8[ns]", "m8[s]", "V4", "S4", "U1", [("a", "f4")]],
+    [">f4", "f2", "i4", "i1", "c8", "M8[ns]", "V4", "S4", [("a", "f4")]],
 )
 def test_values_of_another_dtype_are_not_raw_bytes(dtype: Any) -> None:
     floats = Layout([column("x", "float32")])
@@ -105,17 +101,21 @@ def test_wrap_an_address(number: Callable[[int], Any]) -> None:
     assert memory.view("f4")[0] == 2.0
 
 
-def test_wrap_a_mapped_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("access", [mmap.ACCESS_READ, mmap.ACCESS_WRITE])
+def test_wrap_a_mapped_file(tmp_path: Path, access: int) -> None:
     path = tmp_path / "event"
-    path.write_bytes(bytes(mmap.PAGESIZE))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+    path.write_bytes(b"\3\0" * (mmap.PAGESIZE // 2))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access) as mapped:
         collection = Collection.wrap(LAYOUT, mapped, N)
-        assert not collection.readonly
-        collection.tensor("x")[1] = 3.0
+        assert collection.readonly == (access == mmap.ACCESS_READ)
+        assert collection["k"][0] == 3
+        if not collection.readonly:
+            collection["x"][1] = 3.0
         with pytest.raises(BufferError):
             mapped.close()  # the collection still uses it
         del collection
-    assert np.frombuffer(path.read_bytes(), "f4")[1] == 3.0
+    if access == mmap.ACCESS_WRITE:
+        assert np.frombuffer(path.read_bytes(), "f4")[1] == 3.0
 
 
 def readonly_numpy() -> Array:
@@ -144,18 +144,10 @@ def test_read_only_memory_stays_so(memory: Any) -> None:
     assert not Collection.wrap(LAYOUT, memory, N, readonly=False).readonly
 
 
-def test_bytes_and_read_only_maps(tmp_path: Path) -> None:
+def test_bytes_are_read_only() -> None:
     loose = Layout([column("k", "int16")], 2)  # `bytes` objects are not aligned
     collection = Collection.wrap(loose, b"\1\0\2\0", 2)
-    assert collection.readonly
-    assert collection.tensor("k").tolist() == [1, 2]
-    path = tmp_path / "event"
-    path.write_bytes(b"\3\0" * 8)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        collection = Collection.wrap(loose, mapped, 8)
-        assert collection.readonly
-        assert collection.tensor("k").tolist() == [3] * 8
-        del collection
+    assert collection.readonly and collection["k"].tolist() == [1, 2]
 
 
 def test_empty_memory() -> None:
@@ -181,24 +173,17 @@ def quantized() -> torch.Tensor:
         (aligned(NBYTES - 1), "memory of 511 bytes is too small: 33 elements .* take 512 bytes"),
         (aligned(2 * NBYTES)[::2], r"strides \(2,\) bytes for shape \(512,\) is not contiguous"),
         (torch.zeros(NBYTES, 2)[:, 0], r"strides \(2,\) for shape \(512,\) is not contiguous"),
-        (torch.zeros(1).expand(NBYTES), r"strides \(0,\)"),
         (OnlyDLPack(torch.zeros(NBYTES, 2)[:, 0]), "not contiguous"),
         (memoryview(bytearray(NBYTES))[::2], "not contiguous"),
-        (np.broadcast_to(np.zeros(1), (NBYTES,)), "not contiguous"),
         (torch.zeros(NBYTES).to_sparse(), "sparse"),
         (torch.zeros(NBYTES, dtype=torch.complex64).conj(), "conjugated"),
         (quantized(), "quantized"),
         (np.array([object()] * NBYTES), "Python objects"),
         (np.ma.masked_array(np.zeros(NBYTES), np.arange(NBYTES) == 3), "masked values"),
         pytest.param(ADDRESS.ctypes.data, "without a size: give nbytes=", id="address"),
-        (ctypes.c_void_p(ADDRESS.ctypes.data), "without a size"),
         (ctypes.pointer(ctypes.c_float(0)), "a LP_c_float is a value, not memory"),
-        (ctypes.c_float(0), "a c_float is a value"),
         (np.float32(0), "a float32 is a value"),
-        (True, "a bool is a value"),
         ([1, 2, 3], "cannot view a list as memory"),
-        ("text", "cannot view a str as memory"),
-        (None, "cannot view a NoneType as memory"),
     ],
 )
 def test_what_cannot_be_wrapped(memory: Any, says: str) -> None:
@@ -210,20 +195,13 @@ def test_what_cannot_be_wrapped(memory: Any, says: str) -> None:
     ("address", "nbytes", "says"),
     [
         (0, NBYTES, "null address for 512 bytes"),
-        (ctypes.c_void_p(0), NBYTES, "null address"),
         (-128, NBYTES, "no memory"),
         pytest.param(ADDRESS.ctypes.data, -1, "-1 bytes at address 0x", id="negative"),
-        pytest.param(ADDRESS.ctypes.data, 511, "memory of 511 bytes is too small", id="small"),
     ],
 )
 def test_addresses_that_cannot_be_wrapped(address: Any, nbytes: int, says: str) -> None:
     with pytest.raises(CollectionError, match=says):
         Collection.wrap(LAYOUT, address, N, nbytes=nbytes)
-
-
-def test_memory_on_another_device_than_said() -> None:
-    with pytest.raises(CollectionError, match="this ndarray lies on cpu, not on cuda"):
-        import_bytes(aligned(64), device="cuda")
 
 
 def test_an_exporter_that_fails() -> None:
@@ -307,16 +285,6 @@ def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], he
     assert watch() is not None
     del seen
     assert watch() is None
-
-
-def test_a_view_outlives_its_collection() -> None:
-    # Freed memory of this size is returned to the system, so reading it would be a segfault.
-    size = 64 << 20
-    memory = aligned(size)
-    memory[:] = 1
-    view = Collection.wrap(Layout([column("x", "uint8")]), memory, size).tensor("x")
-    del memory
-    assert int(view.count_nonzero()) == size
 
 
 # -- GPU -------------------------------------------------------------------------------------
