@@ -12,11 +12,11 @@ import torch
 from engines import Executable
 from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
-from runtime.errors import BindError, DeviationError
+from runtime.errors import DeviationError
 from runtime.session.origin import Origin
 from soa import Collection
 from tests.models import rogues
-from tests.models.building import JETS, TAGS, Built, mlp_signature, reference_collections
+from tests.models.building import JETS, Built, mlp_signature, reference_collections
 from tests.models.mlps import CLASSES
 from tests.soa.strategies import values_of
 
@@ -64,20 +64,6 @@ def test_a_right_artifact_passes_and_fills_the_report(mlp: Built) -> None:
     assert stored["worst"]["probabilities"]["outside"] == 0.0
 
 
-def test_run_is_checked_too() -> None:
-    session = checked(rogues.off_by(1e-3))
-    with pytest.raises(DeviationError):
-        session.run(*jets_and_tags(5))
-
-
-def test_binding_checks_are_the_same() -> None:
-    with pytest.raises(BindError, match="collection 'tags' has 6 rows"):
-        checked(rogues.honest()).bind(jets_and_tags(5)[0], Collection(TAGS, 6))
-    binding = checked(rogues.honest()).bind(*jets_and_tags(5))
-    with pytest.raises(BindError, match="n = 6 is outside"):
-        binding(6)
-
-
 def test_the_reference_does_not_see_the_callers_padding() -> None:
     """An artifact that reads padding is detected if the padding holds values."""
     session = checked(rogues.ReadsPadding())
@@ -97,11 +83,8 @@ def test_an_answer_that_is_off() -> None:
     with pytest.raises(DeviationError) as caught:
         session.run(given, written)
     message = str(caught.value)
-    assert message.startswith(
-        "triple/2 (by hand, cpu/x86-64-v3): output 'probabilities', row 4 of {'n': 5}: max abs "
-        "deviation 0.01"
-    )
-    assert message.endswith("of its elements outside atol 1e-05 + rtol 1e-05")
+    assert message.startswith("triple/2 (by hand, cpu/x86-64-v3): output 'probabilities', row 4 of")
+    assert "deviation 0.01" in message and message.endswith("outside atol 1e-05 + rtol 1e-05")
     assert session.report.events == 1
     assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-2, rel=1e-3)
 
@@ -125,10 +108,7 @@ def test_what_the_tolerance_allows_is_counted_and_let_through() -> None:
 @pytest.mark.parametrize(
     ("executable", "message"),
     [
-        (
-            rogues.writes_padding(),
-            "the artifact wrote outside its columns or rows in collection 'tags'",
-        ),
+        (rogues.writes_padding(), "wrote outside its columns or rows in collection 'tags'"),
         (rogues.changes_inputs(), "the artifact changed its input collection 'jets'"),
         (rogues.LeavesGaps(), "output 'probabilities', row 2"),
         (rogues.returns(float("nan")), "output 'probabilities', row 4"),

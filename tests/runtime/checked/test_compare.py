@@ -27,13 +27,8 @@ def of(found: list[float], reference: list[float], dtype: torch.dtype = torch.fl
 def test_absolute_relative_and_outside_by_hand() -> None:
     # gaps 0, 0.5, 0.25, 0.0625; relative 0, 0.5, 0.0625, 0.03125
     found = of([1.0, 1.5, 4.25, -2.0625], [1.0, 1.0, 4.0, -2.0])
-    assert found.elements == 4
-    assert found.max_abs == 0.5
-    assert found.max_rel == 0.5
-    assert found.outside == 0.5
-    assert found.worst_row == 1
-    assert found.nonfinite_mismatches == 0
-    assert found.argmax is None
+    assert (found.elements, found.max_abs, found.max_rel, found.outside) == (4, 0.5, 0.5, 0.5)
+    assert (found.worst_row, found.nonfinite_mismatches, found.argmax) == (1, 0, None)
 
 
 def test_relative_tolerance_scales_with_the_reference() -> None:
@@ -132,16 +127,6 @@ def test_nan_and_infinity(found: list[float], reference: list[float], mismatches
         assert deviation.worst_row == (0 if mismatches == 2 or not math.isfinite(found[0]) else 1)
 
 
-def test_integers_are_compared_exactly() -> None:
-    big = 2**53
-    found = compare(
-        torch.tensor([big + 1, 5]), torch.tensor([big, 5]), default_tolerance("int64"), False
-    )
-    assert found.outside == 0.5
-    assert found.max_abs == 1.0
-    assert (found.ulp_p50, found.ulp_p99, found.ulp_max) == (None, None, None)
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.int64]
 )
@@ -172,12 +157,6 @@ def test_shapes_must_be_equal() -> None:
         compare(torch.zeros(2), torch.zeros(3), LOOSE, False)
 
 
-def test_argmax_agreement() -> None:
-    reference = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.6, 0.4], [0.5, 0.5]])
-    found = torch.tensor([[0.2, 0.8], [0.4, 0.6], [0.7, 0.3], [0.5, 0.5]])
-    assert compare(found, reference, LOOSE, True).argmax == 0.75
-
-
 def test_combine_takes_the_worst_and_weighs_fractions() -> None:
     none = compare(torch.zeros(0), torch.zeros(0), LOOSE, True)
     one = compare(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), LOOSE, True)
@@ -206,12 +185,8 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20)
 def test_what_is_symmetric_is(values: list[tuple[float, float]], dtype: torch.dtype) -> None:
     a, b = [x for x, _ in values], [y for _, y in values]
     one, other = of(a, b, dtype), of(b, a, dtype)
-    assert (one.max_abs, one.outside, one.nonfinite_mismatches) == (
-        other.max_abs,
-        other.outside,
-        other.nonfinite_mismatches,
-    )
-    assert (one.ulp_p50, one.ulp_p99, one.ulp_max) == (other.ulp_p50, other.ulp_p99, other.ulp_max)
+    for name in ("max_abs", "outside", "nonfinite_mismatches", "ulp_p50", "ulp_p99", "ulp_max"):
+        assert getattr(one, name) == getattr(other, name), name
 
 
 @given(st.lists(st.floats(width=16), min_size=1, max_size=20), st.sampled_from(FLOATS))
@@ -228,3 +203,4 @@ def test_integers_agree_only_if_equal(a: int, difference: int) -> None:
     found = compare(torch.tensor([a]), torch.tensor([b]), Tolerance(0, 0), False)
     assert (found.outside == 0.0) == (a == b)
     assert (found.max_abs == 0.0) == (a == b)
+    assert (found.ulp_p50, found.ulp_p99, found.ulp_max) == (None, None, None)

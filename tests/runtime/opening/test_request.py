@@ -96,11 +96,6 @@ def everywhere_refused(registry: Registry, ref: str, tmp_path: Path, match: str)
 
 
 class TestAPromotionIsOfOneVersion:
-    def test_it_names_model_number_and_digest(self, registry: Registry, jets: Built) -> None:
-        record = json.loads(registry.find("jets/1").tags[TAG])
-        found = (record["model"], record["number"], record["digest"])
-        assert found == ("jets", 1, jets.bundle.digest)
-
     def test_copied_into_another_model(self, registry: Registry, tmp_path: Path) -> None:
         """MLflow copies a version with its tags, but no gate of the other model was asked."""
 
