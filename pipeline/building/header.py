@@ -143,15 +143,16 @@ def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
 def _rows_to_test(session: Session, reference: Path) -> Rows:
     """Some rows of a stored reference with finite answers, and the answers of an artifact."""
     signature = session.signature
-    case, given, written = few_rows(signature, reference)
-    session.run(given, written)
+    trial = few_rows(signature, reference)
+    session.run(trial.given, trial.written)
+    memory = {**trial.given, **trial.written}
     values: dict[tuple[str, str], dict[int, Array]] = {}
     for bound in (*signature.inputs, *signature.outputs):
         place = bound.block.collection
         for column, k in bound.plan.components:
             shared = signature.layouts[place][column].kind == "scalar"
-            n = 1 if shared else case[signature.rows_of[place]]
-            span = {**given, **written}[place].span(column, k).first(n)
+            n = 1 if shared else trial.rows[signature.rows_of[place]]
+            span = memory[place].span(column, k).first(n)
             values.setdefault((place, column), {})[k] = _copied(span)
     return _chosen(signature, {key: [own[k] for k in sorted(own)] for key, own in values.items()})
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,7 @@ from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
 from runtime.opening.host_notes import remembered
 from runtime.session import RangedExecutable, Session
+from soa.layout import Layout
 from soa.memory import CPU, Collection
 from soa.records import parse_json
 from soa.signature import Signature, offsets_of
@@ -44,35 +46,46 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
 
     None if an input is bfloat16, which NumPy does not have.
     """
-    found = hashlib.sha256()
-    for case, given, empty in _collections(session.signature, reference, every):
-        written = _answers(session, given, empty)
-        for bound in session.signature.outputs:
-            n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
+    signature = session.signature
+    layouts = [signature.layouts[name] for name in signature.input_collections]
+    if any(c.dtype == "bfloat16" for layout in layouts for c in layout.numbers):
+        return None
+    digest = hashlib.sha256()
+    for trial in _trials(signature, reference, every):
+        written = _answers(session, trial)
+        for bound in signature.outputs:
+            n = 1 if bound.plan.kind == "scalars" else trial.rows[bound.rows]
             for column, k in bound.plan.components:
                 span = written[bound.block.collection].span(column, k)
-                found.update(span.first(n).raw().numpy().tobytes())
-    return None if _unreadable(session.signature) else found.hexdigest()
+                digest.update(span.first(n).raw().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _answers(
-    session: Session, given: dict[str, Collection], written: dict[str, Collection]
-) -> dict[str, Collection]:
+@dataclass(frozen=True)
+class Trial:
+    """A case of a stored reference: its rows by dimension, its inputs, and empty outputs. A
+    collection that is read and written is in both."""
+
+    rows: Mapping[str, int]
+    given: dict[str, Collection]
+    written: dict[str, Collection]
+
+
+def _answers(session: Session, trial: Trial) -> dict[str, Collection]:
     """The outputs on the CPU, by a session on any device."""
     if session.device.type == "cpu":
-        session.run(given, written)
-        return written
-    there = {name: each.to(str(session.device)) for name, each in {**given, **written}.items()}
-    outputs = {name: there[name] for name in written}
-    session.run({name: there[name] for name in given}, outputs)
+        session.run(trial.given, trial.written)
+        return trial.written
+    every = {**trial.given, **trial.written}
+    there = {name: each.to(str(session.device)) for name, each in every.items()}
+    outputs = {name: there[name] for name in trial.written}
+    session.run({name: there[name] for name in trial.given}, outputs)
     return {name: each.to("cpu") for name, each in outputs.items()}
 
 
-def few_rows(
-    signature: Signature, reference: Path
-) -> tuple[Mapping[str, int], dict[str, Collection], dict[str, Collection]]:
-    """The case of `case_of_bits` of a stored reference, with its inputs, and empty outputs."""
-    return next(_collections(signature, reference, every=False))
+def few_rows(signature: Signature, reference: Path) -> Trial:
+    """The case of `case_of_bits` of a stored reference."""
+    return next(_trials(signature, reference, every=False))
 
 
 def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
@@ -82,35 +95,21 @@ def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
     return max(few, key=_size) if few else min(some, key=_size)
 
 
-def _unreadable(signature: Signature) -> bool:
-    layouts = (signature.layouts[name] for name in signature.input_collections)
-    return any(c.dtype == "bfloat16" for layout in layouts for c in layout.numbers)
+def _size(case: Mapping[str, int]) -> int:
+    return sum(case.values())
 
 
-def _collections(
-    signature: Signature, reference: Path, every: bool
-) -> Iterator[tuple[Mapping[str, int], dict[str, Collection], dict[str, Collection]]]:
-    """Cases of a stored reference (stages/reference), each with input and output collections."""
+def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Trial]:
+    """Cases of a stored reference (stages/reference)."""
     from safetensors import safe_open
 
-    if _unreadable(signature):
-        return
     with safe_open(reference, framework="np") as stored:
-        names = set(stored.keys())
         cases = [c for c in parse_json(stored.metadata()["cases"]) if min(c.values()) > 0]
         for case in cases if every else [case_of_bits(cases)]:
-            given = {}
-            for name in signature.input_collections:
-                n = case[signature.rows_of[name]]
-                given[name] = Collection(signature.layouts[name], n)
-                for column in signature.layouts[name].numbers:
-                    key = f"input/{name}/{column.name}"
-                    if key in names:  # else the model writes this column
-                        part = stored.get_slice(key)
-                        scalar = column.kind == "scalar"
-                        given[name].fill(
-                            column.name, stored.get_tensor(key) if scalar else part[:n]
-                        )
+            given = {
+                name: _inputs(stored, name, signature.layouts[name], case[signature.rows_of[name]])
+                for name in signature.input_collections
+            }
             for name in signature.jagged:
                 end = case[signature.rows_of[name]]
                 for edge in ("begin", "end"):
@@ -121,11 +120,19 @@ def _collections(
                 or Collection(signature.layouts[name], case[signature.rows_of[name]])
                 for name in signature.output_collections
             }
-            yield case, given, written
+            yield Trial(case, given, written)
 
 
-def _size(case: Mapping[str, int]) -> int:
-    return sum(case.values())
+def _inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
+    """The first n rows of a stored input collection; columns that the model writes stay empty."""
+    collection, there = Collection(layout, n), set(stored.keys())
+    for column in layout.numbers:
+        key = f"input/{name}/{column.name}"
+        if key in there:
+            shared = column.kind == "scalar"
+            values = stored.get_tensor(key) if shared else stored.get_slice(key)[:n]
+            collection.fill(column.name, values)
+    return collection
 
 
 def check_bits(opened: Opened, executable: Executable, target: str) -> None:
