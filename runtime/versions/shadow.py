@@ -156,9 +156,9 @@ class _Copy:
             for name, collection in memory.items():
                 collection.copy_from(theirs[name].rows(self.rows[self.signature.rows_of[name]]))
 
-    def compared(self) -> dict[str, dict[str, float]]:
-        """The largest differences in an event, by output. They are relative to production's
-        answer, and infinite where that is zero."""
+    def compared(self) -> dict[str, Any]:
+        """`max_abs` and `max_rel` of an event's record. The relative difference is infinite where
+        production's answer is zero."""
         found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
         for bound in self.signature.outputs:
             name = bound.block.collection
@@ -191,20 +191,14 @@ class _Worker:
         keep: Callable[[ShadowRecord], None],
     ) -> None:
         self._shadow, self._fraction, self._begun, self._keep = shadow, fraction, begun, keep
-        self._left = begun
-        """Results that are not saved yet."""
+        self._unsaved = begun
+        self._dropped = 0  # apart, as production's thread counts these
         self._process, self._lock, self._saving = OwnProcess(), Lock(), Lock()
-        self._reset()
         self._closed, self._flushing = False, 0
         self._free: deque[_Copy | None] = deque([None] * _ROOM)
         self._work: SimpleQueue[_Copy | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="soa-shadow", daemon=True)
         self._thread.start()
-
-    def _reset(self) -> None:
-        self._counts = dict.fromkeys(("events", "dropped", "errors"), 0)
-        self._error = ""
-        self._most: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
 
     @property
     def record(self) -> ShadowRecord:
@@ -212,8 +206,11 @@ class _Worker:
             return self._seen()
 
     def _seen(self) -> ShadowRecord:
-        now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
-        return self._left.plus([replace(self._begun, **now)])
+        return self._unsaved.plus([replace(self._begun, dropped=self._dropped)])
+
+    def _add(self, seen: ShadowRecord) -> None:
+        with self._lock:
+            self._unsaved = self._unsaved.plus([seen])
 
     def offer(self, event: Binding) -> None:
         """Copy an event whose call has ended, if there is room."""
@@ -222,7 +219,7 @@ class _Worker:
         begun = perf_counter()
         with self._lock:
             if not self._free:
-                self._counts["dropped"] += 1
+                self._dropped += 1
                 return
             copy = self._free.pop()
         try:
@@ -256,12 +253,15 @@ class _Worker:
         """Save each event exactly once, even if other threads save or run at the same time."""
         with self._saving:
             with self._lock:
-                seen = self._left = self._seen()
-                self._reset()
-            if seen != self._begun:
+                seen = self._seen()
+                self._unsaved, self._dropped = self._begun, 0
+            if seen == self._begun:
+                return
+            try:
                 self._keep(seen)
-                with self._lock:
-                    self._left = self._begun
+            except BaseException:
+                self._add(seen)  # it is saved the next time
+                raise
 
     def close(self) -> None:
         """End the thread, which saves the rest. The garbage collector may call this at any
@@ -280,12 +280,7 @@ class _Worker:
             begun = perf_counter() - each.seconds
             try:
                 each.binding(each.rows)
-                found = each.compared()
-                with self._lock:
-                    self._counts["events"] += 1
-                    for key, outputs in found.items():
-                        most = self._most[key]
-                        most |= {k: max(v, most.get(k, 0.0)) for k, v in outputs.items()}
+                self._add(replace(self._begun, events=1, **each.compared()))
             except Exception as error:
                 self._failed(error)
             self._free.append(each)
@@ -301,6 +296,5 @@ class _Worker:
 
     def _failed(self, error: Exception) -> None:
         ours = isinstance(error, SoaPipelineError)
-        with self._lock:
-            self._counts["errors"] += 1
-            self._error = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        self._add(replace(self._begun, errors=1, error=text))
