@@ -145,18 +145,20 @@ def _refusal(function: str, name: str, known: list[str]) -> str:
 
 def nearest(name: object, known: Iterable[object]) -> str:
     """`; did you mean 'pt'?`: the end of a message about a name that does not exist; empty if no
-    name is near. Near is a name with other capitals, one with a few other letters, or the only one
-    that ends in this one (`jet_pt`)."""
+    name is near."""
+    near = nearest_name(name, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest_name(name: object, known: Iterable[object]) -> str | None:
+    """A name with other capitals or a few other letters, or the only one that ends in this one
+    (`jet_pt`)."""
     import difflib
 
-    wanted, names = str(name).lower(), {str(each): str(each).lower() for each in known}
-    same = [each for each, low in names.items() if low == wanted]
-    parts = [
-        each
-        for each, low in names.items()
-        if any(low.endswith(f"{mark}{wanted}") for mark in "_./")
-    ]
-    close = difflib.get_close_matches(wanted, names.values(), 1)
-    close = [each for each, low in names.items() if low in close]
-    likely = same or close or (parts if len(parts) == 1 else [])
-    return f"; did you mean {likely[0]!r}?" if likely else ""
+    wanted, names = str(name).lower(), {str(each).lower(): str(each) for each in known}
+    close = difflib.get_close_matches(wanted, names, 1)
+    ends = tuple(f"{mark}{wanted}" for mark in "_./")
+    longer = [low for low in names if low.endswith(ends)]
+    if not close and len(longer) == 1:
+        close = longer
+    return names[close[0]] if close else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from engines.errors import first_line
 from engines.tensors import torch_stream
 from runtime.session.binding import Binding, Runs
 from runtime.session.binding_checks import Collections
@@ -68,8 +69,7 @@ class GraphBinding(Binding):
                 run(side.cuda_stream)
             caller.wait_stream(side)
         except Exception as error:  # the model or its libraries may do what cannot be recorded
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.graph = f"not recorded: {reason}"
+            self.graph = f"not recorded: {first_line(error)}"
             return
         self._recorded = (graph, dict(self.rows))
         self.graph = f"recorded at {', '.join(f'{dim}={n}' for dim, n in self.rows.items())}"
