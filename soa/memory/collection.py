@@ -257,11 +257,7 @@ class Collection:
                     f"column {member.name!r} has shape {tuple(given.shape)}, needed {expected}"
                 )
             check_dtype(member, dtype_name(given.dtype), repr(member.name))
-            try:
-                self.fill(member.name, given)
-            except RuntimeError as error:  # from torch: a sparse tensor, or a tensor without memory
-                reason = str(error).splitlines()[0]
-                raise CollectionError(f"column {member.name!r}: {reason}") from None
+            self.fill(member.name, given)
         return self
 
     def fill(self, name: str, values: Array | torch.Tensor) -> None:

@@ -377,8 +377,10 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
 def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
     name = member.name
     if is_tensor(value):
-        if str(value.layout) != "torch.strided":
-            raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
+        if str(value.layout) != "torch.strided" or value.is_meta:
+            raise CollectionError(
+                f"column {name!r} is a sparse or a meta tensor: give one with plain memory"
+            )
         return value.detach()
     try:
         refuse_mask(value)

@@ -120,13 +120,6 @@ def test_a_device_asked_for_before_a_close_is_not_deployed_after_it() -> None:
     assert len(opened) == 1
 
 
-def test_after_close() -> None:
-    session = sessions_that_open([])
-    session.close()
-    with pytest.raises(RunError, match="the session is closed"):
-        session.on("cpu")
-
-
 @pytest.mark.cuda
 def test_cpu_and_gpu_at_once() -> None:
     opened: list[torch.device] = []

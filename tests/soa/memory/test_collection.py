@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soa.dtypes import DTYPES, torch_dtype
 from soa.errors import CollectionError, LayoutError
 from soa.layout import Column, Layout, column, eigen, opaque, scalar
 from soa.memory import Collection
@@ -121,24 +120,6 @@ def test_offsets_follow_the_capacity() -> None:
     assert collection.run("dir", 0, 3).shape == (3, 64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["buffer", "columns"])
-def test_every_dtype(dtype: str, storage: Any) -> None:
-    layout = Layout([column("a", "int8"), column("x", dtype), scalar("s", dtype)], storage=storage)
-    values = values_of(layout, 5, seed=1)
-    collection = Collection.from_arrays(layout, values)
-    assert collection.tensor("x").dtype == torch_dtype(dtype)
-    assert torch.equal(collection.tensor("x"), values["x"])
-    assert torch.equal(collection.tensor("s"), values["s"])
-    if dtype == "bfloat16":
-        with pytest.raises(LayoutError, match="no bfloat16"):
-            collection["x"]
-    else:
-        shared = collection["x"]
-        assert shared.dtype == np.dtype(dtype)
-        assert shared.ctypes.data == collection.tensor("x").data_ptr()
-
-
 @given(layouts(storages=("buffer", "columns")), ROWS, st.integers(0, 40), st.integers(0, 99))
 def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None:
     values = values_of(layout, n, seed)
@@ -149,8 +130,18 @@ def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None
             piece = collection.span(member.name, member.component_of(i)).tensor()
             assert torch.equal(piece[: len(flat)], flat[:, i])
             assert piece.data_ptr() % layout.alignment_of(member.name) == 0 or not piece.numel()
-        if layout.storage == "buffer":
-            assert torch.equal(collection.tensor(member.name), values[member.name])
+        if layout.storage == "columns" and member.kind == "eigen":
+            continue
+        assert torch.equal(collection.tensor(member.name), values[member.name])
+        if member.dtype == "bfloat16":
+            with pytest.raises(LayoutError, match="no bfloat16"):
+                collection[member.name]
+        else:
+            shared = collection[member.name]
+            assert shared.dtype == np.dtype(member.dtype)
+            assert (
+                shared.ctypes.data == collection.tensor(member.name).data_ptr() or not shared.size
+            )
     pieces = [
         collection.span(c.name, k).tensor() for c in layout.columns for k in range(c.components)
     ]
@@ -390,7 +381,7 @@ def test_from_arrays_copies() -> None:
         ({"m": np.zeros((5, 3, 2), "f4")}, r"'m' has shape \(5, 3, 2\), needed \(5, 2, 3\)"),
         ({"run": np.zeros(1, "u4")}, r"'run' has shape \(1,\), needed \(\)"),
         ({"x": torch.zeros(5).to_sparse()}, "column 'x' is a sparse"),
-        ({"x": torch.zeros(5, device="meta")}, "column 'x': .*meta"),
+        ({"x": torch.zeros(5, device="meta")}, "column 'x' is .*meta"),
     ],
 )
 def test_arrays_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
