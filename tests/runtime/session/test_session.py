@@ -79,25 +79,26 @@ def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) 
     binding = mlp.session(name).bind(given, written)
     binding()
     expected = written["tags"].memory()[0].clone()
-    start, met = threading.Barrier(4), threading.Event()
+    start, refused = threading.Barrier(4), set[str]()
 
     def work(_: int) -> int:
-        """Calls the binding until two threads are in it at once, and one is refused."""
+        """Uses the binding until two threads are in it at once, and one is refused each use."""
         answered = 0
         start.wait()
         for _ in range(100_000):
-            try:
-                binding()
-                answered += 1
-            except RunError as error:
-                assert "another thread" in str(error)
-                met.set()
-            if met.is_set():
+            for name, use in (("call", binding), ("change", binding.require_idle)):
+                try:
+                    use()
+                    answered += 1
+                except RunError as error:
+                    assert "another thread" in str(error)
+                    refused.add(name)
+            if len(refused) == 2:
                 break
         return answered
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(work, range(4)))
-    assert met.is_set()
+    assert refused == {"call", "change"}
     binding()
     assert torch.equal(written["tags"].memory()[0], expected)

@@ -281,35 +281,6 @@ def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
         load("jets/1", live=True, registry=registry)
 
 
-@pytest.mark.usefixtures("restless")
-def test_a_second_thread_is_refused_at_the_swap(registry: Registry, second: Bundle) -> None:
-    """Swapping refuses while another thread runs the call, as it would free memory in use."""
-    session = live_session(registry)
-    binding = session.bind(*event(session, 1000))
-    promoted(registry, second)
-    session.refresh()
-    call = binding.inner.prepared
-    assert call is not None
-    running = threading.Event()
-
-    def hold() -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and not refused:
-            call.run()
-            running.set()
-
-    refused: list[RunError] = []
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(hold)
-        running.wait(30)
-        while not refused and not done.done():
-            try:
-                binding.inner.prepared.replace({})
-            except RunError as error:
-                refused.append(error)
-    assert refused
-
-
 class Load:
     """Threads that run events without a pause, and the versions that each of them saw, in order."""
 
