@@ -163,12 +163,19 @@ def _to_arrow(values: Any) -> Any:
     return pa.array(values)
 
 
+def _nested(row: Any) -> Any:
+    """An array of several axes as lists of arrays, which Arrow takes."""
+    several = isinstance(row, np.ndarray) and row.ndim > 1
+    return [_nested(each) for each in row] if several else row
+
+
 def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
     name = asked.name
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
     if array.dtype == object and (array.ndim == 0 or len(array)):  # pandas and HDF5 have such lists
-        return _arrow(asked, _named(name, lambda: _to_arrow(array)), copied=True)
+        lists = _named(name, lambda: _to_arrow([_nested(row) for row in array]))
+        return _arrow(asked, lists, copied=True)
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         array, copied = array.filled(_filling(asked, array.dtype, count)), True

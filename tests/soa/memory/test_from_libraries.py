@@ -332,8 +332,10 @@ def lists_of(values: np.ndarray) -> dict[str, Any]:
         kind = pa.list_(kind)
     arrow = pa.array(values.tolist(), kind)
     rows = [*values] if values.ndim == 2 else [[*matrix] for matrix in values]
-    objects = np.empty(len(rows), object)
-    objects[:] = rows
+    lists, arrays = np.empty((2, len(rows)), object)
+    lists[:] = rows
+    for i, row in enumerate(values):
+        arrays[i] = row
     return {
         "arrow": arrow,
         "large": arrow.cast(
@@ -343,9 +345,9 @@ def lists_of(values: np.ndarray) -> dict[str, Any]:
         "a slice": pa.concat_arrays([arrow[-1:], arrow])[1:],
         "awkward": ak.from_arrow(arrow),
         "awkward lists": ak.values_astype(ak.Array(values.tolist()), "float32"),
-        "pandas": pd.Series(objects),
+        "pandas": pd.Series(lists),
         "pandas of arrow": pd.Series(arrow, dtype=pd.ArrowDtype(arrow.type)),
-        "objects": objects,
+        "objects": arrays,
     }
 
 
