@@ -15,7 +15,7 @@ from registry.errors import NotPromotedError, RegistryError
 from registry.promotion import Decision
 from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
-from soa.text import in_html
+from soa.text import html_table
 
 DIGEST = "digest"
 TARGET = "target."
@@ -106,12 +106,8 @@ class Version:
     def _repr_html_(self) -> str:
         """The version and its targets, for a notebook. Text of others is escaped."""
         names = "".join(f" @{alias}" for alias in self.aliases)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{in_html(cell)}</td>" for cell in cells) + "</tr>"
-            for cells in ((t, self.chosen.get(t, ""), state) for t, state in self.targets.items())
-        )
-        head = "<tr><th>target</th><th>engine</th><th>status</th></tr>"
-        return f"<p>Version {in_html(self.ref)}{in_html(names)}</p><table>{head}{rows}</table>"
+        rows = [(t, self.chosen.get(t, ""), state) for t, state in self.targets.items()]
+        return html_table(f"Version {self.ref}{names}", ("target", "engine", "status"), rows)
 
     def promotion(self, alias: str) -> Promotion | None:
         """The promotion to `alias` in the version's tag, or None if there is no such tag.

@@ -18,7 +18,7 @@ from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.layout import IDENTIFIER, Column, Layout, Storage
 from soa.records import as_data, as_record
-from soa.text import in_html
+from soa.text import html_table
 
 Role = Literal["carrier", "input", "output"]
 _MOST_ROWS = 1 << 40
@@ -100,22 +100,21 @@ class Argument:
     count: int = 1
 
 
-def html_table(title: object, signature: Signature) -> str:
-    """An HTML table of a signature's collections for a notebook; all text is escaped."""
+def signature_table(title: object, signature: Signature) -> str:
+    """A table of a signature's collections for a notebook."""
     inputs, outputs = signature.input_collections, signature.output_collections
     rows = []
     for name, layout in signature.layouts.items():
         dim = signature.rows_of[name]
         least, most = signature.ranges[dim].min, signature.ranges[dim].limit
-        role = " and ".join(["read"] * (name in inputs) + ["written"] * (name in outputs))
+        role = "written"
+        if name in inputs:
+            role = "read and written" if name in outputs else "read"
         columns = ", ".join(
             f"{c.name} {c.dtype}{list(c.shape) if c.shape else ''}" for c in layout.columns
         )
-        cells = (name, role, f"{dim}: {least:,} to {most:,}", columns)
-        rows.append("".join(f"<td>{in_html(cell)}</td>" for cell in cells))
-    head = "".join(f"<th>{word}</th>" for word in ("collection", "", "rows", "columns"))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<p>{in_html(title)}</p><table><tr>{head}</tr>{body}</table>"
+        rows.append((name, role, f"{dim}: {least:,} to {most:,}", columns))
+    return html_table(title, ("collection", "", "rows", "columns"), rows)
 
 
 def offsets_of(collection: str) -> str:
@@ -290,7 +289,7 @@ class Signature:
 
     def _repr_html_(self) -> str:
         """A table of the collections, for a notebook."""
-        return html_table("Signature", self)
+        return signature_table("Signature", self)
 
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:

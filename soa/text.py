@@ -11,7 +11,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 # The characters that are markup in CommonMark with GitHub's tables.
 _MARKDOWN = re.compile(
@@ -42,6 +42,16 @@ def in_html(text: object) -> str:
     import html  # slow to import: it holds a table of all entity names
 
     return html.escape(plain(text, "\n"))
+
+
+def html_table(title: object, head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A small table for a notebook; all text is escaped."""
+
+    def row(cells: Iterable[object], tag: str) -> str:
+        return "".join(["<tr>", *(f"<{tag}>{in_html(cell)}</{tag}>" for cell in cells), "</tr>"])
+
+    body = "".join(row(cells, "td") for cells in rows)
+    return f"<p>{in_html(title)}</p><table>{row(head, 'th')}{body}</table>"
 
 
 def in_markdown(text: object) -> str:

@@ -18,7 +18,7 @@ from runtime.session.telemetry import telemetry
 from soa.layout import Layout
 from soa.memory import Collection, Device
 from soa.options import FLAG, takes
-from soa.signature import Signature, html_table
+from soa.signature import Signature, signature_table
 
 if TYPE_CHECKING:
     import torch
@@ -172,7 +172,7 @@ class Session:
 
     def _repr_html_(self) -> str:
         """The same, with the columns of each collection, for a notebook."""
-        return html_table(self, self.signature)
+        return signature_table(self, self.signature)
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
         if self.reopening is None:
