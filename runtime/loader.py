@@ -73,14 +73,10 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
     if not live:
         return session_on(open_version(opening), where)
     name = name_of(opening)
-    if name is None:
+    if name is None or name.ref.version is not None:
         raise LoadError(
-            f"live: {opening.ref} is a folder, and a folder never changes: load it without live"
-        )
-    if name.ref.version is not None:
-        raise LoadError(
-            f"live: {opening.ref} is always the same version: to follow what is promoted, write "
-            f"{name.ref.name}@production"
+            f"live: {opening.ref} is always the same version: load it without live, or follow "
+            "what is promoted, NAME@production"
         )
     from runtime.versions import LiveSession
 

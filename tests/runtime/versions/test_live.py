@@ -275,10 +275,9 @@ class TestRefused:
 
 
 def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
-    with pytest.raises(LoadError, match="is a folder, and a folder never changes"):
-        load(jets.bundle.path, live=True, mode="test")
-    with pytest.raises(LoadError, match=r"jets/1 is always the same version: .* jets@production"):
-        load("jets/1", live=True, registry=registry)
+    for ref in (jets.bundle.path, "jets/1"):
+        with pytest.raises(LoadError, match="is always the same version"):
+            load(ref, live=True, registry=registry)
 
 
 class Load:
