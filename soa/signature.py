@@ -39,10 +39,10 @@ class RowRange:
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max:
             raise SignatureError(f"rows from {self.min} to {self.max} is not a range")
-        if self.max > _MOST_ROWS:
-            raise SignatureError(f"rows up to {self.max}: at most {_MOST_ROWS} can be addressed")
-        if self.max < 2:
-            raise SignatureError(f"rows up to {self.max}: the largest number must be at least 2")
+        if not 2 <= self.max <= _MOST_ROWS:
+            raise SignatureError(
+                f"rows up to {self.max}: the number must be at least 2 and at most {_MOST_ROWS}"
+            )
         outside = [n for n in self.typical if not self.min <= n <= self.max]
         if outside:
             raise SignatureError(f"typical n {outside[0]} lies outside {self.min} … {self.max}")
