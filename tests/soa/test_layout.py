@@ -88,7 +88,17 @@ PROGRAM = r"""
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
+
+struct Member {
+  std::size_t size, count;
+  bool scalar;
+};
+const Member members[] = {
+    {sizeof(float), 1}, {sizeof(std::int8_t), 1}, {sizeof(double), 1},
+    {sizeof(std::uint32_t), 1, true},
+    {sizeof(float), 3}, {sizeof(float), 6},  // a vector, and a matrix of 2 x 3
+    {sizeof(bool), 1}, {sizeof(std::uint16_t), 1}, {sizeof(std::array<float, 3>), 1},
+    {sizeof(std::uint64_t), 1}, {sizeof(std::array<char, 300>), 1, true}, {sizeof(bool), 1}};
 
 static std::size_t alignSize(std::size_t size, std::size_t alignment) {
   return ((size + alignment - 1) / alignment) * alignment;
@@ -97,48 +107,22 @@ static std::size_t before(std::size_t size, std::size_t alignment) {
   return ((size - 1) / alignment + 1) * alignment;
 }
 
-template <typename T, int ROWS, int COLS>
-struct Matrix {
-  using Scalar = T;
-  static constexpr int RowsAtCompileTime = ROWS, ColsAtCompileTime = COLS;
-};
-
-struct Walk {
-  std::size_t n, alignment, at = 0;
-  std::vector<std::size_t> seen;
-  void advance(std::size_t size, std::size_t count) {
-    if (alignSize(size, alignment) != before(size, alignment)) std::exit(1);
-    seen.push_back(at);
-    at += alignSize(size, alignment) * count;
-  }
-  template <typename T> void column() { advance(n * sizeof(T), 1); }
-  template <typename T> void scalar() { advance(sizeof(T), 1); }
-  template <typename M> void eigen() {
-    advance(n * sizeof(typename M::Scalar), M::RowsAtCompileTime * M::ColsAtCompileTime);
-  }
-};
-
 int main(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
-    Walk walk{std::strtoul(argv[i], nullptr, 10), std::strtoul(argv[i + 1], nullptr, 10)};
-    walk.column<float>();
-    walk.column<std::int8_t>();
-    walk.column<double>();
-    walk.scalar<std::uint32_t>();
-    walk.eigen<Matrix<float, 3, 1>>();
-    walk.eigen<Matrix<float, 2, 3>>();
-    walk.column<bool>();
-    walk.column<std::uint16_t>();
-    walk.column<std::array<float, 3>>();
-    walk.column<std::uint64_t>();
-    walk.scalar<std::array<char, 300>>();
-    walk.column<bool>();
-    for (std::size_t offset : walk.seen) std::printf("%zu ", offset);
-    std::printf("%zu", walk.at);
-    std::size_t stride = alignSize(walk.n * sizeof(float), walk.alignment) / sizeof(float);
+    std::size_t n = std::strtoul(argv[i], nullptr, 10), at = 0, matrix = 0;
+    std::size_t alignment = std::strtoul(argv[i + 1], nullptr, 10);
+    for (const Member& member : members) {
+      std::size_t size = member.size * (member.scalar ? 1 : n);
+      if (alignSize(size, alignment) != before(size, alignment)) return 1;
+      if (member.count == 6) matrix = at;
+      std::printf("%zu ", at);
+      at += alignSize(size, alignment) * member.count;
+    }
+    std::printf("%zu", at);
+    std::size_t stride = alignSize(n * sizeof(float), alignment) / sizeof(float);
     for (int row = 0; row < 2; ++row)
       for (int col = 0; col < 3; ++col)
-        std::printf(" %zu", walk.seen[5] + (col * 2 + row) * stride * sizeof(float));
+        std::printf(" %zu", matrix + (col * 2 + row) * stride * sizeof(float));
     std::printf("\n");
   }
 }
