@@ -20,7 +20,7 @@ from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import LAYOUT, Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.named_columns import library_of, named_columns, require_column
-from soa.memory.span import Array, Device, allocate, is_tensor
+from soa.memory.span import Device, allocate, is_tensor
 from soa.memory.to_libraries import to_numpy
 from soa.options import BY_NAME, takes
 
@@ -382,22 +382,20 @@ def _member_of(name: Any, values: Any) -> Column:
 
 def _parts(member: Column, values: Any) -> list[Any]:
     """Values as a member's physical columns in storage order, as views if possible."""
-    if member.kind == "eigen" and isinstance(values, np.ndarray):
-        values = _empty(member, values)
-    if member.kind == "eigen" and not isinstance(values, list):
-        values = _as_vectors(member, values)
-    if is_opaque(member.dtype) and not isinstance(values, list):
-        return [_named(member.name, lambda: as_opaque(member, values))]
     if isinstance(values, list):
-        fits, found = len(values) == member.components, f"a struct of {len(values)} an element"
+        fits = member.kind == "eigen" and len(values) == member.components
+        shape = f"a struct of {len(values)} an element"
+    elif is_opaque(member.dtype):
+        return [_named(member.name, lambda: as_opaque(member, values))]
     elif member.kind == "scalar":
-        fits, found = values.shape in ((), (1,)), f"shape {tuple(values.shape)}, not one value"
+        fits, shape = values.shape in ((), (1,)), f"shape {tuple(values.shape)}, not one value"
     else:
+        values = _as_eigen(member, values) if member.kind == "eigen" else values
         fits = values.ndim > 0 and tuple(values.shape[1:]) == member.shape
-        found = f"shape {tuple(values.shape)}"
-    if not fits or (isinstance(values, list) and member.kind != "eigen"):
+        shape = f"shape {tuple(values.shape)}"
+    if not fits:
         what = f"{member.kind} {list(member.shape) or ''}".rstrip()
-        raise CollectionError(f"column {member.name!r} is {what} in the layout; found {found}")
+        raise CollectionError(f"column {member.name!r} is {what} in the layout; found {shape}")
     if member.kind == "scalar":
         entries = [values.reshape(1)]
     elif isinstance(values, list):
@@ -408,16 +406,13 @@ def _parts(member: Column, values: Any) -> list[Any]:
     return [place[k] for k in range(member.components)]
 
 
-def _empty(member: Column, values: Array) -> Array:
-    """Give values without rows the member's shape and dtype, because empty lists have neither."""
-    if len(values) or not (0 in values.shape[1:] or values.dtype.hasobject):
-        return values
-    dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
-    return np.zeros((0, *member.shape), dtype)
-
-
-def _as_vectors(member: Column, values: Any) -> Any:
-    """Rows of more than two axes, such as images with channels, are vectors in a collection."""
+def _as_eigen(member: Column, values: Any) -> Any:
+    """Values without rows in the member's shape, because empty lists have none; rows of more than
+    two axes, such as images with channels, as vectors."""
+    empty = isinstance(values, np.ndarray) and values.shape[:1] == (0,)
+    if empty and (0 in values.shape[1:] or values.dtype.hasobject):
+        dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
+        return np.zeros((0, *member.shape), dtype)
     if values.ndim > 3 and member.shape == (math.prod(values.shape[1:]),):
         return values.reshape(len(values), -1)
     return values

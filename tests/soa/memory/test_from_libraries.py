@@ -456,6 +456,7 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
         ({"x": pa.array(["a"])}, None, "column 'x' is string: cast it to one of bool, int8"),
         ({"x": STRUCT}, None, "'x' has several entries an element: give the layout"),
         ({"q": STRUCT, "pt": PT[:1]}, PICKED, "'q' is column in the layout; .* a struct"),
+        ({"x": np.zeros(())}, VECTOR, r"'x' is eigen \[2\] in the layout; .* \(\)"),
         ({"pt": PT}, PICKED, "no column 'q', there are: pt"),
         ({"x": PT.astype("f8")}, ONE, "'x' is float64, the layout says .*dtype: float64"),
         ({"x": PT.astype("M8[s]")}, None, r"column 'x': unknown dtype 'datetime64\[s\]"),
