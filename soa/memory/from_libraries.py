@@ -130,7 +130,7 @@ def _values(asked: _Asked, value: Any) -> _Found:
         return _arrow(asked, value.to_arrow())
     if library == "pyarrow":
         return _arrow(asked, value)
-    if library == "pandas":
+    if library == "pandas" and hasattr(value, "dtype"):
         return _pandas(asked, value)
     if library == "awkward":
         return _awkward(asked, value)
