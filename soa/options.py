@@ -145,14 +145,8 @@ def _refusal(function: str, name: str, known: list[str]) -> str:
 
 def nearest(name: object, known: Iterable[object]) -> str:
     """`; did you mean 'pt'?`: the end of a message about a name that does not exist; empty if no
-    name is near."""
-    near = nearest_name(name, known)
-    return f"; did you mean {near!r}?" if near else ""
-
-
-def nearest_name(name: object, known: Iterable[object]) -> str | None:
-    """A name with other capitals or a few other letters, or the only one that ends in this one
-    (`jet_pt`)."""
+    name is near. Near is a name with other capitals or a few other letters, or the only one that
+    ends in this one (`jet_pt`)."""
     import difflib
 
     wanted, names = str(name).lower(), {str(each).lower(): str(each) for each in known}
@@ -161,4 +155,4 @@ def nearest_name(name: object, known: Iterable[object]) -> str | None:
     longer = [low for low in names if low.endswith(ends)]
     if not close and len(longer) == 1:
         close = longer
-    return names[close[0]] if close else None
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
