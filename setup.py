@@ -15,6 +15,7 @@ HEADERS = (
     "common/device_driver",
     "common/threads",
     "common/aoti_code",
+    "common/counting",
     "common/cpu_level",
     "common/float_mode",
 )
@@ -42,7 +43,7 @@ extensions = [
         "engines.native._native",
         sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
         depends=[f"engines/native/{name}.h" for name in HEADERS],
-        extra_compile_args=[*FLAGS, "-O2"],
+        extra_compile_args=[*FLAGS, "-O3"],
         libraries=["dl", "pthread"],
         py_limited_api=True,  # as module.cpp says
         language="c++",

@@ -117,9 +117,13 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 def _session(opened: Opened, device: torch.device) -> Session:
     _require_reference(opened, device)
     here = open_here(opened, device)
-    if opened.production:
-        return Session(opened.signature, here.executable, device, here.origin, here.any_start)
-    return checked(opened, here.executable, device, here.origin, here.any_start)
+    what = here.executable, device, here.origin, here.any_start
+    made = Session(opened.signature, *what) if opened.production else checked(opened, *what)
+    if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
+        from runtime.watch import watcher
+
+        made.watcher = watcher(opened, device)
+    return made
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""Settings of a process that runs models: torch's threads, TF32, the allocator."""
+"""A process that runs models: torch's threads, TF32, the allocator, files that it keeps written."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -12,12 +15,16 @@ from typing import TYPE_CHECKING
 from engines.processes import require_openmp
 from runtime.errors import LoadError
 from soa.memory import Device, torch_drives_gpus
+from soa.text import logger
 
 if TYPE_CHECKING:
     import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _NEVER = 2**31 - 1
+_EVERY_S = 10.0
+
+log = logger("soa-pipeline")
 
 _lock = threading.Lock()
 _tf32: list[bool] = []
@@ -37,6 +44,25 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def keep_written(write: Callable[[], None], what: str) -> None:
+    """Call `write` every ten seconds in a thread, and at the end of this process. An OSError is
+    logged; `what` names what cannot be written."""
+
+    def tried() -> None:
+        try:
+            write()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", what, error)
+
+    def again_and_again() -> None:
+        while True:
+            time.sleep(_EVERY_S)
+            tried()
+
+    atexit.register(tried)
+    threading.Thread(target=again_and_again, daemon=True).start()
 
 
 def has_torch() -> bool:

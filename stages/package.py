@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from engines.base import Portable, engine
 from registry import stamp
 from registry.bundle import (
@@ -41,12 +43,14 @@ from registry.bundle import Candidate as CandidateRecord
 from registry.bundle import Capture as CaptureRecord
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
+from runtime.watch import PROFILE, Component, Profile, profiled
+from soa.dtypes import torch_dtype
 from soa.signature import Signature
 from soa.signature_lines import describe
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
-from stages.reference import Reference, inputs_at
+from stages.reference import Arrays, Reference, inputs_at
 from stages.reports import EAGER, BenchmarkReport, Curve, ValidationReport
 
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
@@ -118,10 +122,13 @@ def package(
     session: SessionSettings,
     provenance: Provenance,
     labelled: tuple[LabelledData, Path] | None = None,
+    own_rows: bool = False,
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
 
     `labelled`: the record of labelled rows, and the folder with the files that it names.
+    `own_rows`: the reference has rows of the user, so the bundle says how their columns are
+    distributed.
 
     A version must be verified on at least one target. Targets that wait for their device do not
     count.
@@ -158,6 +165,8 @@ def package(
         for target, result in results.items():
             _write_artifacts(folder / "targets" / target, result, capture.signature)
         _write_reports(folder, results)
+        if own_rows:
+            (folder / PROFILE).write_text(profile_of_rows(capture).to_json())
         (folder / "manifest.json").write_text(manifest.to_json())
         write_mlmodel(folder, manifest, example_of(capture))
         seal(folder)
@@ -218,6 +227,54 @@ def example_of(capture: Capture) -> dict[str, Any]:
         else inputs[field.collection][field.column.name].reshape(1)
         for field in fields(capture.signature, "input")
     }
+
+
+def profile_of_rows(capture: Capture) -> Profile:
+    """How the columns of the reference's rows, and of the user's further rows, are distributed;
+    also the eager model's answers to them."""
+    signature = capture.signature
+    pieces: list[dict[str, torch.Tensor]] = []
+    own = Reference.load(capture.reference)
+    largest = max(range(len(own.cases)), key=lambda k: sum(own.cases[k].values()))
+    pieces += [_of_inputs(signature, own.inputs), _of_outputs(signature, own.outputs[largest])]
+    if capture.more is not None:
+        more = Reference.load(capture.more)
+        pieces.append(_of_inputs(signature, more.inputs))
+        pieces += [_of_outputs(signature, each) for each in more.outputs]
+    return profiled([{key: _in_numpy(own) for key, own in piece.items()} for piece in pieces])
+
+
+def _of_inputs(signature: Signature, inputs: Arrays) -> dict[str, torch.Tensor]:
+    """By key: the values of each component that the model reads."""
+    found = {}
+    for bound in signature.inputs:
+        collection = bound.block.collection
+        for name in bound.block.columns:
+            column = signature.layouts[collection][name]
+            values = inputs[collection][name].reshape(-1, column.components)
+            for i in range(column.components):
+                key = Component(collection, column, column.component_of(i)).key
+                found[key] = values[:, i]
+    return found
+
+
+def _of_outputs(
+    signature: Signature, outputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """By key: the answers for each component that the model writes, in the column's dtype."""
+    found = {}
+    for bound in signature.outputs:
+        values = outputs[bound.name].reshape(-1, len(bound.plan.order))
+        for feature, place in enumerate(bound.plan.order):
+            name, number = bound.plan.components[place]
+            column = signature.layouts[bound.block.collection][name]
+            key = Component(bound.block.collection, column, number).key
+            found[key] = values[:, feature].to(torch_dtype(column.dtype))
+    return found
+
+
+def _in_numpy(values: torch.Tensor) -> Any:
+    return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
 
 
 def _why_not(result: TargetResult) -> str:

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "common/counting.h"
 #include "common/device_driver.h"
 #include "common/float_mode.h"
 #include "include/soa_runner.h"
@@ -289,7 +290,28 @@ PyObject *openmp_unused(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
+PyObject *count_between(PyObject *, PyObject *given) {
+  unsigned long long memory = 0, edges = 0, counts = 0;
+  const char *dtype = nullptr;
+  long long n = 0;
+  int most = 0;
+  if (!PyArg_ParseTuple(given, "KsLKiK", &memory, &dtype, &n, &edges, &most, &counts)) return nullptr;
+  bool known = false;
+  Py_BEGIN_ALLOW_THREADS
+  known = soa_runner::count_between(dtype, reinterpret_cast<const void *>(memory), n,
+                                    reinterpret_cast<const double *>(edges), most,
+                                    reinterpret_cast<int64_t *>(counts));
+  Py_END_ALLOW_THREADS
+  if (!known) {
+    PyErr_Format(PyExc_ValueError, "%s has no numbers that are counted", dtype);
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"count_between", count_between, METH_VARARGS,
+     "count_between(address, dtype, n, edges, number of edges, counts): see common/counting.h."},
     {"float_mode", float_mode, METH_NOARGS, "float_mode() -> how this thread computes with floating-point numbers."},
     {"set_float_mode", set_float_mode, METH_O, "set_float_mode(mode): compute so again."},
     {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},

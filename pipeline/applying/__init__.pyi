@@ -14,6 +14,7 @@ from .prepare import prepare as prepare
 from .run import Progress as Progress
 from .run import Report as Report
 from .run import apply as apply
+from .run import count_files as count_files
 from .run import run as run
 from .sources import Source as Source
 from .sources import open_source as open_source

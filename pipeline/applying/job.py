@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.applying.origin_record import Input
 from runtime.loader import Reopening
+from runtime.watch import Counts, Profile, sum_of
 from soa.dtypes import itemsize
 from soa.signature import Signature
 
@@ -38,6 +39,8 @@ class Plan:
     """True if nulls among floating-point numbers become NaN, as boosted trees expect."""
     fill: Mapping[str, float] = field(default_factory=dict)
     """By column of the files that the model reads: the value of its nulls."""
+    profile: Profile | None = None
+    """The bins in which the values of each column are counted; None: they are not counted."""
 
     @property
     def names(self) -> list[str]:
@@ -47,6 +50,7 @@ class Plan:
     def key(self) -> str:
         """A digest of the version and the settings."""
         plan, opening = vars(self) | {"session": None}, self.session.opening
+        del plan["profile"]  # the version has only one
         if not self.fill:
             del plan["fill"]  # the key is that of earlier releases
         return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
@@ -102,16 +106,29 @@ class Job:
 
 @dataclass(frozen=True)
 class Scored:
-    """The time that scoring took: seconds, summed over threads."""
+    """The time that scoring took: seconds, summed over threads. `counts`: the values of the rows,
+    if they were counted."""
 
     rows: int
     decoding: float
     model: float
     encoding: float
+    counts: Counts | None = None
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The seconds by name."""
+        return {"decoding": self.decoding, "model": self.model, "encoding": self.encoding}
 
     def __add__(self, other: Scored) -> Scored:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Scored(*(one + two for one, two in pairs))
+        counts = [each for each in (self.counts, other.counts) if each is not None]
+        return Scored(
+            self.rows + other.rows,
+            self.decoding + other.decoding,
+            self.model + other.model,
+            self.encoding + other.encoding,
+            sum_of(counts) if counts else None,
+        )
 
 
 def _digest(of: list[Any]) -> str:

@@ -24,6 +24,7 @@ from registry.store import Registry
 from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
+from runtime.watch import has_profile, profile_of
 from soa.errors import CollectionError, needs_extra
 from soa.options import nearest
 from soa.signature import Signature, offsets_of
@@ -47,8 +48,10 @@ def prepare(
     registry: Registry | str | None,
     lookup: LookupPolicy = "fresh",
     fill: Mapping[str, float] | None = None,
+    watch: bool | None = False,
 ) -> Job:
-    """Arguments as in `apply`. Raises ApplyError, DataError, or the errors of opening a version."""
+    """Arguments as in `apply`. `watch` None: count the values if the version says how its columns
+    are distributed. Raises ApplyError, DataError, or the errors of opening a version."""
     if not inputs:
         raise ApplyError("no file to score: name some")
     with needs_extra("data", ApplyError):
@@ -63,7 +66,7 @@ def prepare(
             raise ApplyError(f"{path} is named twice")
         with open_source(path, tree) as source:
             if not files:
-                plan = _plan(opened, source, columns, keep, fill or {})
+                plan = _plan(opened, source, columns, keep, fill or {}, watch)
             names = plan.names
             source.require(names)
             edges, now = source.edges(names), path.stat()
@@ -95,6 +98,7 @@ def _plan(
     columns: Mapping[str, str],
     keep: Sequence[str],
     fill: Mapping[str, float],
+    watch: bool | None,
 ) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
     kept: list[str] = []
@@ -123,6 +127,9 @@ def _plan(
         rows_at_a_time(opened.signature, len(kept)),
         BuiltFrom(opened.bundle.manifest).missing,
         filled,
+        profile_of(opened.bundle)
+        if watch or (watch is None and has_profile(opened.bundle))
+        else None,
     )
 
 

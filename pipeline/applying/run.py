@@ -14,9 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version as installed
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, cast
 
 from filelock import FileLock, Timeout
@@ -27,12 +28,13 @@ from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.origin_record import About, read_about
 from pipeline.applying.outputs import Rows, write
 from pipeline.applying.prepare import prepare
-from pipeline.applying.score_piece import score
+from pipeline.applying.score_piece import count, score
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
+from runtime.watch import Counts, Moved, drift, sum_of
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
 from soa.options import AT_LEAST_ONE, BY_NAME, FUNCTION, PATH, PATHS, REF, TEXT, TEXTS, takes
@@ -68,6 +70,10 @@ class Report:
     """The rows scored in this run, and the seconds that this took, summed over threads."""
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     """By column that the model wrote: its values in the outputs that this run wrote."""
+    counts: Counts | None = None
+    """The numbers of values in the rows that this run scored; None if they were not counted."""
+    moved: tuple[Moved, ...] = ()
+    """How far the columns of these rows moved from those of the reference, the farthest first."""
 
 
 @takes(
@@ -104,6 +110,7 @@ def apply(
     execute: Execute | None = None,
     progress: Progress | None = None,
     histograms: bool = False,
+    watch: bool = False,
 ) -> Report:
     """Score files: compute the model's answers for each row of ROOT, Parquet, Arrow (files and
     streams), HDF5, npz or CSV.
@@ -118,6 +125,7 @@ def apply(
     this process score at once, by default one per core. `dask`: the address of a scheduler whose
     workers score; "local:4" starts four workers here. `execute`: your own function that runs the
     pieces. `histograms`: count the answers while they are written, for the report.
+    `watch`: count the values of each column, to compare them with those of the reference.
 
     If a job was killed, the same call continues it. Raises ApplyError, DataError, OSError if a disk
     fails, and the errors of `pipeline.load`.
@@ -134,6 +142,7 @@ def apply(
     job = prepare(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
         suffix=suffix, mode=mode, registry=registry, lookup=lookup, fill=fill,
+        watch=watch or (None if histograms else False),
     )  # fmt: skip
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:
@@ -192,7 +201,35 @@ def run(
     rows = sum(output.rows for output in job.outputs)
     spent, seconds = parts.spent, time.perf_counter() - begun
     counted = parts.counted.found if parts.counted else {}
-    return Report(paths, written, rows, rows - spent.rows, start, seconds, spent, counted)
+    counts, profile = spent.counts, job.plan.profile
+    moved = () if counts is None or profile is None else tuple(drift(profile, counts))
+    spent = replace(spent, counts=None)
+    return Report(
+        paths, written, rows, rows - spent.rows, start, seconds, spent, counted, counts, moved
+    )
+
+
+def count_files(
+    ref: str | Path,
+    inputs: Sequence[Path],
+    *,
+    columns: Mapping[str, str],
+    fill: Mapping[str, float],
+    tree: str | None,
+    mode: Mode,
+    registry: Registry | str | None,
+) -> tuple[Counts, tuple[Moved, ...]]:
+    """Run the model on the rows of files, write no answer, and count all values. Returns the
+    counts, and how far they moved from the reference. Arguments and errors: as of `apply`."""
+    nowhere = Path(gettempdir()) / f"{os.urandom(8).hex()}.parquet"
+    job = prepare(
+        ref, inputs, nowhere, columns=columns, keep=(), tree=tree, suffix=None, mode=mode,
+        registry=registry, fill=fill, watch=True,
+    )  # fmt: skip
+    assert job.plan.profile is not None
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        counts = sum_of([*pool.map(lambda piece: count(job.plan, piece), job.pieces)])
+    return counts, tuple(drift(job.plan.profile, counts))
 
 
 def _maker(path: str) -> str | None:

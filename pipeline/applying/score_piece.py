@@ -26,6 +26,7 @@ from pipeline.applying.sources import Source, open_source
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError
 from runtime.session import Session
+from runtime.watch import Counter, Counts
 from soa.dtypes import is_float, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Layout
@@ -41,8 +42,9 @@ def score(plan: Plan, piece: Piece) -> Scored:
     """
     session = plan.session()
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
-    path, part = Path(piece.input.path), Path(piece.part)
-    model = Scorer(session, plan)
+    part = Path(piece.part)
+    counter = None if plan.profile is None else Counter(plan.profile, session.signature)
+    model = Scorer(session, plan, counter)
 
     def tables() -> Iterator[Any]:
         at, begun = piece.start, time.perf_counter()
@@ -51,8 +53,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
             try:
                 table = model.table(batch, spent)
             except (CollectionError, BindError, DeviationError, ValueError) as error:
-                where = f"rows {at} to {min(at + plan.batch, piece.stop)}"
-                raise DataError(f"{path}, {where}: {error}") from error
+                raise _of_rows(piece, at, plan.batch, error) from error
             at += len(table)
             begun = time.perf_counter()
             yield table
@@ -71,7 +72,41 @@ def score(plan: Plan, piece: Piece) -> Scored:
             first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made)
         )
         write(part, rows, part.parent)
-    return Scored(piece.rows, spent["decoding"], spent["model"], spent["encoding"])
+    return Scored(
+        piece.rows,
+        spent["decoding"],
+        spent["model"],
+        spent["encoding"],
+        None
+        if counter is None
+        else counter.counts(origin.name, origin.version, plan.session.digest),
+    )
+
+
+def count(plan: Plan, piece: Piece) -> Counts:
+    """Count the values of a piece's rows, and of the answers to them. Raises as `score`."""
+    assert plan.profile is not None
+    session = plan.session()
+    counter = Counter(plan.profile, session.signature)
+    model = Scorer(session, plan, counter)
+    at = piece.start
+    with reopened(piece.input) as source:
+        source.cast(model.dtypes)
+        for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
+            try:
+                model.answers(batch)
+            except (CollectionError, BindError, DeviationError, ValueError) as error:
+                raise _of_rows(piece, at, plan.batch, error) from error
+            at += plan.batch
+    origin = session.origin
+    assert origin is not None
+    return counter.counts(origin.name, origin.version, plan.session.digest)
+
+
+def _of_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataError:
+    return DataError(
+        f"{piece.input.path}, rows {begin} to {min(begin + batch, piece.stop)}: {error}"
+    )
 
 
 def reopened(given: Input) -> Source:
@@ -111,10 +146,10 @@ class Scorer:
     """Runs a session on one batch of rows after another, in one thread.
 
     It owns memory for a window of rows. Flat columns are copied into it, one window after the
-    other; jagged columns are bound in place.
+    other; jagged columns are bound in place. `counter` counts the values of each window.
     """
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: Session, plan: Plan, counter: Counter | None = None) -> None:
         self._session, self._plan = session, plan
         self._signature = signature = session.signature
         rows = signature.ranges[row_dimension(signature)]
@@ -129,6 +164,7 @@ class Scorer:
             for name in dict.fromkeys((*self._flat, *signature.output_collections))
         }
         self._binding: Any = None
+        self._counter = counter
 
     def table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
         """The kept columns and the answers, as an Arrow table. Adds the seconds to `spent`."""
@@ -274,11 +310,19 @@ class Scorer:
                 self._binding = self._session.bind(given, written)
             # Below the model's minimum, more rows of the memory run; their answers are not read.
             self._binding(max(rows, self._least))
+            self._count(self._memory, rows)
             return
         given, written = self._memory_of(rows)
         for name, records in jagged.items():
             given |= from_jagged(records, self._signature, name)
         self._session.run(given, written)
+        self._count({**given, **written})
+
+    def _count(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
+        """Count the values of all rows of some memory, or of the first rows."""
+        if self._counter is not None:
+            counted = {name: each.n if rows is None else rows for name, each in memory.items()}
+            self._counter.add(memory, counted)
 
     def _memory_of(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
         part = {name: memory.rows(rows) for name, memory in self._memory.items()}

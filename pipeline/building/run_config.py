@@ -314,6 +314,7 @@ def _packaged(
             SessionSettings(**config.session.model_dump()),
             provenance(config, path, work.worked),
             kept,
+            own_rows=bool(config.reference.file or config.reference.factory),
         )
 
 

@@ -60,12 +60,17 @@ _FILE = click.Path(path_type=Path)
     help="Where to look up the version of REF: in the registry, or first in this host's record.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
+@click.option(
+    "--counts", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+    help="Count the values of each column into FILE, for `pipeline drift`.",
+)  # fmt: skip
 @html_option
 def apply(
     columns: tuple[str, ...],
     fill: tuple[str, ...],
     suffix: str | None,
     html: Path | None,
+    counts: Path | None,
     **given: Any,
 ) -> Answer:
     """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5, npz or CSV. A FILE may be
@@ -75,23 +80,25 @@ def apply(
     was made.
     """
     from pipeline.applying import apply as run
+    from soa.files import write_whole
 
-    pairs = [each.partition("=") for each in columns]
-    if wrong := [each for each, pair in zip(columns, pairs, strict=True) if not all(pair)]:
-        raise click.BadParameter(f"{wrong[0]!r}: expected COLLECTION/COLUMN=NAME")
     if html is not None:
         _require_free(html, [*given["inputs"], given["out"]])
     with _bar() as progress:
         done = run(
-            columns={name: value for name, _, value in pairs},
-            fill=dict(map(_filling, fill)),
+            columns=dict(map(renaming, columns)),
+            fill=dict(map(filling, fill)),
             suffix=suffix and f".{suffix}",
             progress=progress,
             histograms=html is not None,
+            watch=counts is not None,
             **given,
         )
     said = write_page(html, lambda: _page_of(done))
-    spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
+    if counts is not None and done.counts is not None:
+        write_whole(counts, done.counts.to_json())
+        said.append(f"wrote {counts}: pipeline drift compares it with the reference")
+    spent = ", ".join(f"{k} {v:.1f} s" for k, v in done.spent.times.items())
     lines = [
         f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} scored before; "
         f"start {done.start:.1f} s, {spent})",
@@ -102,11 +109,18 @@ def apply(
         *said,
     ]
     data = asdict(done)
-    del data["histograms"]  # for the page
+    del data["histograms"], data["counts"], data["moved"], data["spent"]["counts"]
     return Answer(data, lines)
 
 
-def _filling(given: str) -> tuple[str, float]:
+def renaming(given: str) -> tuple[str, str]:
+    name, _, value = given.partition("=")
+    if not name or not value:
+        raise click.BadParameter(f"{given!r}: expected COLLECTION/COLUMN=NAME")
+    return name, value
+
+
+def filling(given: str) -> tuple[str, float]:
     name, _, value = given.rpartition("=")
     with suppress(ValueError):
         if name:

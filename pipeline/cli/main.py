@@ -15,6 +15,7 @@ from pipeline.cli.answers import complain, fail
 from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run, source
 from pipeline.cli.checking import bench, check, validate, verify
+from pipeline.cli.drift import drift
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import diff, doctor, ls, show, ui
@@ -87,7 +88,7 @@ registry = _Group(
     context_settings={"help_option_names": ["-h", "--help"]},
     sections={
         "Build": (init, run, build, source, cxx, doctor),
-        "Judge": (ls, show, check, ui, promote, approve),
+        "Judge": (ls, show, check, drift, ui, promote, approve),
         "Run": (apply, deploy, serve),
         "Keep": (history, rollback, sign, pull, push, registry),
     },

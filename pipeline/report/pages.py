@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ReportError
 from pipeline.report.difference import describe_difference
+from pipeline.report.drift import describe_drift
 from pipeline.report.figures import (
     Figure,
     deviation_figure,
@@ -58,6 +59,7 @@ from stages.reports import BenchmarkReport, Curve, NotDrawn, Residual, Roc, Vali
 if TYPE_CHECKING:
     from pipeline.applying import About, Report
     from registry.store import Registry
+    from runtime.watch import Counts, Moved
 
 REPORT = "report.html"
 _MOST_VALUES = 8
@@ -347,8 +349,8 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         "open the version and inspect the files",
         "time of all threads": ", ".join(
             f"{name} {microseconds(1e6 * value)}"
-            for name, value in vars(done.spent).items()
-            if name != "rows" and value
+            for name, value in done.spent.times.items()
+            if value
         ),
         "columns kept": ", ".join(first.keep),
         "by": f"{first.by} at {first.created}, {first.software}",
@@ -365,9 +367,28 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         [
             Section("The run", [new_table("", "", "", rows=_said(facts)), files,
                                 f"and {more:,} more outputs" if more else None]),
+            Section("Against the reference", list(describe_drift(done.moved))),
             Section("Answers", list(_answers(done))),
         ],
     )  # fmt: skip
+
+
+def drift_page(counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+    """The page of `pipeline drift`."""
+    beyond = [each.column for each in moved if each.beyond(limit)]
+    facts = {
+        "version": f"{counts.label}, bundle {counts.digest[:12]}",
+        "calls counted": f"{counts.calls:,}",
+        "limit": number(limit),
+        "beyond it": ", ".join(beyond) or "none",
+    }
+    return page(
+        f"{len(beyond)} of {len(moved)} columns of {counts.label} moved",
+        [
+            Section("The counts", [new_table("", "", "", rows=_said(facts))]),
+            Section("Against the reference", list(describe_drift(moved, len(moved)))),
+        ],
+    )
 
 
 def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
     engine_name: str | None
     threads: int | None
     instances: int | None
+    watch: float | None
     builder: Builder | None
     prover: Prover | None
 
@@ -57,6 +58,7 @@ _KINDS = {
     "engine_name": TEXT.or_none,
     "threads": COUNT.or_none,
     "instances": COUNT.or_none,
+    "watch": NUMBER.or_none,
     "builder": FUNCTION.or_none,
     "prover": FUNCTION.or_none,
 }
@@ -78,6 +80,8 @@ class Opening:
     `trusted_keys`: files of public keys, or folders of them. `target` and `engine_name` override
     the best target of this host and the engine chosen for it. `threads` and `instances` (how many
     runs may be active at once) override the values under `session` in the version's config.
+    `watch`: the share of calls whose values are counted for `pipeline drift`, by default that of
+    PIPELINE_WATCH, or none (docs/howto/drift.md).
     `builder` makes an artifact if the version has no verified one for this host. `prover` validates
     an artifact that no device of its kind has run, before its first use on this host; without a
     prover, production refuses such an artifact.
@@ -98,6 +102,7 @@ class Opening:
     engine_name: str | None = None
     threads: int | None = None
     instances: int | None = None
+    watch: float | None = None
     builder: Builder | None = None
     prover: Prover | None = None
 
@@ -110,6 +115,9 @@ class Opening:
         for name, count in (("threads", self.threads), ("instances", self.instances)):
             if count is not None and not 1 <= count <= MOST_THREADS:
                 raise LoadError(f"{name}={count}: 1 to {MOST_THREADS} are possible")
+
+        if self.watch is not None and not 0 <= self.watch <= 1:
+            raise LoadError(f"watch={self.watch}: give the share of calls to count, from 0 to 1")
 
     @property
     def production(self) -> bool:

@@ -46,6 +46,15 @@ class Runs(Protocol):
     def executable(self) -> Executable: ...
     @property
     def any_start(self) -> bool: ...
+    @property
+    def watcher(self) -> Watcher | None: ...
+
+
+class Watcher(Protocol):
+    """Sees calls after they have run: runtime/watch/watcher.py."""
+
+    def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
+        """Wrap a call of a binding."""
 
 
 class Binding:
@@ -80,6 +89,7 @@ class Binding:
         self._executable = session.executable
         self._alone = _Alone()
         self._telemetry = telemetry()
+        self._watcher = session.watcher
         self._process = OwnProcess()
         checked = self._check(inputs, outputs)
         self._arguments = list(checked.arguments)
@@ -142,7 +152,10 @@ class Binding:
         return self._measured(call.run) if self.writes else _nothing
 
     def _measured(self, run: Callable[P, None]) -> Callable[P, None]:
-        """Add telemetry to a call. If telemetry is off, as by default, the call is not changed."""
+        """Add telemetry and the watcher to a call. Without them, as by default, the call is not
+        changed."""
+        if self._watcher is not None:
+            run = self._watcher.counting(run, self)
         if self._telemetry is None:
             return run
         return self._telemetry.timed(run, self.origin, lambda: sum(self.rows.values()))

@@ -10,7 +10,7 @@ from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
-from runtime.session.binding import Binding, takes_bindings
+from runtime.session.binding import Binding, Watcher, takes_bindings
 from runtime.session.binding_checks import Collections, by_name
 from runtime.session.origin import Origin
 from runtime.session.streams import raw_stream
@@ -39,6 +39,8 @@ class Session:
 
     any_start = False
     closed = False
+    watcher: Watcher | None = None
+    """Counts a share of the calls; `load` sets it."""
     reopening: Callable[[], Session] | None = None
     """Opens the version again in another process; `load` sets it. None: it cannot be pickled."""
 
@@ -137,8 +139,9 @@ class Session:
         ...     return session.bind(session.collection("jets", 5), session.collection("tags", 5))
         >>> session.run_many([event() for _ in range(8)], threads=2)
         """
-        # With telemetry each call is counted.
-        if telemetry() is None and all(type(binding) is Binding for binding in bindings):
+        # With telemetry or a watcher, each call is wrapped.
+        plain = telemetry() is None and self.watcher is None
+        if plain and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
             calls = [binding.prepared.current for binding in bindings if binding.writes]

@@ -8,18 +8,17 @@ Without the variable nothing is imported, and calls do nothing for telemetry.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
 from runtime.errors import LoadError
+from runtime.process import keep_written
 from soa.errors import needs_extra
 from soa.text import logger
 
@@ -32,7 +31,6 @@ log = logger("soa_pipeline.telemetry")
 
 _LABELS = ("model", "version", "engine", "target")
 _BUCKETS = [step * 10.0**k for k in range(-6, 1) for step in (1, 2.5, 5)] + [10.0]  # seconds
-_EVERY_S = 10.0
 
 
 class Telemetry:
@@ -52,6 +50,10 @@ class Telemetry:
         self._failures = prometheus.Counter(
             "soa_failures", "Calls that raised.", (*_LABELS, "error"), registry=self.registry
         )
+        self._moved = prometheus.Gauge(
+            "soa_drift_psi", "How far a column's values moved from those of the reference.",
+            ("model", "version", "column"), registry=self.registry,
+        )  # fmt: skip
         self.port: int | None = None
         self._write = prometheus.write_to_textfile
         try:
@@ -63,8 +65,7 @@ class Telemetry:
             else:
                 self._file = Path(where.replace("{pid}", str(os.getpid())))
                 self.write()
-                atexit.register(self.write)
-                threading.Thread(target=self._keep_writing, daemon=True).start()
+                keep_written(self.write, "telemetry")
         except (OSError, OverflowError) as error:
             raise LoadError(
                 f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "
@@ -106,13 +107,10 @@ class Telemetry:
         if self.port is None:
             self._write(str(self._file), self.registry)
 
-    def _keep_writing(self) -> None:
-        while True:
-            time.sleep(_EVERY_S)
-            try:
-                self.write()
-            except OSError as error:
-                log.warning("telemetry cannot be written: %s", error)
+    def moved(self, model: str, version: str, columns: Mapping[str, float]) -> None:
+        """Set how far each column's values moved: the population stability index."""
+        for column, psi in columns.items():
+            self._moved.labels(model, version, column).set(psi)
 
 
 def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:

@@ -27,6 +27,7 @@ from tests.models.versions import copy_of, promoted, store_of
 COMMANDS = (
     "run", "build", "ls", "show", "check", "promote", "approve", "rollback", "history", "pull",
     "push", "sign", "deploy", "serve", "doctor", "init", "apply", "source", "cxx", "ui",
+    "drift",
 )  # fmt: skip
 OF_THE_REGISTRY = ("policy", "export", "import", "rm", "gc", "cache")
 BEFORE = ("validate", "bench", "verify", "diff", "explain", *OF_THE_REGISTRY)

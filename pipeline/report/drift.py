@@ -1,0 +1,33 @@
+"""How far columns moved from the reference, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.report.tables import Part, new_table
+from soa.text import number
+
+if TYPE_CHECKING:
+    from runtime.watch import Moved
+
+
+def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
+    """How far columns moved from the reference: a table of at most `most`, farthest first."""
+    if not moved:
+        return
+    table = new_table("distance from the reference", "column", "index", "by chance",
+                      "Jensen-Shannon", "values", "reference", "what changed most")  # fmt: skip
+    for each in moved[:most]:
+        table.add_row(
+            each.column,
+            number(each.psi),
+            number(each.chance),
+            number(each.js),
+            f"{each.values:,}",
+            f"{each.reference:,}",
+            "; ".join(each.changes),
+        )
+    yield table
+    if len(moved) > most:
+        yield f"and {len(moved) - most:,} columns that moved less"

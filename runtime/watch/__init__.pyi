@@ -1,0 +1,15 @@
+from .counts import Counter as Counter
+from .counts import Counts as Counts
+from .counts import read_counts as read_counts
+from .counts import sum_of as sum_of
+from .drift import LIMIT as LIMIT
+from .drift import Moved as Moved
+from .drift import drift as drift
+from .profile import PROFILE as PROFILE
+from .profile import Component as Component
+from .profile import Profile as Profile
+from .profile import has_profile as has_profile
+from .profile import profile_of as profile_of
+from .profile import profiled as profiled
+from .watcher import Watcher as Watcher
+from .watcher import watcher as watcher

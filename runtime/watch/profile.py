@@ -1,0 +1,143 @@
+"""The distribution of each column of a version's reference: what the model was proven on.
+
+A version keeps it as `reports/columns.json`. Other rows are counted in the same bins (counts.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from registry.bundle import Bundle
+from runtime.errors import LoadError
+from soa.files import read_plain
+from soa.layout import Column
+from soa.records import Record, as_data, read_record
+from soa.signature import Signature, offsets_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+PROFILE = "reports/columns.json"
+"""The file in a bundle."""
+BINS = 16
+KINDS = ("NaN", "-infinity", "infinity", "zero", "below", "above")
+"""What is counted beside the bins; a bin has values that are finite and not zero. `below`, `above`:
+outside all bins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bins(Record):
+    """The bins of a column: bin k has the values from `edges[k]` to below `edges[k + 1]`.
+
+    `counts`: the numbers of the reference's values, first those of `KINDS`, then one for each bin.
+    """
+
+    edges: list[float]
+    counts: list[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.counts) != len(KINDS) + max(len(self.edges) - 1, 0):
+            raise ValueError(f"{len(self.edges)} edges with {len(self.counts)} counts")
+        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError("the edges do not ascend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Record):
+    """The bins of each column, by `collection/column`, or `collection/column[k]` for component k of
+    an Eigen column."""
+
+    schema_version: int = 1
+    columns: dict[str, Bins]
+
+    def to_json(self) -> str:
+        return json.dumps(as_data(self), indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Component:
+    """A physical column whose values are counted."""
+
+    collection: str
+    column: Column
+    number: int
+
+    @property
+    def key(self) -> str:
+        own = f"[{self.number}]" if self.column.components > 1 else ""
+        return f"{self.collection}/{self.column.name}{own}"
+
+
+def components(signature: Signature) -> Iterator[Component]:
+    """Every physical column that the model reads or writes, inputs first; not the offsets of jagged
+    collections."""
+    blocks = [bound.block for bound in (*signature.inputs, *signature.outputs)]
+    columns = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
+    offsets = {offsets_of(name) for name in signature.jagged}
+    for collection, name in columns:
+        column = signature.layouts[collection][name]
+        for number in range(column.components if collection not in offsets else 0):
+            yield Component(collection, column, number)
+
+
+def bins_of(values: npt.NDArray[Any]) -> Bins:
+    """Bins with about the same number of values in each. If there are at most `BINS` different
+    values, each has its own bin."""
+    import numpy as np
+
+    from runtime.watch.counts import counted, edges_of
+
+    finite = values[np.isfinite(values) & (values != 0)]
+    different = np.unique(finite)
+    if len(different) > BINS:
+        places = np.linspace(0, 1, BINS + 1)
+        different = np.unique(np.quantile(finite, places, method="lower"))[:-1]
+    edges = sorted({float(each) for each in different})
+    if edges:
+        edges.append(max(_next(finite.max()), math.nextafter(edges[-1], math.inf)))
+    empty = Bins(edges=edges, counts=[0] * (len(KINDS) + max(len(edges) - 1, 0)))
+    return Bins(edges=edges, counts=counted(edges_of(empty), values))
+
+
+def _next(value: np.generic) -> float:
+    """The next larger number of the same dtype."""
+    import numpy as np
+
+    if not isinstance(value, np.floating):
+        return float(int(value) + 1)
+    with np.errstate(over="ignore"):  # after the largest number comes infinity
+        return float(np.nextafter(value, np.inf, dtype=value.dtype))
+
+
+def has_profile(bundle: Bundle) -> bool:
+    return PROFILE in bundle.files
+
+
+def profile_of(bundle: Bundle) -> Profile:
+    """The profile of a version. LoadError if it has none."""
+    if not has_profile(bundle):
+        raise LoadError(
+            f"{bundle.manifest.name}: this version does not say how its columns are distributed: "
+            "run its config again, with rows of yours as reference (a file or a factory)"
+        )
+    try:
+        return read_record(Profile, read_plain(bundle.file(PROFILE)))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{bundle.file(PROFILE)}: {error}") from error
+
+
+def profiled(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
+    """The profile of pieces of values, `(n,)`, by the keys of `components`."""
+    import numpy as np
+
+    found: dict[str, list[npt.NDArray[Any]]] = {}
+    for piece in pieces:
+        for key, values in piece.items():
+            found.setdefault(key, []).append(values)
+    return Profile(columns={key: bins_of(np.concatenate(own)) for key, own in found.items()})

@@ -1,0 +1,133 @@
+"""Counts a share of a session's calls, for `pipeline drift`; off unless PIPELINE_WATCH is set.
+
+`PIPELINE_WATCH=0.01`, or `watch=0.01` in `load`, counts one call of a hundred, drawn at random.
+Each process keeps its counts in a file of its own, which is written again every few seconds, in the
+folder PIPELINE_COUNTS (by default `pipeline-counts`). The files of all processes add up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from secrets import token_hex
+from socket import gethostname
+from typing import TYPE_CHECKING, ParamSpec
+
+from engines.errors import first_line
+from engines.processes import tell
+from runtime.errors import LoadError
+from runtime.process import keep_written, torch_runs_on
+from runtime.session import Binding
+from runtime.session.telemetry import telemetry
+from runtime.watch.counts import Counter, Counts
+from runtime.watch.drift import drift
+from runtime.watch.profile import PROFILE, Profile, has_profile, profile_of
+from soa.files import write_whole
+from soa.text import logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from runtime.opening import Opened
+    from soa.memory import Device
+
+P = ParamSpec("P")
+SHARE, FOLDER = "PIPELINE_WATCH", "PIPELINE_COUNTS"
+log = logger("soa-pipeline")
+_draw = Random().random  # its own generator: the program may have seeded the common one
+
+
+class Watcher:
+    """Counts calls of the sessions of one version in this process. Any number of threads may use
+    it. A child of a fork begins with nothing, in a file of its own."""
+
+    def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
+        self._opened, self._profile, self._share, self._folder = opened, profile, share, folder
+        self._warned = False
+        self.after_fork()
+        tell(self)
+
+    def after_fork(self) -> None:
+        opened = self._opened
+        self._counter = Counter(self._profile, opened.signature)
+        name = re.sub(r"[^\w.-]", "_", f"{opened.label}-{gethostname()}-{os.getpid()}")
+        self.file = self._folder / f"{name}-{token_hex(4)}.json"
+        """Where this process keeps the counts."""
+        self._started = False
+
+    @property
+    def counts(self) -> Counts:
+        """What was counted so far, by this process."""
+        opened = self._opened
+        number = None if opened.number is None else str(opened.number)
+        return self._counter.counts(opened.name, number, opened.bundle.digest)
+
+    def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
+        """Wrap a call of a binding, so that a share of the calls is counted after it has run."""
+        share = self._share
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            run(*args, **kwargs)
+            if _draw() < share:
+                self._count(binding)
+
+        return call
+
+    def _count(self, binding: Binding) -> None:
+        """Count a call. An error is logged once, and does not reach the caller."""
+        try:
+            if binding.device.type != "cpu":
+                import torch
+
+                torch.cuda.synchronize(str(binding.device))
+            rows_of = self._opened.signature.rows_of
+            memory = {**binding.inputs, **binding.outputs}
+            self._counter.add(memory, {name: binding.rows[rows_of[name]] for name in memory})
+            if not self._started:
+                self._started = True
+                keep_written(self.write, f"the counts of {self._opened.label}")
+        except Exception as error:
+            if not self._warned:
+                log.warning("a call is not counted: %s", first_line(error))
+            self._warned = True
+
+    def write(self) -> None:
+        """Write the file of this process, and set the gauges of telemetry."""
+        found = self.counts
+        if not found.calls:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.file, found.to_json())
+        if (watched := telemetry()) is not None:
+            moved = {each.column: each.psi for each in drift(self._profile, found)}
+            watched.moved(found.model, found.version or "", moved)
+
+
+def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
+    """The watcher of a version on a device; None if nothing is to be counted. Raises LoadError."""
+    share = opened.opening.watch
+    asked = share is not None
+    if share is None:
+        share = _share(os.environ.get(SHARE, "0"))
+    if not share:
+        return None
+    if not asked and not has_profile(opened.bundle):
+        log.warning("%s is not watched: it has no %s", opened.label, PROFILE)
+        return None
+    if device.type != "cpu" and not torch_runs_on(device):
+        raise LoadError(f"{opened.label}: to count values on {device}, torch for it must be here")
+    folder = Path(os.environ.get(FOLDER, "pipeline-counts")).absolute()
+    return Watcher(opened, profile_of(opened.bundle), share, folder)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise LoadError(f"{SHARE}={text}: give the share of calls to count, from 0 to 1")
+    return share

@@ -1,0 +1,142 @@
+"""Counts of values in bins, against NumPy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from runtime.errors import LoadError
+from runtime.watch.counts import Counter, Counts, counted, edges_of, read_counts
+from runtime.watch.profile import BINS, KINDS, Bins, bins_of, components, profiled
+from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
+
+Array = npt.NDArray[Any]
+COUNTED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16",
+           "float32", "float64")  # fmt: skip
+
+
+def by_numpy(edges: Array, values: Array) -> list[int]:
+    wide = values.astype(np.float64)
+    own = wide[np.isfinite(wide) & (wide != 0)]
+    kinds = [np.isnan(wide), wide == -np.inf, wide == np.inf, wide == 0]
+    bins = [(own >= low) & (own < high) for low, high in pairwise(edges)]
+    below = own < edges[0] if len(edges) else np.zeros(0)
+    above = own >= edges[-1] if len(edges) else own == own
+    return [int(each.sum()) for each in (*kinds, below, above, *bins)]
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[Array, Array]:
+    """Values of a reference, and others of the same dtype."""
+    dtype = np.dtype(draw(st.sampled_from(COUNTED)))
+    exact = st.integers(-(2**53), 2**53) if dtype == np.int64 else None  # NumPy's side is float64
+    some = arrays.arrays(dtype, st.integers(0, 60), elements=exact)
+    return draw(some), draw(some)
+
+
+@given(columns())
+def test_values_are_counted_as_numpy_counts_them(both: tuple[Array, Array]) -> None:
+    reference, other = both
+    bins = bins_of(reference)
+    edges = edges_of(bins)
+    assert bins.counts == by_numpy(edges, reference)
+    assert sum(bins.counts) == len(reference)
+    assert counted(edges, other) == by_numpy(edges, other)
+
+
+def test_a_few_different_values_have_a_bin_each() -> None:
+    charges = np.array([-1, 1, 1, 2, 0, 0, 0], np.int32)
+    bins = bins_of(charges)
+    assert bins.edges == [-1, 1, 2, 3]
+    assert bins.counts == [0, 0, 0, 3, 0, 0, 1, 2, 1]
+
+
+def test_many_values_are_in_bins_of_the_same_number() -> None:
+    values = np.random.default_rng(1).normal(size=16_000)
+    bins = bins_of(values)
+    assert len(bins.edges) == BINS + 1
+    assert all(abs(each - 1000) <= 1 for each in bins.counts[len(KINDS) :])
+
+
+def test_bins_that_do_not_ascend_are_refused() -> None:
+    with pytest.raises(ValueError, match="ascend"):
+        Bins(edges=[1.0, 1.0], counts=[0] * (len(KINDS) + 1))
+
+
+SIGNATURE = Signature.build(
+    {
+        "jets": Layout(
+            [column("pt", "float32"), eigen("p", "float32", 2), scalar("rho", "float32")]
+        ),
+        "tags": Layout([column("score", "float32")]),
+    },
+    [Block("x", "jets", ("pt", "p")), Block("of_all", "jets", ("rho",))],
+    [Block("score", "tags", ("score",))],
+    {"n": RowRange(0, 100, (50,))},
+)
+
+
+def test_a_counter_takes_the_rows_in_use() -> None:
+    keys = [each.key for each in components(SIGNATURE)]
+    assert keys == ["jets/pt", "jets/p[0]", "jets/p[1]", "jets/rho", "tags/score"]
+    profile = profiled([{key: np.arange(1, 5, dtype=np.float32) for key in keys}])
+    counter = Counter(profile, SIGNATURE)
+    memory = {name: Collection(layout, 7) for name, layout in SIGNATURE.layouts.items()}
+    memory["jets"]["pt"][:] = [1, 2, 2, np.nan, 0, 9, -1]
+    counter.add(memory, {"jets": 5, "tags": 3})
+    counter.add(memory, {"jets": 7, "tags": 0})
+    found = counter.counts("m", "1", "d" * 64)
+    assert found.calls == 2
+    # NaN, -infinity, infinity, zero, below, above, then 1, 2, 3, 4.
+    assert found.columns["jets/pt"] == [2, 0, 0, 2, 1, 1, 2, 4, 0, 0]
+    assert sum(found.columns["jets/rho"]) == 2
+    assert sum(found.columns["tags/score"]) == 3
+
+
+def of(digest: str, values: list[int]) -> Counts:
+    return Counts(model="m", version="1", digest=digest, calls=1, columns={"jets/pt": values})
+
+
+def test_files_of_one_version_add_up(tmp_path: Path) -> None:
+    for k in range(3):
+        (tmp_path / f"{k}.json").write_text(of("a", [k] * 6).to_json())
+    found = read_counts(sorted(tmp_path.glob("*.json")), "a")
+    assert (found.calls, found.columns) == (3, {"jets/pt": [3] * 6})
+
+
+def test_a_folder_may_have_counts_of_other_versions(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "1.json").write_text(of("b", [1] * 6).to_json())
+    assert read_counts([tmp_path], "a").calls == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(of("b", [1] * 6).to_json(), "one version"), ("[]", "no counts"), ("{", "no counts"),
+     (of("a", [1] * 7).to_json(), "no counts"), (of("a", []).to_json()[:-9], "no counts")],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "1.json").write_text(text)
+    with pytest.raises(LoadError, match=said):
+        read_counts(sorted(tmp_path.glob("*.json")), "a")
+
+
+def test_counts_of_another_version_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    with pytest.raises(LoadError, match="another version"):
+        read_counts([tmp_path / "0.json"], "b")
+
+
+@pytest.mark.parametrize("name", ["", "none", "none.json"])
+def test_no_file_is_no_count(name: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="PIPELINE_WATCH"):
+        read_counts([tmp_path / name], "a")
