@@ -48,7 +48,7 @@ class CheckReport:
             "slowest_us": self.slowest_us,
             "nonfinite_inputs": self.nonfinite_inputs,
             "nonfinite_outputs": self.nonfinite_outputs,
-            "worst": {name: as_data(d) for name, d in self.worst.items()},
+            "worst": as_data(self.worst),
         }
 
 

@@ -54,8 +54,18 @@ def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
         call(client)
 
 
-def tagged(registry: Registry, number: int, text: str) -> None:
+def tagged(registry: Registry, number: int, record: dict[str, Any]) -> None:
+    """Sets the record of a version's promotion."""
+    text = json.dumps(record)
     by_hand(registry, lambda c: c.set_model_version_tag("jets", str(number), TAG, text))
+
+
+def record_of_1(registry: Registry, named: bool = True) -> dict[str, Any]:
+    """The record of the promotion of jets/1. Older ones do not name the version."""
+    record: dict[str, Any] = json.loads(registry.find("jets/1").tags[TAG])
+    for name in () if named else ("model", "number", "digest"):
+        del record[name]
+    return record
 
 
 def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], Any]]:
@@ -110,13 +120,10 @@ class TestAPromotionIsOfOneVersion:
 
     @pytest.mark.parametrize("old", [True, False], ids=["as before", "as now"])
     def test_written_by_hand(self, registry: Registry, tmp_path: Path, old: bool) -> None:
-        other = registry.find("jets/2")
-        record = json.loads(registry.find("jets/1").tags[TAG])
-        record |= {"number": 2, "digest": other.digest}
-        if old:
-            for name in ("model", "number", "digest"):
-                del record[name]
-        tagged(registry, 2, json.dumps(record))
+        record = record_of_1(registry, named=not old)
+        if not old:
+            record |= {"number": 2, "digest": registry.find("jets/2").digest}
+        tagged(registry, 2, record)
         everywhere_refused(registry, "jets/2", tmp_path, UNKNOWN)
 
     def test_targets_added_by_hand(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
@@ -124,8 +131,7 @@ class TestAPromotionIsOfOneVersion:
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(tmp_path / "annex", jets.bundle, added)
         registry.add_target(registry.find("jets/1"), annex)
-        record = json.loads(registry.find("jets/1").tags[TAG])
-        tagged(registry, 1, json.dumps(record | {"annexes": {added: annex.digest}}))
+        tagged(registry, 1, record_of_1(registry) | {"annexes": {added: annex.digest}})
         for lookup in LOOKUPS:
             with pytest.raises(LoadError, match=f"{added} was built after the promotion"):
                 pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
@@ -136,10 +142,7 @@ class TestAPromotionIsOfOneVersion:
     def test_one_from_before_they_named_the_version(
         self, registry: Registry, tmp_path: Path
     ) -> None:
-        record = json.loads(registry.find("jets/1").tags[TAG])
-        for name in ("model", "number", "digest"):
-            del record[name]
-        tagged(registry, 1, json.dumps(record))
+        tagged(registry, 1, record_of_1(registry, named=False))
         session = pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
         assert type(session) is pipeline.Session
         pipeline.load("jets@production", registry=registry, lookup="offline")
