@@ -23,6 +23,7 @@ from soa.memory.foreign import (
     import_columns,
     numbers_of,
     values_of,
+    wrong_shape,
 )
 from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split
 from soa.options import BY_NAME, COUNT, Accepted, of_type, takes
@@ -253,9 +254,7 @@ class Collection:
             given = values[member.name]
             expected = () if member.kind == "scalar" else (self.n, *member.shape)
             if tuple(given.shape) != expected:
-                raise CollectionError(
-                    f"column {member.name!r} has shape {tuple(given.shape)}, needed {expected}"
-                )
+                raise wrong_shape(member, given, expected)
             check_dtype(member, dtype_name(given.dtype), repr(member.name))
             self.fill(member.name, given)
         return self
@@ -287,9 +286,7 @@ class Collection:
             flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
         except (IndexError, ValueError, RuntimeError):
             needed = () if member.kind == "scalar" else (n, *member.shape)
-            raise CollectionError(
-                f"column {name!r} has shape {tuple(given.shape)}, needed {needed}"
-            ) from None
+            raise wrong_shape(member, given, needed) from None
         for i in range(member.components):
             self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 

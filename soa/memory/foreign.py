@@ -263,6 +263,11 @@ def check_dtype(member: Column, found: str, label: str) -> None:
         )
 
 
+def wrong_shape(member: Column, values: Any, needed: tuple[int, ...]) -> CollectionError:
+    shape = tuple(values.shape)
+    return CollectionError(f"column {member.name!r} has shape {shape}, needed {needed}")
+
+
 def as_opaque(member: Column, values: Any) -> Array:
     """An array as one opaque element per row; each row must have as many bytes as the member.
 
@@ -342,9 +347,7 @@ def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | tor
     try:
         return given.expand(shape) if is_tensor(given) else np.broadcast_to(given, shape)
     except (RuntimeError, ValueError):
-        raise CollectionError(
-            f"column {member.name!r} has shape {tuple(given.shape)}, needed {shape}"
-        ) from None
+        raise wrong_shape(member, given, shape) from None
 
 
 def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
