@@ -42,8 +42,9 @@ def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         (tmp_path / made).unlink(missing_ok=True)
         file, include = str(tmp_path / source), f"-I{tmp_path}/torch/include"
         # As Inductor and lanes call it.
-        given = [file, include] if made != "network.so" else [source]
-        command = [str(COMPILER), *given, *flags, "-o", str(tmp_path / made)]
+        given = [source] if source == "network.cpp" else [file, include]
+        out = made if made.startswith("part") else str(tmp_path / made)
+        command = [str(COMPILER), *given, *flags, "-o", out]
         done = subprocess.run(command, check=False, cwd=tmp_path)
         assert done.returncode == (3 if "-broken" in flags else 0)
         times = len((tmp_path / "real.log").read_text().splitlines())
@@ -77,15 +78,16 @@ def test_a_library_of_other_objects(compile: Compile) -> None:
     assert compile("1", **library)[0] == 2
 
 
-def test_a_library_of_lanes(compile: Compile, tmp_path: Path) -> None:
-    """It is kept by its source, its weights and its headers."""
+@pytest.mark.parametrize("made", ["network.so", "part1.o"])
+def test_a_library_of_lanes(compile: Compile, tmp_path: Path, made: str) -> None:
+    """It is kept by its source, its weights and its headers; so is each part of a large one."""
     headers = tmp_path / "lanes" / "headers"
     headers.mkdir(parents=True)
 
     def library(text: str, weights: str, header: str) -> tuple[int, str]:
         (headers / "lanes.h").write_text(header)
         (tmp_path / "weights.bin").write_text(weights)
-        return compile(text, "-I", str(headers), source="network.cpp", made="network.so")
+        return compile(text, "-I", str(headers), source="network.cpp", made=made)
 
     first = library("int a;", "1", "h")
     assert first[0] == 1 and library("int a;", "1", "h") == first
