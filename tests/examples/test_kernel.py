@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.speed.nvcc import nvcc
 from engines import Target
 from tests.engines.lanes.harness import MOST, Compiled, prepared
-from tests.engines.lanes.test_header import CPP, CUDA, with_self_test
+from tests.engines.lanes.test_header import CPP, CUDA, written
 from tests.models.cplusplus import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +53,7 @@ def network(name: str, layers: nn.Sequential, folder: Path, language: Target = C
     rows = torch.randn(MOST, len(INPUTS[name]))
     made = prepared(Scores(layers), [rows], ["score"])
     (folder / name).mkdir()
-    text = with_self_test(made, rows, folder / name, language).read_text()
+    text = written(made, rows, folder / name, language).file.read_text()
     text = text.replace("net_", f"{name}_").replace("namespace net ", f"namespace {name} ")
     (folder / f"{name}.h").write_text(text)
     return made.compiled()

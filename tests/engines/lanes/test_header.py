@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,15 @@ def network(request: pytest.FixtureRequest) -> tuple[Prepared, Tensor]:
     return prepared(kind(), [rows.to(dtype)], names), rows.to(dtype)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A header with its name and a self-test, as `pipeline source` writes it."""
+
+    file: Path
+    library: Compiled
+    """What includes it."""
+
+
 def made(network: Prepared, target: Target, folder: Path) -> Compiled:
     """The library that includes the network's header."""
     source = Portable(network.program, None, network.signature)
@@ -115,15 +125,24 @@ def made(network: Prepared, target: Target, folder: Path) -> Compiled:
     return Compiled(network.model, network.signature, Session(network.signature, opened))
 
 
+@pytest.fixture(scope="module")
+def cpp(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(*network, tmp_path_factory.mktemp("cpp"), CPP)
+
+
+@pytest.fixture(scope="module")
+def cuda(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Written:
+    _require_nvrtc()
+    return written(*network, tmp_path_factory.mktemp("cuda"), CUDA)
+
+
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
 def test_a_header_has_the_bits_of_the_library(
-    network: tuple[Prepared, Tensor], language: str, tmp_path: Path
+    network: tuple[Prepared, Tensor], language: str, request: pytest.FixtureRequest
 ) -> None:
     """`rows` for C++; `row`, as in a thread of a GPU, for CUDA."""
     prepared, rows = network
-    if language == "cuda":
-        _require_nvrtc()
-    header, library = made(prepared, Target("source", language), tmp_path), prepared.compiled()
+    header, library = request.getfixturevalue(language).library, prepared.compiled()
     for n in (0, 1, 7, 33, 64):
         wanted, found = library(rows[:n]), header(rows[:n])
         assert all(torch.equal(found[name], wanted[name]) for name in wanted), n
@@ -136,16 +155,9 @@ def _require_nvrtc() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def written(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A header with its name and a self-test, as `pipeline source` writes it."""
-    prepared, rows = network
-    folder = tmp_path_factory.mktemp("written")
-    return with_self_test(prepared, rows, folder, CPP)
-
-
-def with_self_test(prepared: Prepared, rows: Tensor, folder: Path, target: Target) -> Path:
-    answers = made(prepared, target, folder)(rows)
+def written(prepared: Prepared, rows: Tensor, folder: Path, target: Target) -> Written:
+    library = made(prepared, target, folder)
+    answers = library(rows)
     (bound,) = prepared.signature.inputs
     flat = rows.reshape(len(rows), -1)
     values = {
@@ -160,7 +172,7 @@ def with_self_test(prepared: Prepared, rows: Tensor, folder: Path, target: Targe
     members = members_of(prepared.signature)
     whole = named_header(text, "net", members, Rows(values, len(rows)))
     (folder / "net.h").write_text(whole)
-    return folder / "net.h"
+    return Written(folder / "net.h", library)
 
 
 COMPILERS = [
@@ -202,8 +214,8 @@ TEST = '#include "net.h"\nint main() { return net::self_test(); }\n'
 
 
 @pytest.mark.parametrize("words", COMPILERS)
-def test_any_compiler_gives_the_bits(written: Path, words: str) -> None:
-    done = run(words, written.parent, TEST)
+def test_any_compiler_gives_the_bits(cpp: Written, words: str) -> None:
+    done = run(words, cpp.file.parent, TEST)
     assert done.returncode == 0, done.stderr
 
 
@@ -212,7 +224,7 @@ def purity(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(5)
     rows = torch.randn(64, 15)
     folder = tmp_path_factory.mktemp("purity")
-    return with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP)
+    return written(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP).file
 
 
 def test_fast_math_is_refused(purity: Path) -> None:
@@ -231,7 +243,7 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(tmp_path: Path) -> None
     _require_nvrtc()
     torch.manual_seed(5)
     rows = torch.randn(64, 15)
-    with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, tmp_path, CUDA)
+    written(prepared(TrackPurity(), [rows], ["p"]), rows, tmp_path, CUDA)
     kernel = '#include "net.h"\nextern "C" __global__ void k(int *n) { *n = net::self_test(); }\n'
     plain, contracted = (
         nvrtc_image(kernel.encode(), "sm_80", tmp_path, fmad=fmad) for fmad in (False, True)
@@ -239,17 +251,10 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(tmp_path: Path) -> None
     assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0
 
 
-def test_device_code_has_no_vector_and_no_lambda(
-    network: tuple[Prepared, Tensor], tmp_path: Path
-) -> None:
+def test_device_code_has_no_vector_and_no_lambda(cuda: Written) -> None:
     """NVRTC takes vectors, which nvcc does not; before 13.1 it takes no lambda."""
-    _require_nvrtc()
-    prepared, rows = network
-    file = with_self_test(prepared, rows, tmp_path, CUDA)
-    said = subprocess.run(
-        ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(file)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(cuda.file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "self_test" in said.stdout and "vector_size" not in said.stdout
     assert not re.search(r"= \[[&=]?\]\s*\(", said.stdout)
 
@@ -261,10 +266,9 @@ def _nvcc() -> str:
         pytest.skip(str(error))
 
 
-def test_nvcc_takes_the_file(network: tuple[Prepared, Tensor], tmp_path: Path) -> None:
+def test_nvcc_takes_the_file(cuda: Written, tmp_path: Path) -> None:
     compiler = _nvcc()
-    prepared, rows = network
-    with_self_test(prepared, rows, tmp_path, CUDA)
+    shutil.copy(cuda.file, tmp_path)
     kernel = '#include "net.h"\n__global__ void k(int *n) { *n = net::self_test(); }\n'
     (tmp_path / "main.cu").write_text(f"{kernel}int main() {{}}\n")
     done = subprocess.run(
@@ -310,7 +314,7 @@ def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path
     rows = torch.randn(64, 15)
     folder = tmp_path / "other"
     folder.mkdir()
-    other = with_self_test(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP)
+    other = written(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP).file
     both = f'#include "net.h"\n#include "{other}"\nint main() {{ return net::self_test(); }}\n'
     assert "ambiguous" in run("g++ -std=c++17", tmp_path, both).stderr
     (tmp_path / "second.cpp").write_text(
