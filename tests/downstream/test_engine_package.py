@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
+import pipeline
+from engines.errors import EngineError
 from tests.models.cplusplus import ROOT, execute
 from tests.models.project import Built
 
 PACKAGE = Path(__file__).parent / "engine_package"
-_LOAD = """
-import sys
+BUILD = """
+import json, sys
 import pipeline
-session = pipeline.load(sys.argv[1], mode="test")
-given = session.collection("jets", 3)
-session.bind(given, session.collection("tags", 3))()
-print(session.origin.engine)
+config, work, registry = sys.argv[1:]
+bundle = pipeline.run(config, pipeline.Registry(registry), work).bundle
+session = pipeline.load(bundle.path, mode="test")
+session.bind(session.collection("jets", 3), session.collection("tags", 3))()
+print(json.dumps([session.origin.engine, str(bundle.path), bundle.manifest.provenance.tools]))
 """
 
 
@@ -44,25 +47,18 @@ def python(installed: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_version_is_built_and_opened_with_an_engine_of_another_package(
-    installed: Path, jets: Built, tmp_path: Path
+    installed: Path, jets: Built, empty_database: Path, tmp_path: Path
 ) -> None:
-    project = jets.project
-    config = project.variant(
-        "mirror.yaml", ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
-    )
-    where = ("--work", project.work, "--registry", f"sqlite:///{tmp_path}/registry.db", "--json")
-    done = python(installed, "-m", "pipeline", "run", config, *where)
+    engines = ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
+    config = jets.project.variant("mirror.yaml", engines)
+    shutil.copy(empty_database, tmp_path)
+    registry = f"sqlite:///{tmp_path / empty_database.name}"
+    done = python(installed, "-c", BUILD, config, jets.project.work, registry)
     assert done.returncode == 0, done.stderr
-    bundle = json.loads(done.stdout)["bundle"]
-    manifest = json.loads((Path(bundle) / "manifest.json").read_text())
-    assert manifest["provenance"]["tools"]["mirror-engine"] == "0.3"
-    loaded = python(installed, "-c", _LOAD, bundle)
-    assert loaded.stdout.split() == ["mirror"], loaded.stderr
-
-    absent = subprocess.run(
-        [sys.executable, "-c", _LOAD, bundle], capture_output=True, text=True, check=False
-    )
-    assert "unknown engine 'mirror'" in absent.stderr
+    engine, bundle, tools = json.loads(done.stdout)
+    assert (engine, tools["mirror-engine"]) == ("mirror", "0.3")
+    with pytest.raises(EngineError, match="unknown engine 'mirror'"):  # it is not installed here
+        pipeline.load(bundle, mode="test")
 
 
 def test_a_package_without_the_class_is_named(installed: Path) -> None:
