@@ -18,7 +18,13 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
     from tests.models import project as projects
     from tests.models.building import Built
 
-environment.settle(Path(__file__).parents[1])  # before torch is imported
+ROOT = Path(__file__).parents[1]
+CORE = ("tests/soa", "tests/engines/lanes", "tests/runtime/session", "tests/stages/judging")
+"""The folders of the marker `core`. Their tests need no MLflow, ONNX, Dask or server."""
+NOT_CORE = ("engines/lanes/test_header.py", "engines/lanes/test_rows.py", "judging/test_emulate.py")
+"""Files in them that take minutes: other compilers, other processors."""
+
+environment.settle(ROOT)  # before torch is imported
 environment.remember_types()
 
 # No test may fail because a machine is slow or busy.
@@ -41,7 +47,23 @@ def pytest_collection_finish() -> None:
     warm.collect_seldom()
 
 
+def in_core(path: Path) -> bool:
+    within = any(path.is_relative_to(ROOT / folder) for folder in CORE)
+    return within and not path.as_posix().endswith(NOT_CORE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m core` imports no test of another folder: its libraries may be missing."""
+    if config.option.markexpr != "core" or in_core(collection_path):
+        return None
+    leads_there = any((ROOT / folder).is_relative_to(collection_path) for folder in CORE)
+    return None if leads_there else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if in_core(item.path) and not item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.core)
     on_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if not on_gpu:
         return
