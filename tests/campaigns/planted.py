@@ -7,21 +7,22 @@ The tree is copied to a scratch folder. There, one fault of `faults.py` at a tim
 checks that must see it run, and the fault is taken out again. Without a fault these checks must
 pass.
 
-Tests run in children of a process that has imported the libraries (`planted_server.py`). The models
-and registries that tests share are made once, without a fault; for a fault in C++ code, programs in
-C++ are made again. If the checks do not see a fault, they run again with everything made again.
+The models and registries that tests share are made once, without a fault; for a fault in C++ code,
+programs in C++ are made again. If the checks do not see a fault, they run again with everything
+made again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
-import json
 import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -29,10 +30,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pipeline.building.provenance import code_digest
 from tests.campaigns.faults import FAULTS, Fault
@@ -112,8 +112,6 @@ def command_of(check: str) -> list[str]:
 class Seen:
     fault: Fault
     red: tuple[str, ...]
-    seconds: float
-    """CPU time."""
     anew: bool = False
     """Whether a check saw it only after everything was made again."""
 
@@ -126,63 +124,26 @@ class Seen:
         return f"| {self.fault.name} | {by} |"
 
 
-@dataclass
-class _Answer:
-    """The outcomes of one run of pytest, by test without its parameters."""
-
-    code: int | None
-    """None: it was killed at the time limit."""
-    outcomes: dict[str, set[str]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, code: int | None, said: Path) -> _Answer:
-        found, last = cls(code), ""
-        for line in said.read_text().splitlines() if said.exists() else ():
-            step = json.loads(line)
-            if "test" in step:
-                last = step["test"].partition("[")[0]
-                found.outcomes.setdefault(last, set()).add(step["what"])
-        if code is None or code < 0:  # a hang or a crash also counts as seen
-            found.outcomes.setdefault(last, set()).add("failed")
-        return found
-
-
 class Copy:
-    """A copy of the tree for one fault at a time, and a server that runs its tests."""
+    """A copy of the tree, for one fault at a time."""
 
     def __init__(self, folder: Path, made: Path) -> None:
         self.root = Path(shutil.copytree(ROOT, folder / "tree", ignore=_NOT_COPIED, symlinks=True))
-        self.cpu = self._counted = 0.0
-        self._folder, self._made, self._number = folder, made, count()
-        self._server: subprocess.Popen[str] | None = None
+        self._folder, self._made = folder, made
         # Python compares a .pyc with its source by size and second: each edit gets a second of its
         # own.
         self._seconds = count(_LONG_AGO)
         self._env = os.environ | {"PYTHONPATH": str(self.root), "MLFLOW_DISABLE_TELEMETRY": "true"}
 
     def red(self, checks: Sequence[str], made: Path | None) -> list[str]:
-        """The tests and campaigns that fail. SystemExit if a check gives no result.
+        """The tests and campaigns that fail.
 
         `made` is the folder with what the tests share; with None they make it again.
         """
-        tests = {tests_by_name()[c]: c for c in checks if not command_of(c)}
-        failed = [c for c in checks if command_of(c) and self._campaign_fails(c)]
-        left = [*tests]
-        while left:
-            answer = self._pytest(left, made)
-            for node, outcomes in answer.outcomes.items():
-                if "failed" in outcomes:
-                    failed.append(tests[node])
-                elif "passed" not in outcomes:
-                    raise SystemExit(f"{tests[node]} says nothing: it is skipped")
-            again = [node for node in left if node not in answer.outcomes]
-            if again == left or (answer.code is not None and answer.code > 1):
-                raise SystemExit(f"{checks}: pytest ended with {answer.code}:\n{self._log()}")
-            left = again
-        return failed
+        return [check for check in checks if not self._passes(check, made)]
 
     def put_in(self, fault: Fault) -> Seen:
-        path, cpu = self.root / place(fault), self.cpu
+        path = self.root / place(fault)
         good, bad, built = path.read_text(), with_fault(fault), self._libraries()
         if path.suffix != ".py" and not self._compiles(path, bad) and self._compiles(path, good):
             raise SystemExit(f"{fault.name}: it does not compile, so any test would see it")
@@ -193,17 +154,61 @@ class Copy:
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 red = self.red(fault.seen_by, self._made_with(path, Path(scratch)))
             missed = [check for check in fault.seen_by if check not in red]
-            late = self.red(missed, None) if missed else []
+            late = self.red(missed, None)
         finally:
             self._write(path, good)
             for library, content in built.items():
                 library.write_bytes(content)
         seen_by = tuple(check for check in fault.seen_by if check in {*red, *late})
-        return Seen(fault, seen_by, self.cpu - cpu, bool(late))
+        return Seen(fault, seen_by, bool(late))
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.communicate()
+    def passes_all(self, checks: Sequence[str], made: Path) -> bool:
+        """Whether all of these pass; tests in one process, so they share the fixtures of a file."""
+        tests = [tests_by_name()[check] for check in checks if not command_of(check)]
+        campaigns = [check for check in checks if command_of(check)]
+        return self._pytest(tests, made) and not self.red(campaigns, made)
+
+    def _passes(self, check: str, made: Path | None) -> bool:
+        command = command_of(check)
+        if not command:
+            return self._pytest([tests_by_name()[check]], made)
+        code, said = self._run([sys.executable, "-m", *command])
+        if code > 1:  # 1: the campaign failed; below 0: it crashed or hung
+            raise SystemExit(f"{check}: {code}, which says nothing:\n{said[-3000:]}")
+        return code == 0
+
+    def _pytest(self, tests: Sequence[str], made: Path | None) -> bool:
+        """Whether tests pass. SystemExit if pytest gives no result, or all are skipped."""
+        environment = {} if made is None else {"TESTS_MADE": str(made), "DIGEST": code_digest()}
+        with tempfile.TemporaryDirectory(dir=self._folder) as temporary:
+            options = ["-q", "-p", "no:cacheprovider", "-m", "", "--tb", "short"]
+            options += ["-p", "tests.campaigns.kept_digest", f"--basetemp={temporary}/pytest"]
+            command = [sys.executable, "-m", "pytest", *options, *tests]
+            code, said = self._run(command, environment)
+        if code > 1:
+            raise SystemExit(f"{tests}: pytest ended with {code}:\n{said[-3000:]}")
+        if code == 0 and " passed" not in said.splitlines()[-1]:
+            raise SystemExit(f"{tests}: says nothing, it is skipped")
+        return code == 0
+
+    def _run(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, given: str = ""
+    ) -> tuple[int, str]:
+        """The exit code, negative for a crash or a hang, and what the process printed."""
+        with (
+            tempfile.TemporaryFile("w+") as log,
+            subprocess.Popen(
+                command, cwd=self.root, env={**self._env, **(environment or {})}, text=True,
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            ) as process,
+        ):  # fmt: skip
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(given, timeout=_LIMIT_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it, and what it has started
+            code = process.wait()
+            log.seek(0)
+            return code, log.read()
 
     def _made_with(self, path: Path, scratch: Path) -> Path:
         """The folder of what tests share, for a fault in this file."""
@@ -226,7 +231,7 @@ class Copy:
         folders = (path.parent, native, native / "include", sysconfig.get_path("include"))
         command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-mavx2", "-mfma"]
         command += [*(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
-        return self._spend(command, given=text).returncode == 0
+        return self._run(command, given=text)[0] == 0
 
     def _libraries(self) -> dict[Path, bytes]:
         """The libraries that are built in the tree."""
@@ -237,68 +242,9 @@ class Copy:
         """Builds the extension; the compiler cache skips files that are unchanged."""
         compiler = f"{os.environ.get('CMAKE_CXX_COMPILER_LAUNCHER', '')} g++".strip()
         build = [sys.executable, "setup.py", "build_ext", "--inplace", "--force", "-q"]
-        done = self._spend(build, {"CC": compiler, "CXX": compiler})
-        if done.returncode:
-            raise SystemExit(f"the native code does not build with its fault:\n{done.stderr}")
-
-    def _spend(
-        self,
-        command: Sequence[str],
-        more: Mapping[str, str] | None = None,
-        given: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        begun, env = os.times(), {**self._env, **(more or {})}
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env=env,
-            input=given,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        ended = os.times()
-        self.cpu += ended.children_user + ended.children_system
-        self.cpu -= begun.children_user + begun.children_system
-        return done
-
-    def _campaign_fails(self, check: str) -> bool:
-        done = self._spend([sys.executable, "-m", *command_of(check)])
-        if done.returncode > 1:  # 1: the campaign failed; below 0: it crashed
-            said = (done.stdout + done.stderr)[-3000:]
-            raise SystemExit(f"{check}: {done.returncode}, which says nothing:\n{said}")
-        return done.returncode != 0
-
-    def _pytest(self, nodes: Sequence[str], made: Path | None) -> _Answer:
-        temp = self._folder / str(next(self._number))
-        temp.mkdir()
-        asked: dict[str, Any] = {
-            "root": str(self.root),
-            "tests": list(nodes),
-            "environment": {"TESTS_MADE": "" if made is None else str(made)},
-            "code_digest": None if made is None else code_digest(),
-            "temp": str(temp / "pytest"),
-            "log": str(self._folder / "log.txt"),
-            "said": str(temp / "said.jsonl"),
-            "limit_s": _LIMIT_S,
-        }
-        if self._server is None:
-            server = Path(__file__).with_name("planted_server.py")
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", str(server)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._env,
-            )  # fmt: skip
-        assert self._server.stdin is not None and self._server.stdout is not None
-        print(json.dumps(asked), file=self._server.stdin, flush=True)
-        answer = json.loads(self._server.stdout.readline())
-        self.cpu += answer["cpu"] - self._counted
-        self._counted = answer["cpu"]
-        found = _Answer.read(answer["code"], Path(asked["said"]))
-        shutil.rmtree(temp, ignore_errors=True)
-        return found
-
-    def _log(self) -> str:
-        return (self._folder / "log.txt").read_text()[-3000:]
+        code, said = self._run(build, {"CC": compiler, "CXX": compiler})
+        if code:
+            raise SystemExit(f"the native code does not build with its fault:\n{said}")
 
 
 @functools.cache
@@ -320,31 +266,24 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
         copies.put(copy)
 
     def seen(fault: Fault) -> Seen:
-        copy = copies.get()
+        copy, begun = copies.get(), time.monotonic()
         try:
             found = copy.put_in(fault)
         finally:
             copies.put(copy)
-        print(f"{found} {found.seconds:.0f} s{', anew' * found.anew}", file=sys.stderr)
+        took, late = time.monotonic() - begun, ", anew" if found.anew else ""
+        print(f"{found} {took:.0f} s{late}", file=sys.stderr)
         return found
 
     checks = list(dict.fromkeys(check for fault in faults for check in fault.seen_by))
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            begun = time.monotonic()
-            parts = pool.map(
-                lambda copy, part: copy.red(part, made), all_copies, parted(checks, jobs)
-            )
-            red = [check for part in parts for check in part]
-            if red := all_copies[0].red(red, made):  # once more, with no other copy at work
-                raise SystemExit(f"without any fault these are red: {', '.join(red)}")
-            took, cpu = time.monotonic() - begun, sum(copy.cpu for copy in all_copies)
-            print(f"{len(checks)} checks are green without a fault: {took:.0f} s, {cpu:.0f} s of a "
-                  "core", file=sys.stderr)  # fmt: skip
-            return list(pool.map(seen, faults))
-    finally:
-        for copy in all_copies:
-            copy.close()
+    parts = parted(checks, jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        passed = pool.map(lambda copy, part: copy.passes_all(part, made), all_copies, parts)
+        doubtful = [c for part, green in zip(parts, passed, strict=True) if not green for c in part]
+        if red := all_copies[0].red(doubtful, made):  # one by one, with no other copy at work
+            raise SystemExit(f"without any fault these are red: {', '.join(red)}")
+        print(f"{len(checks)} checks are green without a fault", file=sys.stderr)
+        return list(pool.map(seen, faults))
 
 
 def parted(checks: Sequence[str], parts: int) -> list[list[str]]:
@@ -380,7 +319,7 @@ def main() -> None:
     asked = parser.parse_args()
     faults = chosen(asked.only or [""])
     if asked.table:
-        print(*_table([Seen(fault, fault.seen_by, 0.0) for fault in faults]), sep="\n")
+        print(*_table([Seen(fault, fault.seen_by) for fault in faults]), sep="\n")
         return
     environment.settle(ROOT)
     begun = time.monotonic()
@@ -388,9 +327,8 @@ def main() -> None:
         found = run(Path(folder), faults, asked.jobs)
     print(*_table(found), sep="\n")
     unseen = [seen.fault.name for seen in found if not seen.red]
-    took, cores = time.monotonic() - begun, sum(seen.seconds for seen in found)
-    print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, {took:.0f} s; "
-          f"of a core {cores:.0f} s with a fault")  # fmt: skip
+    took = time.monotonic() - begun
+    print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, {took:.0f} s")
     blind = [f"{check} ({seen.fault.name})" for seen in found for check in seen.missed]
     if blind:
         print(f"these should have seen it and did not: {'; '.join(blind)}")
