@@ -64,7 +64,6 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.engines.lanes.waits
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
-	$(BIN)/python -m tests.campaigns.first_model
 	$(BIN)/python -m tests.campaigns.networks
 	$(BIN)/python -m tests.registry.campaigns.postgres
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 from functools import cache
 
 from pipeline.building import provenance

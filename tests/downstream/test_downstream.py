@@ -131,33 +131,9 @@ def flip(folder: Path) -> str:
     return "weights.bin"
 
 
-def add(folder: Path) -> str:
-    (folder / AOTI / "extra.so").write_text("")
-    return "extra.so"
-
-
 def remove(folder: Path) -> str:
     (folder / "program.pt2").unlink()
     return "program.pt2"
-
-
-def link(folder: Path) -> str:
-    target = (folder / "program.pt2").rename(folder.parent / "program.pt2")
-    (folder / "program.pt2").symlink_to(target)
-    return "program.pt2"
-
-
-def cut(folder: Path) -> str:
-    sums = folder / "SHA256SUMS"
-    sums.write_text(sums.read_text()[:-1])
-    return "SHA256SUMS"
-
-
-def leave(folder: Path) -> str:
-    sums = folder / "SHA256SUMS"
-    lines = sums.read_text().splitlines(keepends=True)
-    sums.write_text("".join(line for line in lines if "../" not in line) + f"{'0' * 64}  ../x\n")
-    return "SHA256SUMS"
 
 
 def later(folder: Path) -> str:
@@ -167,10 +143,11 @@ def later(folder: Path) -> str:
     return "manifest.json"
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, add, remove, link, cut, leave, later])
+@pytest.mark.parametrize("damage", [truncate, flip, remove, later])
 def test_a_folder_that_is_not_the_sealed_bundle(
     project: Path, jets: Built, tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
+    """tests/engines/native/test_records.py has more folders that were altered."""
     folder = tmp_path / "damaged"
     shutil.copytree(jets.bundle.path, folder)
     name = damage(folder)

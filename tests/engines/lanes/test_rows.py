@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from engines.target import host_runs
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
-from tests.engines.lanes.harness import MOST, prepared
+from tests.engines.lanes.harness import MOST, Prepared, prepared
 from tests.models.building import exported, mlp_signature, reference_collections
 from tests.models.mlps import PointwiseFirst
 
@@ -64,6 +65,13 @@ class Products(nn.Module):
         return torch.relu(self.vector(x)), each, of_kernel
 
 
+@cache  # for all levels
+def products(steps: int, outputs: int, dtype: torch.dtype) -> tuple[Prepared, Tensor]:
+    x = torch.randn(MOST, 5 * steps, dtype=dtype)
+    x[2, ::3] = float("nan")
+    return prepared(Products(steps, outputs, dtype), [x], ["a", "b", "c"]), x
+
+
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize(("steps", "outputs"), [(16, 16), (17, 37), (40, 64)])
 def test_few_rows_have_the_bits_of_many(steps: int, outputs: int, level: str) -> None:
@@ -72,9 +80,7 @@ def test_few_rows_have_the_bits_of_many(steps: int, outputs: int, level: str) ->
     if not host_runs(target):
         pytest.skip(f"this processor does not run {level}")
     for dtype in (torch.float32, torch.float64):
-        x = torch.randn(MOST, 5 * steps, dtype=dtype)
-        x[2, ::3] = float("nan")
-        made = prepared(Products(steps, outputs, dtype), [x], ["a", "b", "c"])
+        made, x = products(steps, outputs, dtype)
         library = made.compiled(target=target)
         whole = library(x)
         for n in (1, 2, 3, 4, 5):

@@ -409,6 +409,7 @@ FOLDERS: dict[str, tuple[bool, Callable[[Path], object]]] = {
     "no sums": (False, sums(lambda _: "")),
     "a file listed twice": (False, sums(lambda text: text + text.splitlines()[0] + "\n")),
     "sums without the manifest": (False, sums(lambda t: t.replace("manifest.json", "m.json"))),
+    "sums that lead out": (False, sums(lambda text: f"{text}{'0' * 64}  ../x\n")),
     "a file that nothing lists": (False, written("x")),
     "a link to a file": (False, linked("x")),
     "a link in place of MLflow's note": (False, linked("registered_model_meta")),

@@ -18,7 +18,7 @@ from pipeline.config import Config, load_config, source_of
 from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle
 from soa.memory import as_collection
-from tests.campaigns.first_model import typed
+from tests.campaigns.networks.walk import typed
 from tests.models.project import cli, first_step, refusal
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -22,10 +22,11 @@ from tests.models.project import cli
 def test_a_network_goes_in_at_the_first_try(
     name: str, empty: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = CASES[name]
-    has = owned(case, tmp_path / "owner")
-    monkeypatch.chdir(tmp_path / "owner")
-    cli("init", has.model, "data.npz", "--weights", "weights.pt", *case.words, "--engine", "lanes")
+    folder = tmp_path / "owner"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    has = owned(CASES[name], folder)
+    cli("init", *has.words, "--engine", "lanes")
     assert load_config(Path("config.yaml")).rows["n"].unbounded
     ran = cli("run", "config.yaml", "--quick", "--registry", empty.uri, "--json")
     with closing(load(json.loads(ran.stdout)["bundle"], mode="test")) as session:

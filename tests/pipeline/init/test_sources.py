@@ -13,7 +13,7 @@ import torch
 from pipeline.errors import InitError
 from pipeline.init.weaver import read_weaver
 from soa.errors import SoaPipelineError
-from tests.campaigns.first_model import WEAVER
+from tests.campaigns.networks.files import WEAVER
 from tests.pipeline.init.test_init import (
     ROOT,
     place,
