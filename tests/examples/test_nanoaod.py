@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.export import Dim
 
 from examples.nanoaod import data, train
-from examples.nanoaod.model import INPUTS, FlavourTagger, build
+from examples.nanoaod.model import INPUTS, build
 
 
 def test_jets_come_flat_in_the_dtypes_of_the_file(nanoaod_file: Path) -> None:
@@ -90,9 +90,3 @@ def test_a_missing_file_is_an_error_that_says_where_it_was_looked_for(
     with pytest.raises(FileNotFoundError, match=r"(?s)nothing\.root.*SKHEP_DATA") as error:
         data.locate("nothing.root")
     assert str(tmp_path) in str(error.value)
-
-
-def test_the_tagger_has_a_feature_for_every_constant_of_its_weights() -> None:
-    model = build()
-    assert isinstance(model, FlavourTagger)
-    assert model.features(torch.ones(2, len(INPUTS))).shape == (2, len(model.mean))

@@ -127,18 +127,3 @@ def test_candidates_are_opened_by_the_stages() -> None:
     """The only other way: stages open an artifact, to validate it, before a bundle has it."""
     used_in = folders(users("runtime.opening.open_candidate"))
     assert used_in == {"stages/timing/", "stages/judging/", "pipeline/building/"}
-
-
-def test_others_use_its_public_api() -> None:
-    inner = {
-        path: name
-        for path, tree in modules()
-        if not path.startswith(ROOM)
-        for name in used(tree)
-        if name.startswith(tuple(f"runtime.opening.{each}." for each in _subpackages()))
-    }
-    assert not inner
-
-
-def _subpackages() -> list[str]:
-    return [path.stem for path in (ROOT / ROOM).glob("*.py") if path.stem != "__init__"]

@@ -124,6 +124,8 @@ def test_a_process_that_knows_no_trees_loads_the_program() -> None:
 
 @pytest.mark.parametrize("name", ["aoti", "onnxruntime"])
 def test_other_engines_take_it_apart(name: str) -> None:
+    if name == "onnxruntime":
+        pytest.importorskip("onnxscript")
     model, trees = drawn_forest([33, 5])
     x = torch.from_numpy(rows_for(trees, 5, 40))
     made = prepared(Scores(model), [x], ["y"])

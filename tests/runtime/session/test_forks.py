@@ -16,10 +16,11 @@ from runtime.devices.scheduler import Scheduler
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Collection
+from tests.models import building
 from tests.models.building import Built, bound
 from tests.models.forked import in_a_child
 
-ENGINES = ("aoti", "torchscript", "onnxruntime", "exported")
+ENGINES = tuple(name for name in building.ENGINES if name != "lanes")
 CPU = torch.device("cpu")
 
 
@@ -96,6 +97,7 @@ def test_a_session_that_another_thread_was_running(mlp: Built) -> None:
 
 
 def test_a_session_of_onnx_runtime_that_another_thread_was_running(mlp: Built) -> None:
+    pytest.importorskip("onnxscript")
     session = opened(mlp, "onnxruntime")
     binding, other = bound(mlp, session, 33)[0], bound(mlp, session, 33)[0]
     assert isinstance(other.prepared, OnnxCall)
