@@ -55,7 +55,7 @@ def test_a_version_is_built_and_opened_with_an_engine_of_another_package(
     registry = f"sqlite:///{tmp_path / empty_database.name}"
     done = python(installed, "-c", BUILD, config, jets.project.work, registry)
     assert done.returncode == 0, done.stderr
-    engine, bundle, tools = json.loads(done.stdout)
+    engine, bundle, tools = json.loads(done.stdout.splitlines()[-1])
     assert (engine, tools["mirror-engine"]) == ("mirror", "0.3")
     with pytest.raises(EngineError, match="unknown engine 'mirror'"):  # it is not installed here
         pipeline.load(bundle, mode="test")
