@@ -21,8 +21,15 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
 ROOT = Path(__file__).parents[1]
 CORE = ("tests/soa", "tests/engines/lanes", "tests/runtime/session", "tests/stages/judging")
 """The folders of the marker `core`. Their tests need no MLflow, ONNX, Dask or server."""
-NOT_CORE = ("engines/lanes/test_header.py", "engines/lanes/test_rows.py", "judging/test_emulate.py")
-"""Files in them that take minutes: other compilers, other processors."""
+NOT_CORE = (
+    "lanes/test_header.py",
+    "lanes/test_operators.py",
+    "lanes/test_rows.py",
+    "lanes/test_small_floats.py",
+    "lanes/test_special_values.py",
+    "judging/test_emulate.py",
+)
+"""Files in them that compile for minutes: every operator, other compilers, other processors."""
 
 environment.settle(ROOT)  # before torch is imported
 environment.remember_types()
