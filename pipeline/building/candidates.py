@@ -104,10 +104,8 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
     elif unbounded and captured.why_dependent:
         why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
         report = ValidationReport.refused(name, why, "candidate-rows")
-    elif torch_runs(target):
-        report = steps.validate(target, compiled, tile)
-    elif engine(name).crosses:
-        report = steps.emulate(target, compiled, tile)
+    elif torch_runs(target) or engine(name).crosses:
+        report = steps.judge(target, compiled, tile)
     else:
         report = ValidationReport.not_run(name, str(target))
     return Candidate(compiled, report, tile)
@@ -137,7 +135,7 @@ def _with_tiles(steps: Steps, made: Made) -> Made:
         rows = tiles[name]
         if rows in (0, each.tile):
             continue
-        again = steps.validate(target, each.compiled, rows)
+        again = steps.judge(target, each.compiled, rows)
         if again.valid:
             report = replace(each.report, window=again.window, bits=again.bits)
             best[target, name] = replace(each, tile=rows, report=report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from engines.base import engine
 from engines.lanes import compiler_identity
 from engines.processes import in_fork
-from engines.target import Target
+from engines.target import Target, torch_runs
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.building.work import Work
 from runtime.checked import Tolerance
@@ -95,50 +95,40 @@ class Steps:
         made = work.record("compile", parts, Compiled, make, lambda made: made.error is None)
         return replace(made, folder=work.folder("compile", parts) / made.folder.name)
 
-    def validate(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
-        """Compare an artifact with the reference, on a device of this host."""
+    def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
+        """Compare an artifact with the reference: on a device of this host, or else in an emulator
+        of the target."""
+        here = torch_runs(target)
+        stage = "validate" if here else "emulate"
+        what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
 
-        def judge(folder: Path) -> ValidationReport:
-            what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
-            with self.work.step(f"validate {what}"):
-                report = validate_candidate(
-                    self._trial(compiled, tile),
-                    folder / "child",
-                    self.recipe.timeout_s,
-                    target.torch_device,
-                    more=self.captured.more,
-                    many=self.captured.many,
-                )
-            if not report.valid:
-                verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
-                self.work.say(f"  {what} {verdict}: {report.why}")
-            elif report.edges:
-                self.work.say(f"  {what} {report.at_edges}")
-            if report.many_rows:
-                self.work.say(f"  {what}: {report.many_rows.text}")
+        def make(folder: Path) -> ValidationReport:
+            trial, limit_s = self._trial(compiled, tile), self.recipe.timeout_s
+            child = folder / "child"
+            with self.work.step(f"{stage} {what}"):
+                if here:
+                    report = validate_candidate(
+                        trial,
+                        child,
+                        limit_s,
+                        target.torch_device,
+                        more=self.captured.more,
+                        many=self.captured.many,
+                    )
+                else:
+                    report = emulate_candidate(trial, child, limit_s, target)
+            for line in _about(report):
+                self.work.say(f"  {what}{line}")
             return report
 
-        parts = self._judged(target, compiled, tile)
-        return self.work.record("validate", parts, ValidationReport, judge, lambda r: r.valid)
-
-    def emulate(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
-        """Compare an artifact with the reference, in an emulator of a target that this host does
-        not have."""
-
-        def judge(folder: Path) -> ValidationReport:
-            with self.work.step(f"emulate {compiled.engine} on {target}"):
-                report = emulate_candidate(
-                    self._trial(compiled, tile), folder / "child", self.recipe.timeout_s, target
-                )
-            if report.verdict != "emulated":
-                verdict = "is only compiled" if report.unverified else report.verdict
-                self.work.say(f"  {compiled.engine} on {target} {verdict}: {report.why}")
-            return report
-
-        parts = self._judged(target, compiled, tile)
-        return self.work.record(
-            "emulate", parts, ValidationReport, judge, lambda r: r.verdict == "emulated"
-        )
+        parts = {
+            **self._artifact(target, compiled.engine),
+            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
+            "classifiers": sorted(self.recipe.classifiers),
+            "special_values": self.recipe.special_values,
+            "tile": tile,
+        }
+        return self.work.record(stage, parts, ValidationReport, make, _is_good)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
@@ -219,16 +209,6 @@ class Steps:
             "compiler": compiler_identity(target),
         }
 
-    def _judged(self, target: Target, compiled: Compiled, tile: int) -> dict[str, Any]:
-        """What identifies the verdict on an artifact."""
-        return {
-            **self._artifact(target, compiled.engine),
-            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
-            "classifiers": sorted(self.recipe.classifiers),
-            "special_values": self.recipe.special_values,
-            "tile": tile,
-        }
-
     def _trial(self, compiled: Compiled, tile: int) -> Trial:
         captured = self.captured
         return Trial(
@@ -243,6 +223,21 @@ class Steps:
             captured.program,
             self.recipe.special_values,
         )
+
+
+def _is_good(report: ValidationReport) -> bool:
+    return report.verdict in ("valid", "emulated")
+
+
+def _about(report: ValidationReport) -> Iterator[str]:
+    """What is said of a verdict, as ends of lines that begin with the candidate."""
+    if not _is_good(report):
+        verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
+        yield f" {'is only compiled' if report.unverified else verdict}: {report.why}"
+    elif report.edges:
+        yield f" {report.at_edges}"
+    if report.many_rows:
+        yield f": {report.many_rows.text}"
 
 
 def session_of(captured: Capture, target: Target, compiled: Compiled) -> Session:
