@@ -65,13 +65,9 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
     ("text", "line", "problem"),
     [
         ("max_slowdwon: 1", 1, "max_slowdwon: unknown key; allowed: "),
-        ("\nmax_slowdown: fast", 2, "max_slowdown: found 'fast'; expected a number"),
-        ("max_outside: 1.5", 1, "max_outside: found 1.5; it should be less than or equal to 1"),
         ("max_outside_by_output: {y: -1}", 1, "max_outside_by_output.y: found -1; it should be g"),
         ("min_time_in_staging: 24", 1, "min_time_in_staging: found 24; expected text (quote it)"),
         ("min_time_in_staging: soon", 1, "min_time_in_staging: found 'soon'; write a number and"),
-        ("approvals: []", 1, "approvals: found no entry; expected at least 1"),
-        ("approvals: Ada", 1, "approvals: found 'Ada'; expected a list"),
         ("targets: [gpu]", 1, "targets[0]: unknown target 'gpu'"),
         ("targets: [cpu]", 1, "targets[0]: found 'cpu'; write it in full, as 'cpu/x86-64-v"),
         ("reference: big.safetensors", 1, "reference: big.safetensors does not exist"),

@@ -12,7 +12,6 @@ from pipeline.errors import ConfigError
     ("text", "says"),
     [
         ("", ": found nothing; a config is a mapping"),
-        ("# only a comment\n", ": found nothing; a config is a mapping"),
         ("- a\n- b\n", ":1: found a list; a config is a mapping"),
         ("\njust text\n", ":2: found a single value; a config is a mapping"),
         ("name: x\n\trows: 1\n", ":2: not YAML: found character '\\t'"),
@@ -25,7 +24,6 @@ from pipeline.errors import ConfigError
         ("name: x\n1: y\n", ":2: a key must be text, found 1; quote it"),
         ("? [a, b]\n: y\n", ":1: a key must be text, found a list; quote it"),
         ("name: !!python/name:os.system\n", ":1: the tag tag:yaml.org,2002:python/name:os.system"),
-        ("model: !!python/object/apply:os.system [x]\n", ":1: the tag tag:yaml.org,2002:python/ob"),
         ("name: !!int x\n", ":1: 'x' is not of the type tag:yaml.org,2002:int"),
         ("name: " + "[" * 5000, ": not YAML: too deep"),
         ("name: a\0b\n", ": not YAML: "),
