@@ -12,11 +12,12 @@ import torch
 from runtime.session.session import Session
 from stages.reference.answers import filled_collections
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
-from stages.timing.engine_choice import choose_by_rows, fastest_overall
 from stages.timing.racing import (
     benchmark,
     benchmark_cases,
     benchmark_targets,
+    choose_by_rows,
+    fastest_overall,
     ladder,
     race,
     row_major_call,
