@@ -450,8 +450,8 @@ FAULTS = (
     ),
     Fault(
         "a change in a file that the model imports is not noticed",
-        "Capture.load, depends_on=_sources_in)",
-        "Capture.load)",
+        "depends_on(folder, loaded_sources())",
+        "loaded_sources()",
         ("test_what_the_model_imported_counts_and_no_other_file",),
     ),
     Fault(
