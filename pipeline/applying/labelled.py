@@ -134,13 +134,13 @@ def _column(source: Source, name: str) -> npt.NDArray[Any]:
     """All rows of a column; all items if it is jagged."""
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
-    with _said(source, name):
+    with _errors_name(source, name):
         parts = [column_of(name, batch[name]).values for batch in batches]
     return np.concatenate(parts)
 
 
 @contextmanager
-def _said(source: Source, name: str) -> Iterator[None]:
+def _errors_name(source: Source, name: str) -> Iterator[None]:
     """Turns a ValueError (a column without numbers) into a DataError that names file and column."""
     try:
         yield
@@ -166,7 +166,7 @@ def _outputs(
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in source.batches(names, 0, source.edges(names)[-1], _BATCH):
-        with _said(source, ", ".join(names)):
+        with _errors_name(source, ", ".join(names)):
             answers, _ = scorer.answers(batch)
         for key, values in answers.items():
             parts[key].append(values.reshape(len(values), -1))

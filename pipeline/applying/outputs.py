@@ -62,7 +62,7 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
     """
     partial = folder / f"{os.urandom(8).hex()}.partial"
     try:
-        with _said(path):
+        with _errors_name(path):
             WRITERS[path.suffix](partial, rows)
             if over:
                 partial.replace(path)
@@ -76,12 +76,12 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
 def require_held(path: Path, rows: Rows) -> None:
     """Raise FormatError unless a file with the suffix of `path` can store such rows. The test
     writes a temporary file elsewhere."""
-    with _said(path), TemporaryDirectory(prefix="soa-apply-") as folder:
+    with _errors_name(path), TemporaryDirectory(prefix="soa-apply-") as folder:
         WRITERS[path.suffix](Path(folder) / "rows", rows)
 
 
 @contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _errors_name(path: Path) -> Iterator[None]:
     """Turns the errors of libraries and disks into errors that name `path`."""
     try:
         yield

@@ -81,10 +81,10 @@ def prepare(
 def _files_of(given: Path) -> Sequence[Path]:
     """The files that a path means: itself, those of a folder, or those that match a pattern."""
     if given.is_dir():
-        found = [each for each in sorted(given.iterdir()) if each.suffix in READERS]
-        if not found:
+        readable = [each for each in sorted(given.iterdir()) if each.suffix in READERS]
+        if not readable:
             raise ApplyError(f"{given} has no file with one of {', '.join(READERS)}")
-        return found
+        return readable
     if given.exists() or not any(letter in str(given) for letter in "*?["):
         return [given]
     if not (matching := sorted(glob.glob(str(given), recursive=True))):
@@ -136,7 +136,7 @@ def _plan(
 def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
     """By column that the model reads: the column of the file. It is the one in `given`, else one
     with the same name. Raises ApplyError, DataError."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
     read = {
         f"{b.block.collection}/{name}": None
@@ -160,14 +160,14 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
                 f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
                 f"{nearest(likely[-1], source.columns)}"
             )
-        found[key] = there[0]
+        names[key] = there[0]
         if not said and there[0] in guessed:
             raise ApplyError(
                 f"{guessed[there[0]]} and {key} would both be {there[0]!r} of {source.path}: say "
                 f"which each is, --columns {key}=NAME"
             )
         guessed |= {} if said else {there[0]: key}
-    return found
+    return names
 
 
 def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
@@ -177,13 +177,13 @@ def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     for collection, name in every:
         if signature.layouts[collection][name].dtype == "bfloat16":
             raise ApplyError(f"{collection}/{name} is bfloat16, which no format of files has")
-    found = {
+    names = {
         f"{collection}/{name}": name if columns.count(name) == 1 else f"{collection}_{name}"
         for collection, name in every
     }
-    if both := [name for name in found.values() if name in keep]:
+    if both := [name for name in names.values() if name in keep]:
         raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
-    return found
+    return names
 
 
 def _try(
@@ -254,19 +254,19 @@ def _counters(
     """
     counts = {name: counts_of(each) for name, each in batch.items() if is_jagged(each)}
     named = {name: source.counter(name) for name in counts}
-    found: dict[str, str] = {}
+    branches: dict[str, str] = {}
     if jagged_answers:  # the answers have the same items as the columns that the model reads
         said = filter(None, (named[name] for name in plan.columns.values()))
         items = next(said, "n" + next(iter(plan.columns)).partition("/")[0])
         named |= dict.fromkeys(plan.columns.values(), items)
-        found |= dict.fromkeys(plan.outputs.values(), items)
+        branches |= dict.fromkeys(plan.outputs.values(), items)
     first: dict[str, Any] = {}
     for name, counter in named.items():
         if counter is not None:
             known = first.setdefault(counter, batch.get(counter, counts[name]))
             if np.array_equal(known, counts[name]):
-                found[name] = counter
-    return found
+                branches[name] = counter
+    return branches
 
 
 def _outputs(
@@ -277,12 +277,12 @@ def _outputs(
     if not one and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
     folder = out.with_name(f".{out.name}{FOLDER}") if one else out / FOLDER
-    found: dict[Path, list[Piece]] = {}
+    pieces_of: dict[Path, list[Piece]] = {}
     for i, (given, edges) in enumerate(zip(files, cut_at, strict=True)):
         name = Path(given.path)
         own = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
         path = out if one else out / f"{name.stem}{suffix or own}"
-        if path in found and not one:
+        if path in pieces_of and not one:
             raise ApplyError(f"two files would become {path}: give one of them another name")
         if path.is_dir():
             raise ApplyError(
@@ -292,11 +292,11 @@ def _outputs(
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
         mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]
-        found.setdefault(path, []).extend(
+        pieces_of.setdefault(path, []).extend(
             Piece(given, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
             for start, stop in pairwise(edges if edges[1:] else [0, 0])
         )
-    return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
+    return tuple(Output(str(path), tuple(pieces)) for path, pieces in pieces_of.items()), folder
 
 
 def _about(opened: Opened) -> dict[str, Any]:
