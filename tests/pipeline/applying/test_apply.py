@@ -46,6 +46,7 @@ from tests.models.scored import (
     eager,
     read_rows,
     require_scored,
+    write_parts,
     write_rows,
 )
 from tests.models.versions import promoted
@@ -367,13 +368,7 @@ def stopping(after: int) -> Any:
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     """Eight files of a hundred rows."""
-    whole = columns(800)
-    return [
-        write_rows(
-            tmp_path / f"{i}.parquet", {n: v[100 * i : 100 * i + 100] for n, v in whole.items()}
-        )
-        for i in range(8)
-    ]
+    return write_parts(tmp_path, 8)
 
 
 def test_a_job_goes_on_where_it_was(

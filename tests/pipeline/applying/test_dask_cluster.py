@@ -19,7 +19,7 @@ from pipeline.applying import Piece, Plan, Scored, on_dask
 from pipeline.errors import ApplyError
 from registry.store.registry import Registry
 from tests.models.project import answer, refusal
-from tests.models.scored import columns, require_scored, write_rows
+from tests.models.scored import columns, require_scored, write_parts
 
 distributed = pytest.importorskip("distributed", reason="takes the extra `dask`")
 
@@ -36,13 +36,6 @@ if __name__ == "__main__":
 """
 
 
-def written(folder: Path, files: int) -> tuple[list[Path], dict[str, Any]]:
-    """Writes this many files, one piece each; returns them and all of their rows."""
-    given = columns(ROWS * files)
-    parts = [{n: v[i * ROWS : (i + 1) * ROWS] for n, v in given.items()} for i in range(files)]
-    return [write_rows(folder / f"{i}.parquet", part) for i, part in enumerate(parts)], given
-
-
 def kill_one(client: Any, draw: random.Random) -> None:
     """Kills one of the workers that answer, at a random moment."""
     time.sleep(draw.uniform(0, 0.05))
@@ -56,7 +49,7 @@ def kill_one(client: Any, draw: random.Random) -> None:
 def test_no_row_is_lost_or_doubled_when_workers_die(
     tmp_path: Path, production: Registry, files: int, kills: int
 ) -> None:
-    sources, given = written(tmp_path, files)
+    sources, given = write_parts(tmp_path, files), columns(ROWS * files)
     draw = random.Random(files)
     when = draw.sample(range(files - 5), kills)
     killed = []
@@ -81,7 +74,7 @@ def test_no_row_is_lost_or_doubled_when_workers_die(
 
 @pytest.mark.long
 def test_a_job_goes_on_when_the_scheduler_went_away(tmp_path: Path, production: Registry) -> None:
-    sources, given = written(tmp_path, 30)
+    sources, given = write_parts(tmp_path, 30), columns(ROWS * 30)
     out = tmp_path / "out" / "all.parquet"
     out.parent.mkdir()
     script = tmp_path / "cluster.py"
@@ -115,7 +108,7 @@ def test_what_fails_on_a_worker_is_one_line(tmp_path: Path, production: Registry
     """If workers die on a piece as often as Dask allows, the error names the piece."""
     import dask
 
-    sources, given = written(tmp_path, 10)
+    sources, given = write_parts(tmp_path, 10), columns(ROWS * 10)
     out = tmp_path / "all.npz"
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), on_dask("local:1") as on:
 
@@ -142,7 +135,7 @@ def test_what_fails_on_a_worker_is_one_line(tmp_path: Path, production: Registry
 
 @pytest.mark.long  # a worker imports torch
 def test_the_command_scores_on_workers(tmp_path: Path, production: Registry) -> None:
-    sources, given = written(tmp_path, 3)
+    sources, given = write_parts(tmp_path, 3), columns(ROWS * 3)
     out = tmp_path / "all.npz"
     done = answer("apply", REF, *sources, "--out", out, "--dask", "local:1", registry=production)
     assert done["spent"]["rows"] == 3 * ROWS
@@ -154,7 +147,7 @@ def test_no_scheduler_is_one_line(
     tmp_path: Path, production: Registry, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.applying.dask_cluster._ANSWER_S", 1)
-    sources, _ = written(tmp_path, 1)
+    sources = write_parts(tmp_path, 1)
     out = ("--out", tmp_path / "out", "--registry", production.uri)
     said = refusal("apply", REF, *sources, *out, "--dask", where)
     assert where in said and "scheduler" in said
@@ -165,7 +158,7 @@ def test_without_distributed_it_is_said_what_to_install(
     tmp_path: Path, production: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    sources, _ = written(tmp_path, 1)
+    sources = write_parts(tmp_path, 1)
     with pytest.raises(ApplyError, match=r"soa-pipeline\[dask\]"):
         pipeline.apply(REF, sources, tmp_path / "out", registry=production, dask="local")
     with pytest.raises(ApplyError, match="threads"):
@@ -176,7 +169,7 @@ def test_without_distributed_it_is_said_what_to_install(
 def test_the_slurm_script_with_a_stand_in_for_slurm(tmp_path: Path, production: Registry) -> None:
     """`sbatch` runs a copy of the job's script here, as Slurm does; `scancel` ends it."""
     pytest.importorskip("dask_jobqueue")
-    sources, given = written(tmp_path, 6)
+    sources, given = write_parts(tmp_path, 6), columns(ROWS * 6)
     place = tmp_path / "bin"
     place.mkdir()
     for name, text in {
