@@ -61,11 +61,12 @@ def write_rows(path: Path, given: Mapping[str, Any], group: int = 250) -> Path:
 
 def write_parts(folder: Path, files: int) -> list[Path]:
     """Writes the rows of `columns(100 * files)` as this many files, each a piece of a job."""
-    whole = columns(100 * files)
-    return [
-        write_rows(folder / f"{i}.parquet", {n: v[100 * i :][:100] for n, v in whole.items()})
-        for i in range(files)
-    ]
+    whole, paths = columns(100 * files), []
+    for i in range(files):
+        rows = slice(100 * i, 100 * (i + 1))
+        part = {name: values[rows] for name, values in whole.items()}
+        paths.append(write_rows(folder / f"{i}.parquet", part))
+    return paths
 
 
 def arrow(given: Mapping[str, Any]) -> dict[str, Any]:

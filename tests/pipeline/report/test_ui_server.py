@@ -15,16 +15,15 @@ from pipeline.errors import ReportError
 from pipeline.report.ui_server import listening, site
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
-from registry.promotion import Decision
 from registry.store.registry import Registry
 from soa.records import as_record
 from tests.fuzz.test_records import MANIFEST
 from tests.models import bundles
+from tests.models.bundles import PASSED
 from tests.models.versions import copy_of
 from tests.pipeline.report.test_pages import check
 
 Get = Callable[[str], tuple[int, str]]
-PASSED = [Decision("digests", True, "all match", "all match", "as sealed")]
 
 
 @pytest.fixture(scope="module")
