@@ -126,8 +126,8 @@ int guarded(int otherwise, char *message, size_t size, const Work &work) {
   try {
     work();
     return SOA_OK;
-  } catch (const soa_runner::Failure &failure) {
-    return soa_runner::told(failure.refusal, failure.text, message, size);
+  } catch (const soa::Error &error) {
+    return soa_runner::told(error.refusal(), error.message(), message, size);
   } catch (const std::exception &error) {
     return soa_runner::told(soa_runner::Refused(otherwise), error.what(), message, size);
   }
@@ -175,6 +175,22 @@ void run_call(soa_call *call, void *stream) {
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();
   call->bound->run(call->tiling, model.threads, stream);
+}
+
+// The error of one of several calls.
+struct CallError : soa::Error {
+  CallError(size_t number, const soa::Error &error)
+      : soa::Error("call " + std::to_string(number) + ": " + error.message(), error.refusal()), index(number) {}
+
+  size_t index;
+};
+
+void run_one_of_many(soa_call *call, size_t number, void *stream) {
+  try {
+    run_call(call, stream);
+  } catch (const soa::Error &error) {
+    throw CallError(number, error);
+  }
 }
 
 }  // namespace
@@ -285,40 +301,25 @@ int soa_call_run(soa_call *call, void *stream, char *message, size_t size) {
 
 int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *stream, size_t *failed,
                  char *message, size_t size) {
-  std::atomic<size_t> next{0};
-  std::mutex first;
-  size_t worst = count;
-  soa_runner::Failure failure{{"", SOA_OK}, ""};
-  const int code = guarded(SOA_RUN_FAILED, message, size, [&] {
+  size_t unused;
+  size_t &first = failed != nullptr ? *failed : unused;
+  return guarded(SOA_RUN_FAILED, message, size, [&] {
     if ((calls == nullptr && count > 0) || threads < 1) {
       fail(SOA_BAD_ARGUMENT, "calls and at least 1 thread are needed");
     }
+    first = count;
     // Groups of calls make the counter cheap for tiny events; small groups keep the threads evenly loaded.
-    const size_t workers = std::min<size_t>(static_cast<size_t>(threads), count);
-    const size_t group = std::max<size_t>(1, std::min<size_t>(16, workers > 0 ? count / (8 * workers) : 0));
-    const auto work = [&] {
-      char why[256] = "";
-      while (true) {
-        const size_t begin = next.fetch_add(group);
-        if (begin >= count) return;
-        for (size_t i = begin; i < std::min(begin + group, count); ++i) {
-          const int found = soa_call_run(calls[i], stream, why, sizeof why);
-          if (found == SOA_OK) continue;
-          std::lock_guard<std::mutex> lock(first);
-          if (i < worst) {
-            worst = i;
-            failure = {{soa_refusal(), found}, "call " + std::to_string(i) + ": " + why};
-          }
-          next.store(count);
-          return;
-        }
-      }
-    };
-    soa_runner::WorkerPool::instance().run(static_cast<int>(workers) - 1, work);
-    if (failure.refusal.returned != SOA_OK) throw failure;
+    const auto calls_of_a_thread = static_cast<int64_t>(count) / threads;
+    const int64_t group = std::clamp<int64_t>(calls_of_a_thread / 8, 1, 16);
+    try {
+      soa_runner::in_pieces(static_cast<int64_t>(count), group, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) run_one_of_many(calls[i], static_cast<size_t>(i), stream);
+      });
+    } catch (const CallError &error) {
+      first = error.index;
+      throw;
+    }
   });
-  if (failed != nullptr && (code == SOA_OK || failure.refusal.returned != SOA_OK)) *failed = worst;
-  return code;
 }
 
 void soa_call_delete(soa_call *call) { delete call; }

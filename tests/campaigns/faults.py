@@ -793,12 +793,6 @@ FAULTS = (
         ("test_calls", "test_separate_columns"),
     ),
     Fault(
-        "C++ accepts an annex of another bundle",
-        """read["base"].text() == bundle.digest && """,
-        "",
-        ("test_folders",),
-    ),
-    Fault(
         "an artifact's card may contradict the manifest",
         "if said not in _cards(made, candidate):",
         "if False:",

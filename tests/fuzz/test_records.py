@@ -29,7 +29,6 @@ from pipeline.report.versions import (
     describe_history,
     describe_versions,
 )
-from registry.bundle import open_folder
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import MLFLOW_NOTE
@@ -230,15 +229,6 @@ def test_the_reports_are_ours() -> None:
     found = ValidationReport.from_dict(VALIDATION[V3]["aoti"])
     assert isinstance(found.cases[0], CaseReport)
     assert isinstance(BenchmarkReport.from_dict(BENCHMARK[V3]).timings["n=5"]["aoti"], Timing)
-
-
-@given(content=damaged(f"{DIGEST}  manifest.json\n{DIGEST}  program.pt2\n".encode()))
-def test_list_of_digests(place: Path, content: bytes) -> None:
-    folder = place / "sealed"
-    put(folder / "manifest.json", json.dumps(MANIFEST).encode())
-    put(folder / "SHA256SUMS", content)
-    with only_ours():
-        open_folder(folder)
 
 
 # -- signatures ------------------------------------------------------------------------------------

@@ -58,6 +58,29 @@ def install(folder: Path, *, shim: bool = False) -> Path:
     return folder / "prefix"
 
 
+class Answering:
+    """A running program that answers each line with a line."""
+
+    def __init__(self, program: Path, *arguments: object, **env: str) -> None:
+        pipe = subprocess.PIPE
+        command = [str(program), *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **env}
+        )
+
+    def __call__(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        answer: str = self._process.stdout.readline().rstrip("\n")
+        assert answer, f"the program died of {line}"
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
 def run(
     program: Path, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,5 @@
 // The interface between the runner and an artifact: arguments are tied to the artifact, which then runs on them. Errors
-// are thrown as Failure, which does not leave the runner.
+// are thrown as soa::Error, which does not leave the runner.
 #ifndef SOA_ARTIFACT_H
 #define SOA_ARTIFACT_H
 
@@ -15,11 +15,6 @@
 
 namespace soa_runner {
 
-struct Failure {
-  soa::Refusal refusal;
-  std::string text;
-};
-
 // A refusal. It can also be made of the code that a function returns, if nothing more is known.
 struct Refused : soa::Refusal {
   Refused(const soa::Refusal &refusal) : soa::Refusal(refusal) {}
@@ -33,7 +28,7 @@ struct Refused : soa::Refusal {
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  throw Failure{what, text};
+  throw soa::Error(text, what);
 }
 
 // The code that soa_refusal returns.

@@ -1,4 +1,4 @@
-// The checks of a bundle: its digests, records, signature and answers. Errors are thrown as soa_runner::Failure, or as
+// The checks of a bundle: its digests, records, signature and answers. Errors are thrown as soa::Error, or as another
 // std::exception if a record is not valid.
 #ifndef SOA_CHECKS_H
 #define SOA_CHECKS_H
@@ -26,11 +26,12 @@ std::string plain(const std::string &text);  // with ? for each character that i
 // True for a relative path that stays inside its folder and has printable characters only.
 bool is_safe(const std::string &path);
 
-// A folder sealed by SHA256SUMS. The constructor reads every listed file and checks its digest, that `main` is listed,
-// and that there is no other file.
+// A bundle's folder, sealed by SHA256SUMS. The constructor reads every listed file and checks its digest, that the manifest
+// is listed, and that there is no other file. It leaves out annexes/: these are folders with seals of their own, of targets
+// that were built later, which are not opened here.
 class Sealed {
  public:
-  explicit Sealed(const std::string &folder, const std::string &main = "manifest.json");
+  explicit Sealed(const std::string &folder);
 
   // The content of a listed file. Fails if it does not have the listed digest.
   std::string content(const std::string &name) const;
@@ -53,17 +54,8 @@ class Sealed {
   std::map<std::string, std::array<long, 7>> hashed_;
 };
 
-// These functions read a record as JSON. They throw for another format, and for a later one.
-Json read_manifest(const std::string &content);
-Json read_annex(const std::string &content);
-Json read_note(const std::string &content);
-
-// The name of the reference's file.
-std::string reference_of(const Json &manifest);
-
-// Fails unless the annexes (artifacts that were built later for more targets, in folders below annexes/) belong to this
-// bundle. only: the targets to check, with the digests of their annexes; null: all targets.
-void check_annexes(const Sealed &bundle, const Json &manifest, const Json *only);
+// Reads a record as JSON. Throws for another format, and for a later one. where: the name of its file.
+Json read_record(const std::string &content, const char *where);
 
 // The deviation of an output from the reference: the numbers of values, and the largest differences.
 struct Worst {

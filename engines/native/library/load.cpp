@@ -34,29 +34,30 @@ struct Origin : soa_origin {
 
 const char *given(const char *text) { return text == nullptr ? "" : text; }
 
-// The record of this bundle's promotion. If there is none, production fails, and test mode gets a null value.
-Json promotion(const Sealed &bundle, bool test) {
+// The version as which this bundle was promoted. If there is no record of that, production fails, and test mode gets "".
+std::string promoted_as(const Sealed &bundle, bool test) {
   const char *root = bundle.root.c_str();
   std::string content;
   const bool there = bundle.beside("PROMOTED.json", &content);
-  if (!there && test) return {};
+  if (!there && test) return "";
   if (!there) {
     fail(refusals::load_not_promoted, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
                            "or load it in test mode",
          root);
   }
-  Json note;
+  std::string digest, ref;
   try {
-    note = soa_library::read_note(content);
+    const Json note = soa_library::read_record(content, "PROMOTED.json");
+    digest = note["digest"].text();
+    ref = note["ref"].text();
   } catch (const std::exception &error) {
-    if (test) return {};
+    if (test) return "";
     fail(refusals::bundle, "%s: not the record of a promotion: %s", root, error.what());
   }
-  const std::string &digest = note["digest"].text();
-  if (digest == bundle.digest) return note;
-  if (test) return {};
+  if (digest == bundle.digest) return ref;
+  if (test) return "";
   fail(refusals::load_altered, "%s: not the bundle that was promoted as %s: its digest is %.12s, promoted was %.12s", root,
-       note["ref"].text().c_str(), bundle.digest.c_str(), digest.c_str());
+       ref.c_str(), bundle.digest.c_str(), digest.c_str());
 }
 
 std::vector<std::vector<std::string>> keys_asked_for(const soa_loading &loading) {
@@ -154,17 +155,13 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
 void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
   const bool test = loading.test != 0;
   const Sealed bundle(folder);
-  const Json manifest = soa_library::read_manifest(bundle.content("manifest.json"));
-  const Json note = promotion(bundle, test);
-  const auto keys = test ? std::vector<std::vector<std::string>>() : keys_asked_for(loading);
-  // Production uses only the annexes that the promotion names, and none if a signature is needed.
-  const Json nothing = Json::parse("{}"), &later = note.kind == Json::object && keys.empty() ? note.get("annexes") : nothing;
-  soa_library::check_annexes(bundle, manifest, test ? nullptr : later.kind == Json::null ? &nothing : &later);
+  const Json manifest = soa_library::read_record(bundle.content("manifest.json"), "manifest.json");
+  const std::string ref = promoted_as(bundle, test);
   if (loading.digest != nullptr && bundle.digest != loading.digest) {
     fail(refusals::header, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
          bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
   }
-  bundle.require_signature(keys);
+  if (!test) bundle.require_signature(keys_asked_for(loading));
   const std::string target = choose_target(bundle, manifest.get("targets"), loading);
   const Json &record = manifest["targets"][target];
   const std::string engine = choose_engine(bundle, target, record, loading);
@@ -177,9 +174,8 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   const int32_t threads = setting(loading.threads, "threads", 1);
   const int32_t instances = setting(loading.instances, "instances", std::max(1u, std::thread::hardware_concurrency()));
   const std::string place = folder_of(candidate);
-  const std::string ref = note.kind == Json::object ? note["ref"].text() : "";
   auto found = std::make_unique<Origin>(manifest["name"].text(), ref, bundle, target, engine, place, threads);
-  const auto state = soa::detail::described(nullptr, soa_model_close, found->arguments, place + "/arguments.txt", threads);
+  const auto state = soa::detail::described(nullptr, soa_model_close, found->arguments, std::string(found->folder) + "/arguments.txt", threads);
   const char *device = loading.device == nullptr ? "cpu" : loading.device;
   const std::string library = bundle.root + "/" + candidate["files"].at(0).text();
   soa_model *opened = nullptr;
@@ -191,7 +187,9 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   if (test) {
     const auto borrowed = [](soa_model *) {};
     state->model = {opened, borrowed};
-    soa_library::check_reference(manifest, bundle.content(soa_library::reference_of(manifest)), soa::Model(state));
+    const Json &reference = manifest.get("reference");
+    const std::string file = reference.kind == Json::null ? "reference.safetensors" : reference.text();
+    soa_library::check_reference(manifest, bundle.content(file), soa::Model(state));
   }
   *model = closed.release();
   *origin = found.release();
@@ -210,10 +208,8 @@ int soa_load(const char *folder, const soa_loading *loading, soa_model **model, 
     if (folder == nullptr || model == nullptr || origin == nullptr) fail(SOA_BAD_ARGUMENT, "a folder is needed");
     load(folder, loading == nullptr ? soa_loading{} : *loading, model, origin);
     return SOA_OK;
-  } catch (const soa_runner::Failure &failure) {
-    return told(failure.refusal, failure.text);
   } catch (const soa::Error &error) {
-    return told(error.refusal(), std::string(folder) + ": " + error.message());
+    return told(error.refusal(), error.message());
   } catch (const std::exception &error) {  // the manifest or the reference is not valid
     return told(refusals::bundle, std::string(folder) + ": " + error.what());
   }

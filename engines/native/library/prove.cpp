@@ -132,8 +132,6 @@ int main(int count, char **given) {
     if (count != 7) throw std::runtime_error("prove FOLDER DEVICE CONTRACT REFERENCE CASE ANSWERS");
     prove(given);
     return 0;
-  } catch (const soa_runner::Failure &failure) {
-    std::fprintf(stderr, "%s [%s]\n", failure.text.c_str(), failure.refusal.code);
   } catch (const std::exception &error) {
     std::fprintf(stderr, "%s\n", error.what());
   }

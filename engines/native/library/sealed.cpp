@@ -63,7 +63,7 @@ bool is_text(const std::string &content) {
   return at == end;
 }
 
-std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text, const std::string &main) {
+std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text) {
   if (!is_text(text)) fail(refusals::bundle, "%s: SHA256SUMS is not text", root.c_str());
   if (text.empty() || text.back() != '\n') fail(refusals::bundle_altered, "%s: SHA256SUMS is cut off", root.c_str());
   std::map<std::string, std::string> listed;
@@ -77,13 +77,12 @@ std::map<std::string, std::string> read_sums(const std::string &root, const std:
       fail(refusals::bundle, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or listed twice", root.c_str(), listed.size() + 1);
     }
   }
-  if (listed.count(main) == 0) fail(refusals::bundle, "%s: SHA256SUMS does not list %s", root.c_str(), main.c_str());
+  if (listed.count("manifest.json") == 0) fail(refusals::bundle, "%s: SHA256SUMS does not list manifest.json", root.c_str());
   return listed;
 }
 
-// The names of the files of a folder, without the files that are not sealed and, if `annexes`, without annexes. Fails unless
-// all are plain files.
-std::set<std::string> listing(const std::string &root, bool annexes) {
+// The names of the files of a bundle, without those that are not sealed. Fails unless all are plain files.
+std::set<std::string> listing(const std::string &root) {
   const std::set<std::string> aside = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
   std::set<std::string> found;
   std::error_code error;
@@ -91,12 +90,14 @@ std::set<std::string> listing(const std::string &root, bool annexes) {
   for (; !error && each != end; each.increment(error)) {
     const std::string name = each->path().lexically_relative(root).generic_string();
     const fs::file_type type = each->symlink_status().type();
-    if (type == fs::file_type::directory) continue;
+    if (type == fs::file_type::directory) {
+      if (name == "annexes") each.disable_recursion_pending();
+      continue;
+    }
     if (type != fs::file_type::regular || !is_safe(name)) {
       fail(refusals::bundle, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
     }
-    const bool later = annexes && name.substr(0, name.find('/')) == "annexes";  // each annex has its own seal
-    if (!later && aside.count(name) == 0) found.insert(name);
+    if (aside.count(name) == 0) found.insert(name);
   }
   if (error) fail(refusals::bundle, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
   return found;
@@ -115,12 +116,12 @@ std::string sha256(const void *data, std::size_t size) {
   return text;
 }
 
-Sealed::Sealed(const std::string &folder, const std::string &main) : root(folder) {
+Sealed::Sealed(const std::string &folder) : root(folder) {
   std::string sums;
   if (!beside("SHA256SUMS", &sums)) fail(refusals::bundle, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
   digest = sha256(sums.data(), sums.size());
-  files = read_sums(root, sums, main);
-  std::set<std::string> there = listing(root, main == "manifest.json");
+  files = read_sums(root, sums);
+  std::set<std::string> there = listing(root);
   for (const auto &[name, listed] : files) {
     if (there.erase(name) == 0) fail(refusals::bundle_altered, "%s: %s is missing", root.c_str(), name.c_str());
     const Mapped file(root, name);

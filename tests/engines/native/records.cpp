@@ -1,6 +1,6 @@
 // records: reads what each line of stdin names, as the library does; tests/engines/native/test_records.py compares it with
-// Python. A line is "json FILE", "manifest FILE", "annex FILE", "note FILE", "folder FOLDER", or "load FOLDER" and "test
-// FOLDER", which open it in production and in test mode. Printed: "no: WHY", or "ok", for JSON with all that was read.
+// Python. A line is "json FILE", "folder FOLDER", or "load FOLDER" and "test FOLDER", which open it in production and in test
+// mode. Printed: "no: WHY", or "ok", for JSON with all that was read.
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -36,8 +36,7 @@ void show(const Json &value) {
 
 void read_folder(const std::string &path) {
   const soa_library::Sealed bundle(path);
-  const Json manifest = soa_library::read_manifest(bundle.content("manifest.json"));
-  soa_library::check_annexes(bundle, manifest, nullptr);
+  soa_library::read_record(bundle.content("manifest.json"), "manifest.json");
 }
 
 void load(const std::string &folder, bool test) {
@@ -51,12 +50,7 @@ void read(const std::string &kind, const std::string &path) {
   if (kind == "load" || kind == "test") return load(path, kind == "test");
   if (kind == "folder") return read_folder(path);
   std::ifstream file(path, std::ios::binary);
-  const std::string content{std::istreambuf_iterator<char>(file), {}};
-  if (kind == "manifest") soa_library::read_manifest(content);
-  if (kind == "annex") soa_library::read_annex(content);
-  if (kind == "note") soa_library::read_note(content);
-  if (kind != "json") return;
-  const Json found = Json::parse(content);
+  const Json found = Json::parse({std::istreambuf_iterator<char>(file), {}});
   std::printf("ok ");
   show(found);
 }
@@ -70,10 +64,8 @@ int main() {
       const std::string kind = line.substr(0, space);
       read(kind, line.substr(space + 1));
       if (kind != "json") std::printf("ok");
-    } catch (const soa_runner::Failure &failure) {
-      std::printf("no: %s [%s]", soa_library::plain(failure.text).c_str(), failure.refusal.code);
     } catch (const soa::Error &error) {
-      std::printf("no: %s", error.what());
+      std::printf("no: %s", soa_library::plain(error.what()).c_str());
     } catch (const std::exception &error) {
       std::printf("no: %s [bundle]", soa_library::plain(error.what()).c_str());
     }

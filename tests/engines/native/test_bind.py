@@ -5,9 +5,7 @@ Both bind memory of one arena with the same content. C++ runs under AddressSanit
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ from soa import Collection, Layout
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
 from tests.engines.native import sanitize
+from tests.models.cplusplus import Answering
 from tests.models.project import TARGET, Built
 from tests.models.shared import made_once
 
@@ -93,32 +92,6 @@ class Case:
 
     def line(self) -> str:
         return "|".join([" ; ".join(each.line() for each in self.memory), *self.calls])
-
-
-class Cpp:
-    """The program of binds.cpp, to which one case after another is sent."""
-
-    def __init__(self, program: Path, artifact: Path) -> None:
-        options = {
-            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
-            "UBSAN_OPTIONS": "halt_on_error=1",
-        }
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [program, artifact], stdin=pipe, stdout=pipe, text=True, env=os.environ | options
-        )
-
-    def __call__(self, line: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        said: str = self._process.stdout.readline().strip()
-        assert said, f"the program died of {line}"
-        return said
-
-    def close(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
 
 
 @cache
@@ -410,7 +383,7 @@ JAGGED: dict[str, tuple[bool, Case]] = {
 
 @dataclass(frozen=True)
 class Both:
-    cpp: Cpp
+    cpp: Answering
     python: Python
 
     def __call__(self, case: Case) -> bool:
@@ -442,7 +415,11 @@ Opened = Callable[..., Both]
 
 @pytest.fixture(scope="module")
 def opened(program: Path) -> Iterator[Opened]:
-    made: list[Cpp] = []
+    made: list[Answering] = []
+    options = {
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "halt_on_error=1",
+    }
 
     def open_both(bundle: Path, before: Path | None = None) -> Both:
         folder = bundle / "targets" / TARGET / "aoti"
@@ -452,7 +429,7 @@ def opened(program: Path) -> Iterator[Opened]:
             (folder / "arguments.txt").write_text(lines.replace("windows any\n", ""))
         checked = pipeline.load(bundle, mode="test", engine_name="aoti")
         plain = Session(checked.signature, checked.executable, any_start=before is None)
-        made.append(Cpp(program, folder))
+        made.append(Answering(program, folder, **options))
         return Both(made[-1], Python(plain))
 
     yield open_both

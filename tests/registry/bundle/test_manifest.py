@@ -146,3 +146,39 @@ def test_targets_that_contradict_themselves(
 ) -> None:
     with pytest.raises(BundleError, match=message):
         Manifest.from_json(json.dumps(manifest_data | {"targets": {V3: record}}))
+
+
+AOTI = ("targets", V3, "candidates", "aoti")
+TIMES = {"median_us": 1, "p05_us": 0, "p95_us": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("capture", "precision"), "fp8"),
+        (("session",), {"threads": 0, "instances": None}),
+        (("session",), {"threads": 4097, "instances": None}),
+        (("classifiers",), "probabilities"),
+        (("targets", "CPU/x"), {"status": "unverified"}),
+        (("targets", V3, "candidates", "a/b"), {"status": "failed"}),
+        ((*AOTI, "tile"), 0),
+        ((*AOTI, "windows"), 1),
+        ((*AOTI, "bits"), "ab"),
+        ((*AOTI, "compile_seconds"), "1.5"),
+        ((*AOTI, "benchmark", "n"), TIMES),
+        ((*AOTI, "benchmark", "10"), TIMES | {"median_us": -1}),
+        ((*AOTI, "benchmark", "10"), TIMES | {"median_us": math.nan}),
+        (("tolerances", "probabilities", "atol"), -1e-5),
+        (("tolerances", "probabilities", "max_outside"), 1.5),
+        (("provenance", "git_dirty"), "yes"),
+    ],
+)
+def test_values_that_cannot_be(
+    manifest_data: dict[str, Any], path: tuple[str, ...], value: object
+) -> None:
+    at: Any = manifest_data
+    for key in path[:-1]:
+        at = at.setdefault(key, {})
+    at[path[-1]] = value
+    with pytest.raises(BundleError):
+        Manifest.from_json(json.dumps(manifest_data))
