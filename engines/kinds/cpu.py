@@ -15,18 +15,8 @@ from typing import Any
 
 from engines.target import Kind, Target
 
-# By processor family: the flags in /proc/cpuinfo that each level needs besides those of the levels
-# before it.
-_X86: dict[str, frozenset[str]] = {
-    "x86-64-v2": frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}),
-    "x86-64-v3": frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
-    "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-}
-_ARM: dict[str, frozenset[str]] = {
-    "aarch64": frozenset({"fp", "asimd"}),
-    "armv8.2-a": frozenset({"asimdrdm", "atomics", "crc32"}),
-}
-_FAMILIES = {"x86_64": _X86, "aarch64": _ARM}
+_ARCHITECTURES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "armv8.2-a")
+"""A later one of a family runs the code of those before it."""
 
 # Bits of a vector that Inductor may use. 1 turns its vectorisation off, which needs at least AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
@@ -45,9 +35,7 @@ class Cpu(
         return host_cpu_levels()
 
     def why_not(self, arch: str) -> str:
-        other = arch not in _FAMILIES.get(platform.machine(), ())
-        lacking = "another processor family" if other else ", ".join(missing_flags(arch))
-        return f"it lacks {lacking}"
+        return f"it lacks {missing_features(arch)}"
 
 
 @cache
@@ -63,21 +51,14 @@ def cpu_flags() -> frozenset[str]:
 
 def host_cpu_levels() -> tuple[str, ...]:
     """The CPU architectures that this host runs, best first."""
-    own = _FAMILIES.get(platform.machine(), {})
-    return tuple(reversed([level for level in own if not missing_flags(level)]))
+    return tuple(arch for arch in reversed(_ARCHITECTURES) if not missing_features(arch))
 
 
-def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, ...]:
-    """CPU flags that `arch` needs and this host (or `flags`) lacks. Flags of different processor
-    families have different names."""
-    flags = cpu_flags() if flags is None else flags
-    for family in _FAMILIES.values():
-        needed: set[str] = set()
-        for level, own in family.items():
-            needed |= own
-            if level == arch:
-                return tuple(sorted(needed - flags))
-    return ()
+def missing_features(arch: str) -> str:
+    """The CPU features that `arch` needs and this host lacks, such as "avx2, fma"; may be empty."""
+    from engines.native import missing_cpu_features
+
+    return missing_cpu_features(arch)
 
 
 def cpu_code(target: Target) -> dict[str, Any]:

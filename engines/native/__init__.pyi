@@ -6,5 +6,5 @@ from .runner import NativeExecutable as NativeExecutable
 from .runner import PreparedCall as PreparedCall
 from .runner import count_between as count_between
 from .runner import gpus as gpus
+from .runner import missing_cpu_features as missing_cpu_features
 from .runner import run_many as run_many
-from .runner import same_float_mode as same_float_mode

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/counting.h"
+#include "common/cpu_level.h"
 #include "common/device_driver.h"
-#include "common/float_mode.h"
 #include "include/soa_runner.h"
 #include "common/threads.h"
 
@@ -18,10 +18,29 @@ namespace {
 PyObject *runner_error = nullptr;
 constexpr size_t kMessage = 1024;
 
-PyObject *raise(int, const char *message) {
+PyObject *raise(const char *message) {
   PyErr_SetString(runner_error, message);
   return nullptr;
 }
+
+// What a method returns that gives nothing: None, or null with an exception.
+PyObject *answer(int code, const char *message) {
+  if (code != SOA_OK) return raise(message);
+  Py_RETURN_NONE;
+}
+
+// The items of a sequence; `tuple` is null, with an exception set, if it is none.
+struct Items {
+  explicit Items(PyObject *sequence) : tuple(PySequence_Tuple(sequence)) {}
+  Items(const Items &) = delete;
+  Items &operator=(const Items &) = delete;
+  ~Items() { Py_XDECREF(tuple); }
+
+  size_t size() const { return static_cast<size_t>(PyTuple_Size(tuple)); }
+  PyObject *operator[](size_t i) const { return PyTuple_GetItem(tuple, static_cast<Py_ssize_t>(i)); }
+
+  PyObject *const tuple;
+};
 
 struct Model {
   PyObject_HEAD
@@ -55,22 +74,17 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
   return true;
 }
 
-PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static const char *keywords[] = {"library", "device",  "folder",
-                                   "instances", "threads", nullptr};
+PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
   const char *library = nullptr, *device = nullptr, *folder = nullptr;
   int instances = 1, threads = 1;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "sszi|i", const_cast<char **>(keywords), &library,
-                                   &device, &folder, &instances, &threads)) {
-    return nullptr;
-  }
+  if (!PyArg_ParseTuple(arguments, "sszi|i", &library, &device, &folder, &instances, &threads)) return nullptr;
   char message[kMessage] = "";
   soa_model *opened = nullptr;
   int code = SOA_OK;
   Py_BEGIN_ALLOW_THREADS
   code = soa_model_open(library, device, folder, instances, threads, &opened, message, sizeof message);
   Py_END_ALLOW_THREADS
-  if (code != SOA_OK) return raise(code, message);
+  if (code != SOA_OK) return raise(message);
   auto *self = reinterpret_cast<Model *>(PyType_GenericAlloc(type, 0));
   if (self == nullptr) {
     soa_model_close(opened);
@@ -102,23 +116,18 @@ void model_dealloc(PyObject *self) {
 
 PyObject *model_prepare(PyObject *self, PyObject *given) {
   auto *model = reinterpret_cast<Model *>(self);
-  if (model->model == nullptr) return raise(SOA_CLOSED, "the session is closed");
-  PyObject *items = PySequence_Tuple(given);
-  if (items == nullptr) return nullptr;
-  const Py_ssize_t count = PyTuple_Size(items);
-  std::vector<soa_tensor> tensors(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!read_tensor(PyTuple_GetItem(items, i), &tensors[static_cast<size_t>(i)])) {
-      Py_DECREF(items);
-      return nullptr;
-    }
+  if (model->model == nullptr) return raise("the session is closed");
+  const Items items(given);
+  if (items.tuple == nullptr) return nullptr;
+  std::vector<soa_tensor> tensors(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (!read_tensor(items[i], &tensors[i])) return nullptr;
   }
   char message[kMessage] = "";
   soa_call *made = nullptr;
   const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &made, message,
                                    sizeof message);
-  Py_DECREF(items);
-  if (code != SOA_OK) return raise(code, message);
+  if (code != SOA_OK) return raise(message);
   auto *call = reinterpret_cast<Call *>(PyType_GenericAlloc(call_type, 0));
   if (call == nullptr) {
     soa_call_delete(made);
@@ -147,34 +156,25 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Py_BEGIN_ALLOW_THREADS
   code = soa_call_run(call, stream, message, sizeof message);
   Py_END_ALLOW_THREADS
-  if (code != SOA_OK) return raise(code, message);
-  Py_RETURN_NONE;
+  return answer(code, message);
 }
 
 // Takes [(index, (address, dtype, sizes)), ...]. If it fails, no argument is changed.
 PyObject *call_update(PyObject *self, PyObject *given) {
-  PyObject *items = PySequence_Tuple(given);
-  if (items == nullptr) return nullptr;
-  const auto count = static_cast<size_t>(PyTuple_Size(items));
-  std::vector<soa_tensor> tensors(count);
-  std::vector<size_t> indices(count);
-  for (size_t k = 0; k < count; ++k) {
+  const Items items(given);
+  if (items.tuple == nullptr) return nullptr;
+  std::vector<soa_tensor> tensors(items.size());
+  std::vector<size_t> indices(items.size());
+  for (size_t k = 0; k < items.size(); ++k) {
     PyObject *described = nullptr;
     Py_ssize_t index = 0;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(items, static_cast<Py_ssize_t>(k)), "nO!", &index,
-                          &PyTuple_Type, &described) ||
-        !read_tensor(described, &tensors[k])) {
-      Py_DECREF(items);
-      return nullptr;
-    }
+    if (!PyArg_ParseTuple(items[k], "nO!", &index, &PyTuple_Type, &described)) return nullptr;
+    if (!read_tensor(described, &tensors[k])) return nullptr;
     indices[k] = static_cast<size_t>(index);
   }
   char message[kMessage] = "";
-  const int code = soa_call_update(reinterpret_cast<Call *>(self)->call, indices.data(), tensors.data(),
-                                   count, message, sizeof message);
-  Py_DECREF(items);
-  if (code != SOA_OK) return raise(code, message);
-  Py_RETURN_NONE;
+  soa_call *call = reinterpret_cast<Call *>(self)->call;
+  return answer(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
 }
 
 PyObject *call_tile(PyObject *self, PyObject *given) {
@@ -183,10 +183,8 @@ PyObject *call_tile(PyObject *self, PyObject *given) {
   int threads = 1;
   if (!PyArg_ParseTuple(given, "sLi", &kinds, &rows, &threads)) return nullptr;
   char message[kMessage] = "";
-  const int code = soa_call_tile(reinterpret_cast<Call *>(self)->call, kinds, rows, threads, message,
-                                 sizeof message);
-  if (code != SOA_OK) return raise(code, message);
-  Py_RETURN_NONE;
+  soa_call *call = reinterpret_cast<Call *>(self)->call;
+  return answer(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
 }
 
 void call_dealloc(PyObject *self) {
@@ -203,18 +201,15 @@ PyObject *run_many(PyObject *, PyObject *given) {
   int threads = 1;
   unsigned long long stream = 0;
   if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
-  PyObject *items = PySequence_Tuple(list);
-  if (items == nullptr) return nullptr;
-  const Py_ssize_t count = PyTuple_Size(items);
-  std::vector<soa_call *> calls(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject *item = PyTuple_GetItem(items, i);
-    if (Py_TYPE(item) != call_type) {
-      Py_DECREF(items);
+  const Items items(list);
+  if (items.tuple == nullptr) return nullptr;
+  std::vector<soa_call *> calls(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (Py_TYPE(items[i]) != call_type) {
       PyErr_SetString(PyExc_TypeError, "run_many takes Call objects");
       return nullptr;
     }
-    calls[static_cast<size_t>(i)] = reinterpret_cast<Call *>(item)->call;
+    calls[i] = reinterpret_cast<Call *>(items[i])->call;
   }
   char message[kMessage] = "";
   int code = SOA_OK;
@@ -222,9 +217,7 @@ PyObject *run_many(PyObject *, PyObject *given) {
   code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), nullptr,
                       message, sizeof message);
   Py_END_ALLOW_THREADS
-  Py_DECREF(items);
-  if (code != SOA_OK) return raise(code, message);
-  Py_RETURN_NONE;
+  return answer(code, message);
 }
 
 PyMethodDef model_methods[] = {
@@ -262,11 +255,11 @@ PyObject *gpus(PyObject *, PyObject *) {
     const soa_runner::Driver &driver = soa_runner::Driver::of("cuda");
     const int count = driver.devices();
     for (int number = 0; number < count; ++number) found.push_back(driver.architecture(driver.device(number)));
-  } catch (const soa_runner::Failure &failure) {
-    refused = failure.text;
+  } catch (const soa::Error &error) {
+    refused = error.message();
   }
   Py_END_ALLOW_THREADS
-  if (!refused.empty()) return raise(SOA_OPEN_FAILED, refused.c_str());
+  if (!refused.empty()) return raise(refused.c_str());
   PyObject *made = PyList_New(0);
   for (size_t i = 0; made != nullptr && i < found.size(); ++i) {
     PyObject *each = PyLong_FromLong(found[i]);
@@ -276,13 +269,10 @@ PyObject *gpus(PyObject *, PyObject *) {
   return made;
 }
 
-PyObject *float_mode(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(soa_runner::float_mode()); }
-
-PyObject *set_float_mode(PyObject *, PyObject *given) {
-  const unsigned long long mode = PyLong_AsUnsignedLongLong(given);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  soa_runner::set_float_mode(mode);
-  Py_RETURN_NONE;
+PyObject *missing_cpu_features(PyObject *, PyObject *given) {
+  const char *arch = nullptr;
+  if (!PyArg_ParseTuple(given, "s", &arch)) return nullptr;
+  return PyUnicode_FromString(soa_cpu::missing_here(arch).c_str());
 }
 
 PyObject *openmp_unused(PyObject *, PyObject *) {
@@ -312,9 +302,9 @@ PyObject *count_between(PyObject *, PyObject *given) {
 PyMethodDef functions[] = {
     {"count_between", count_between, METH_VARARGS,
      "count_between(address, dtype, n, edges, number of edges, counts): see common/counting.h."},
-    {"float_mode", float_mode, METH_NOARGS, "float_mode() -> how this thread computes with floating-point numbers."},
-    {"set_float_mode", set_float_mode, METH_O, "set_float_mode(mode): compute so again."},
     {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},
+    {"missing_cpu_features", missing_cpu_features, METH_VARARGS,
+     "missing_cpu_features(arch) -> the features that code for it needs and this processor lacks."},
     {"openmp_unused", openmp_unused, METH_NOARGS, "openmp_unused(): as engines.processes.forks.openmp_unused."},
     {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
     {"run_many", run_many, METH_VARARGS,

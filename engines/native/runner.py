@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.base import Executable
-from engines.errors import EngineError, RunError
+from engines.errors import RunError
 from engines.native import _native
 from engines.processes import Lock
 from soa.memory import Span, span_of
@@ -122,21 +121,10 @@ class PreparedCall:
             self._arguments[i] = span
 
 
-@contextmanager
-def same_float_mode(what: str) -> Iterator[None]:
-    """Inside the block a library is loaded. EngineError if that changes how this thread computes
-    with floating-point numbers, such as taking denormal numbers for 0; the mode is restored."""
-    before = _native.float_mode()
-    try:
-        yield
-        if _native.float_mode() != before:
-            raise EngineError(
-                f"{what}: opening it changes how this thread computes with floating-point numbers "
-                "(as -ffast-math does, which takes denormal numbers for 0): build it again without "
-                "such options"
-            )
-    finally:
-        _native.set_float_mode(before)
+def missing_cpu_features(arch: str) -> str:
+    """The CPU features that `arch` needs and this host lacks, by Linux's names and separated by
+    ", "; "another processor family" if that is so; "" if this host runs its code."""
+    return _native.missing_cpu_features(arch)
 
 
 def gpus() -> list[int]:

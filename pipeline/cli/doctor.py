@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.errors import EngineError
-from engines.kinds import host_cpu_levels, missing_flags
+from engines.kinds import host_cpu_levels, missing_features
 from registry.errors import NoRegistryError, RegistryError
 from registry.store import Registry
 
@@ -56,7 +56,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
     if levels := host_cpu_levels():
         yield Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
     else:
-        lacking = ", ".join(missing_flags("x86-64-v2"))
+        lacking = missing_features("x86-64-v2")
         yield Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
 
     for module, extra in _EXTRAS.items():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from engines.base import Executable, engine
 from engines.errors import EngineError
-from engines.native import same_float_mode
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
 from runtime.session import RangedExecutable, in_tiles
@@ -96,8 +95,7 @@ def open_candidate(
     engine_name: str, file: Path, device: torch.device, threads: int = 1
 ) -> Executable:
     """Open an artifact by its path, to compile or validate it. Only the stages call this."""
-    with same_float_mode(f"the artifact of {engine_name}"):
-        return engine(engine_name).open(file, device, threads)
+    return engine(engine_name).open(file, device, threads)
 
 
 def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
@@ -122,10 +120,7 @@ def _open(
     """
     try:
         made = engine(engine_name)
-        with (
-            _held(bundle, files, close=device.type == "cpu") as pinned,
-            same_float_mode(f"the artifact of {engine_name}"),
-        ):
+        with _held(bundle, files, close=device.type == "cpu") as pinned:
             executable = made.open(pinned.file(files[0]), device, threads, instances)
             pinned.check()
     except ModuleNotFoundError as error:

@@ -10,10 +10,10 @@
 int main() {
   const uint32_t all = UINT32_MAX;
   for (const char *arch : {"x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v5", "aarch64", "armv8.2-a", "x86-64-v", ""}) {
-    std::printf("needs %s: %s\n", arch, soa_cpu::missing(arch, {}).c_str());
+    std::printf("needs %s: %s\n", arch, soa_cpu::missing(arch, soa_cpu::x86({})).c_str());
     std::printf("lacks %s: %s\n", arch, soa_cpu::missing_here(arch).c_str());
-    std::printf("arm needs %s: %s\n", arch, soa_cpu::missing_arm(arch, 0).c_str());
-    std::printf("arm lacks %s: %s\n", arch, soa_cpu::missing_arm(arch, ~0UL).c_str());
-    std::printf("saves %s: %s\n", arch, soa_cpu::missing(arch, {all, all, all, 0x3}).c_str());
+    std::printf("arm needs %s: %s\n", arch, soa_cpu::missing(arch, soa_cpu::arm(0)).c_str());
+    std::printf("arm lacks %s: %s\n", arch, soa_cpu::missing(arch, soa_cpu::arm(~0UL)).c_str());
+    std::printf("saves %s: %s\n", arch, soa_cpu::missing(arch, soa_cpu::x86({all, all, all, 0x3})).c_str());
   }
 }
