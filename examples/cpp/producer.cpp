@@ -10,8 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
-#include <memory>
-#include <vector>
 
 #include "soa_model.hpp"
 
@@ -22,51 +20,25 @@ struct Queue {
   void *native_handle = nullptr;
 };
 
-// n elements of a layout in one aligned buffer, like CMSSW's PortableCollection.
-class PortableCollection {
- public:
-  PortableCollection(const soa::Layout &layout, std::int64_t n)
-      : layout_(layout),
-        n_(n),
-        buffer_(std::aligned_alloc(layout.alignment,
-                                   std::max(layout.nbytes(static_cast<std::size_t>(n)), layout.alignment)),
-                std::free) {
-    std::memset(buffer_.get(), 0, layout.nbytes(static_cast<std::size_t>(n)));
-  }
-
-  std::int64_t size() const { return n_; }
-  void *data() { return buffer_.get(); }
-
-  template <typename T>
-  T *column(const std::string &name, std::size_t component = 0) {
-    const auto n = static_cast<std::size_t>(n_);
-    return reinterpret_cast<T *>(static_cast<char *>(buffer_.get()) + layout_.offset(name, n) +
-                                 component * layout_.pitch(layout_[name], n));
-  }
-
- private:
-  const soa::Layout &layout_;
-  std::int64_t n_;
-  std::unique_ptr<void, void (*)(void *)> buffer_;
-};
+using PortableCollection = soa::Collection;  // it has CMSSW's layout, too
 
 class JetTagger {
  public:
   JetTagger(const std::string &bundle, const soa::Loading &loading) : model_(soa::Model::load(bundle, loading)) {}
 
   // Input columns in, output columns out, in the event's own memory.
-  void produce(Queue &queue, PortableCollection &jets, PortableCollection &tags) const {
+  void produce(Queue &queue, const PortableCollection &jets, const PortableCollection &tags) const {
     auto forward = model_.bind({{"jets", jets.data(), jets.size()}, {"tags", tags.data(), tags.size()}});
     forward(queue.native_handle);
   }
 
-  const soa::Layout &layout(const std::string &collection) const { return model_.layout(collection); }
+  PortableCollection collection(const std::string &name, std::int64_t n) const { return model_.collection(name, n); }
 
  private:
   soa::Model model_;
 };
 
-void simulate(PortableCollection &jets, std::size_t event) {
+void simulate(const PortableCollection &jets, std::size_t event) {
   for (std::int64_t i = 0; i < jets.size(); ++i) {
     jets.column<float>("pt")[i] = 100.0f + static_cast<float>((event * 31 + static_cast<std::size_t>(i) * 17) % 400);
     jets.column<float>("mass")[i] = 5.0f + static_cast<float>((event + static_cast<std::size_t>(i)) % 170);
@@ -97,7 +69,7 @@ int main(int argc, char **argv) {
     std::size_t count = 0;
     for (std::size_t event = 0; event < events; ++event) {
       const auto n = static_cast<std::int64_t>(event % 12);  // an event may have no jets
-      PortableCollection jets(tagger.layout("jets"), n), tags(tagger.layout("tags"), n);
+      const PortableCollection jets = tagger.collection("jets", n), tags = tagger.collection("tags", n);
       simulate(jets, event);
       tagger.produce(queue, jets, tags);
       for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(tags.column<float>("p_top")[i]);

@@ -2,7 +2,7 @@
 // columns: features, one network, the other network, cuts. Both must select the same tracks with the same bits.
 //
 //   pipeline source purity/1 --as cuda --out purity.h     # and vertex.h, in the same way
-//   nvcc -std=c++17 -O2 -arch=sm_90 -I . -I examples/kernel -o select_tracks examples/kernel/main.cu
+//   nvcc -std=c++17 -O2 -arch=sm_90 -I . -o select_tracks examples/kernel/main.cu
 //   ./select_tracks TRACKS SELECTED PT PURITY VERTEX
 //
 // TRACKS and SELECTED are those of main.cpp.
@@ -15,25 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace accelerator {  // what select_tracks.hpp needs of alpaka, for CUDA
-struct Accelerator {
-  std::int64_t thread, threads;
-};
-struct Elements {
-  struct Iterator {
-    std::int64_t at, step;
-    __device__ std::int64_t operator*() const { return at; }
-    __device__ void operator++() { at += step; }
-    __device__ bool operator!=(const Iterator &end) const { return at < end.at; }
-  };
-  std::int64_t first, step, n;
-  __device__ Iterator begin() const { return {first, step}; }
-  __device__ Iterator end() const { return {n, step}; }
-};
-__device__ inline Elements uniformElements(const Accelerator &acc, std::int64_t n) { return {acc.thread, acc.threads, n}; }
-template <class T> __device__ T atomicAdd(const Accelerator &, T *to, T value) { return ::atomicAdd(to, value); }
-}  // namespace accelerator
-
+#include "accelerator.hpp"
 #include "select_tracks.hpp"
 
 constexpr int COLUMNS = 13, THREADS = 128;

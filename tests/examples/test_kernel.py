@@ -113,7 +113,7 @@ def test_one_launch_selects_with_the_bits_of_the_library(
           for each in (purity, vertex)]  # fmt: skip
     wanted = np.flatnonzero(preselected & (purity > at[0]) & (vertex > at[1]))
     np.concatenate([tracks[name] for name in COLUMNS]).tofile(tmp_path / "tracks")
-    words = [example.program, tmp_path / "tracks", tmp_path / "selected", 0.75, *map(float, at), 1]
+    words = [example.program, tmp_path / "tracks", tmp_path / "selected", 0.75, *map(float, at)]
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(wanted)} of {n} tracks" in done.stdout

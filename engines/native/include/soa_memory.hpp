@@ -154,30 +154,30 @@ struct Memory {
 // a host, and converts to Memory. The layout must outlive it.
 class Collection {
  public:
-  Collection(std::string name, const Layout &layout, std::int64_t n) : name_(std::move(name)), layout_(&layout), n_(n) {
-    if (n < 0) throw Error("collection '" + name_ + "' cannot have " + std::to_string(n) + " elements", refusals::collection);
+  Collection(std::string name, const Layout &layout, std::int64_t n)
+      : layout_(&layout), memory_(std::move(name), Columns{}, n) {
     const auto rows = static_cast<std::size_t>(n);
     if (layout.storage == "buffer") {
-      allocate(layout.nbytes(rows), layout.alignment);
+      memory_.data = allocate(layout.nbytes(rows), layout.alignment);
       return;
     }
     for (const Column &column : layout.columns) {
       const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : rows, column.itemsize);
       for (std::size_t k = 0; k < column.components; ++k) {
-        columns_[column.name].push_back(allocate(size, layout.alignment_of(column)));
+        memory_.columns[column.name].push_back(allocate(size, layout.alignment_of(column)));
       }
     }
   }
 
-  std::int64_t size() const { return n_; }
+  std::int64_t size() const { return memory_.n; }
   const Layout &layout() const { return *layout_; }
 
   // The address of the buffer. Throws Error if the columns are separate.
   void *data() const {
     if (layout_->storage != "buffer") {
-      throw Error("'" + name_ + "' has separate columns: column(name) is the address of one", refusals::collection);
+      throw Error("'" + memory_.collection + "' has separate columns: column(name) is the address of one", refusals::collection);
     }
-    return pieces_[0].first.get();
+    return memory_.data;
   }
 
   // A component of a column (for an Eigen matrix: column * rows + row). T must have the size of an element, or one byte.
@@ -192,17 +192,11 @@ class Collection {
     if (component >= found.components) {
       throw Error("column '" + name + "' has no component " + std::to_string(component), refusals::collection);
     }
-    if (layout_->storage != "buffer") return static_cast<T *>(columns_.at(name)[component]);
-    const auto rows = static_cast<std::size_t>(n_);
-    return reinterpret_cast<T *>(static_cast<char *>(data()) + layout_->offset(name, rows) +
-                                 component * layout_->pitch(found, rows));
+    return reinterpret_cast<T *>(memory_.address(*layout_, found, component));
   }
 
-  Memory memory() const {
-    if (layout_->storage == "buffer") return Memory(name_, data(), n_);
-    return Memory(name_, columns_, n_);
-  }
-  operator Memory() const { return memory(); }
+  Memory memory() const { return memory_; }
+  operator Memory() const { return memory_; }
 
   // Each piece of memory with its size in bytes, padding included.
   using Piece = std::pair<std::unique_ptr<void, void (*)(void *)>, std::size_t>;
@@ -214,17 +208,15 @@ class Collection {
     const std::size_t bytes = padded(std::max<std::size_t>(size, 1), least);
     std::unique_ptr<void, void (*)(void *)> memory(std::aligned_alloc(least, bytes), std::free);
     if (memory == nullptr) {
-      throw Error("collection '" + name_ + "': no memory for " + std::to_string(bytes) + " bytes", refusals::collection);
+      throw Error("collection '" + memory_.collection + "': no memory for " + std::to_string(bytes) + " bytes", refusals::collection);
     }
     pieces_.emplace_back(std::move(memory), bytes);
     return std::memset(pieces_.back().first.get(), 0, bytes);
   }
 
-  std::string name_;
   const Layout *layout_;
-  std::int64_t n_;
+  Memory memory_;
   std::vector<Piece> pieces_;
-  Columns columns_;
 };
 
 // Walks through a buffer column by column, and sets each pointer to row `first` of its column.
