@@ -57,8 +57,7 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.registry.campaigns.kill
 	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
 	$(BIN)/python -m tests.engines.native.sanitize
-	$(BIN)/python -m tests.engines.native.ulps
-	$(BIN)/python -m tests.engines.lanes.ulps 97
+	$(BIN)/python -m tests.engines.lanes.ulps 7
 	$(BIN)/python -m tests.engines.lanes.programs
 	$(BIN)/python -m tests.engines.lanes.samples
 	$(BIN)/python -m tests.engines.lanes.waits

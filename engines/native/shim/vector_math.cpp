@@ -1,7 +1,7 @@
 // The elementary functions that AOTInductor's code calls: those of the engine `lanes`, which need only AVX2 and FMA here.
 // Those for vectors have Sleef's names. Those for one value replace, through `ld --wrap`, functions of the C library whose
 // bits depend on the processor. All of float32 except exp compute in double precision and round once;
-// tests/engines/native/ulps.py measures every function on all floats.
+// tests/engines/lanes/ulps.py measures every function on all floats.
 #include "../../lanes/headers/prelude.h"
 
 #include <cmath>

@@ -14,15 +14,6 @@ from engines.lanes.functions import FUNCTIONS, call, carrier
 from engines.lanes.planning.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled
 from tests.engines.lanes.programs import wrong
-from tests.engines.lanes.ulps import measured
-
-
-@pytest.mark.skipif("x86-64-v3" not in host_cpu_levels(), reason="it is built for x86-64-v3")
-def test_functions_of_float32(tmp_path: Path) -> None:
-    found = measured(tmp_path, 99_991)
-    assert len(found) > 20
-    assert {name: error for name, error in found.items() if not error.within(name)} == {}
-
 
 _ON_CPU = """
 #include "prelude.h"

@@ -1,14 +1,12 @@
 // The shim's operators on random shapes and strides, on several threads: `operators ROUNDS THREADS`.
 //
-// For the sanitizers: each tensor has its memory to itself, not a byte more, and all threads share one weight.
-// Products and convolutions are compared with loops in double precision here, the others with torch in pytest.
+// For the sanitizers: each tensor has its memory to itself, not a byte more, and all threads share one weight. The values are
+// compared with torch's in test_shim.py.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -88,17 +86,6 @@ float at(const Tensor *t, std::initializer_list<int64_t> place) {
   return t->data<float>()[offset];
 }
 
-// A sum in double precision, and what its rounding in single precision is bounded by.
-struct Exact {
-  double sum = 0, weight = 0;
-  int64_t terms = 0;
-
-  void add(double x) { sum += x, weight += std::fabs(x), ++terms; }
-  void compare(float got, const char *what) const {
-    expect(std::fabs(got - sum) <= static_cast<double>(terms + 2) * 0x1p-23 * weight + 1e-30, what);
-  }
-};
-
 void products(Draw &draw, Tensor *shared) {
   const bool batched = draw(0, 1) != 0, with = !batched && draw(0, 1) != 0, added = draw(0, 1) != 0;
   const int64_t m = draw(0, 40), k = with ? shared->sizes[0] : draw(0, 40), n = with ? shared->sizes[1] : draw(1, 40);
@@ -108,17 +95,6 @@ void products(Draw &draw, Tensor *shared) {
   const auto product = batched ? aoti_torch_cpu_bmm_out : aoti_torch_cpu_mm_out;
   const auto product_added = batched ? aoti_torch_cpu_baddbmm_out : aoti_torch_cpu_addmm_out;
   expect((added ? product_added(out, plus, a, b, 1, 1) : product(out, a, b)) == 0, "a product");
-  for (int64_t batch = 0; batch < (batched ? 3 : 1); ++batch) {
-    const auto from = [&](const Tensor *t, int64_t i, int64_t j) { return batched ? at(t, {batch, i, j}) : at(t, {i, j}); };
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) {
-        Exact exact;
-        for (int64_t l = 0; l < k; ++l) exact.add(static_cast<double>(from(a, i, l)) * from(b, l, j));
-        if (added) exact.add(at(plus, {j}));
-        exact.compare(from(out, i, j), "a product's values");
-      }
-    }
-  }
 }
 
 void convolutions(Draw &draw) {
@@ -140,35 +116,7 @@ void convolutions(Draw &draw) {
                                                   none.data(), nd, groups, &made);
   if (code != 0 && nd == 3) return;  // a volume whose strides say channels-last
   expect(code == 0, "a convolution");
-  if (code != 0) return;
-  const Handle out = owned(made);
-  // Every place of the output and of the kernel, counted through.
-  const int64_t places = std::accumulate(made->sizes + 2, made->sizes + 2 + nd, int64_t{1}, std::multiplies<int64_t>());
-  const int64_t taps = std::accumulate(kernel.begin(), kernel.end(), int64_t{1}, std::multiplies<int64_t>());
-  for (int64_t i = 0; i < images * count * places; ++i) {
-    const int64_t n = i / (count * places), o = i / places % count;
-    Exact exact;
-    exact.add(plus[static_cast<size_t>(o)]);
-    int64_t to = n * made->strides[0] + o * made->strides[1];
-    for (int64_t d = nd - 1, left = i % places; d >= 0; left /= made->sizes[d + 2], --d) {
-      to += left % made->sizes[d + 2] * made->strides[d + 2];
-    }
-    for (int64_t tap = 0; tap < taps; ++tap) {
-      bool inside = true;
-      int64_t from = n * image.handle->strides[0], of = o * weight.handle->strides[0];
-      for (int64_t d = nd - 1, p = i % places, t = tap; d >= 0; p /= made->sizes[d + 2], t /= kernel[d], --d) {
-        const int64_t x = p % made->sizes[d + 2] * by[d] - pad[d] + t % kernel[d] * apart[d];
-        inside = inside && x >= 0 && x < in[d + 2];
-        from += x * image.handle->strides[d + 2];
-        of += t % kernel[d] * weight.handle->strides[d + 2];
-      }
-      for (int64_t c = 0; inside && c < inner; ++c) {
-        const int64_t channel = from + (o / outer * inner + c) * image.handle->strides[1];
-        exact.add(static_cast<double>(image.memory[channel]) * weight.memory[of + c * weight.handle->strides[1]]);
-      }
-    }
-    exact.compare(made->data<float>()[to], "a convolution's values");
-  }
+  if (code == 0) owned(made);
 }
 
 void orders(Draw &draw) {

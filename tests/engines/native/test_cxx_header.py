@@ -13,6 +13,8 @@ from soa.layout import IDENTIFIER, Storage
 from tests.models.cplusplus import ROOT, execute
 
 INCLUDE = ROOT / "engines" / "native" / "include"
+STRICT = ("-Wall", "-Wextra", "-Werror")
+CHECKED = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}")
 ODD = ("class", "float", "n", "first", "buffer", "memory", "hits", "at", "std", "pt_")
 
 
@@ -74,7 +76,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
         for k in range(c.components)
     ]
     (tmp_path / "use.cpp").write_text(PROGRAM.replace("@SHOWS@", "\n".join(shows)))
-    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", f"-I{tmp_path}")
+    flags = ("-std=c++17", *STRICT, f"-I{INCLUDE}", f"-I{tmp_path}")
     # The program refers to the library, but calls nothing of it.
     unused = ("-Wl,--unresolved-symbols=ignore-all",)
     execute("g++", *flags, tmp_path / "use.cpp", "-o", tmp_path / "use", *unused)
@@ -90,15 +92,6 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
     assert list(map(int, offsets)) == expected
 
 
-def test_the_namespace_is_an_identifier(tmp_path: Path) -> None:
-    names = ("default", "jets", "2-x.y")
-    for name in names:
-        (tmp_path / f"{name}.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
-    (tmp_path / "use.cpp").write_text("".join(f'#include "{name}.hpp"\n' for name in names))
-    flags = ("-std=c++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
-    execute("g++", *flags, tmp_path / "use.cpp")
-
-
 def test_the_page_compiles(tmp_path: Path) -> None:
     page = (ROOT / "docs/howto/cpp.md").read_text()
     page = re.sub(r"^<!-- tried: .+?^```$", "", page, flags=re.S | re.M)
@@ -108,8 +101,7 @@ def test_the_page_compiles(tmp_path: Path) -> None:
         typed_header(demo.signature(), demo.name, "jet-tagger/1", "ab" * 32)
     )
     (tmp_path / "page.cpp").write_text(code)
-    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
-    execute("g++", *flags, f"-I{INCLUDE}", f"-I{tmp_path}", tmp_path / "page.cpp")
+    execute("g++", *CHECKED, *STRICT, f"-I{tmp_path}", tmp_path / "page.cpp")
 
 
 BUFFER: Storage = "buffer"
@@ -164,15 +156,12 @@ def test_any_name_gives_a_pointer_of_its_own(tmp_path: Path) -> None:
     assert len(structs) == len(set(structs)) == 1 + len(layouts)
     (tmp_path / "main.hpp").write_text(text)
     (tmp_path / "use.cpp").write_text(f"{all_headers('main.hpp')}int main() {{}}\n")
-    flags = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
-    execute("g++", *flags, tmp_path / "use.cpp")
+    execute("g++", *CHECKED, f"-I{tmp_path}", tmp_path / "use.cpp")
 
 
-def test_a_model_may_have_the_name_of_a_function_of_c(tmp_path: Path) -> None:
-    names = ("signal", "index", "time", "main", "errno")
+def test_the_namespace_is_an_identifier_and_no_function_of_c(tmp_path: Path) -> None:
+    names = ("default", "jets", "2-x.y", "signal", "index", "time", "main", "errno")
     for name in names:
         (tmp_path / f"{name}.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
-    includes = all_headers(*(f"{name}.hpp" for name in names))
-    (tmp_path / "use.cpp").write_text(f"{includes}int main() {{}}\n")
-    flags = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
-    execute("g++", *flags, tmp_path / "use.cpp")
+    (tmp_path / "use.cpp").write_text(all_headers(*(f"{name}.hpp" for name in names)))
+    execute("g++", *CHECKED, f"-I{tmp_path}", tmp_path / "use.cpp")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,37 +60,8 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
     assert n == 0 or values(tags).sum() > 0
 
 
-def test_closing_does_not_wait_for_threads_that_keep_running(mlp: Built) -> None:
-    session = Session(mlp.signature, NativeExecutable(mlp.files["aoti"], CPU, instances=1))
-    start = threading.Barrier(5)
-
-    def work(_: int) -> str:
-        binding, _tags = bound(mlp, session, 33)
-        start.wait()
-        while True:
-            try:
-                binding()
-            except RunError as error:
-                return str(error)
-
-    with ThreadPoolExecutor(4) as pool:
-        ends = [pool.submit(work, i) for i in range(4)]
-        start.wait()
-        session.close()
-        assert {end.result() for end in ends} == {"the session is closed"}
-
-
-def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
-    text = tmp_path / "text.so"
-    text.write_text("not a library")
-    with pytest.raises(RunError, match=r"text\.so"):
-        NativeExecutable(text, CPU)
-    short = tmp_path / "short.so"
-    short.write_bytes(library.read_bytes()[:1000])
-    with pytest.raises(RunError, match=r"short\.so"):
-        NativeExecutable(short, CPU)
-    with pytest.raises(RunError, match="No such file"):
-        NativeExecutable(tmp_path / "none.so", CPU)
+def test_a_library_of_something_else() -> None:
+    """stress.cpp tries other files."""
     with pytest.raises(RunError, match="not the library of an artifact"):
         NativeExecutable(Path(_native.__file__), CPU)
 
@@ -108,13 +78,8 @@ def test_arguments_change_together_or_not_at_all(library: Path) -> None:
     call = model.prepare(good)
     with pytest.raises(RunError, match="2 arguments, the artifact takes 3"):
         model.prepare(good[:2])
-    for bad, message in [
-        ((0, "float32", (6, 32)), "null pointer"),
-        ((features.data_ptr(), "float31", (6, 32)), "unknown dtype"),
-        ((features.data_ptr() + 2, "float32", (6, 32)), "not a multiple of float32's 4 bytes"),
-    ]:
-        with pytest.raises(RunError, match=message):
-            call.update([(0, (0, "float32", (4, 0))), (1, bad)])
+    with pytest.raises(RunError, match="null pointer"):
+        call.update([(0, (0, "float32", (4, 0))), (1, (0, "float32", (6, 32)))])
     with pytest.raises(ValueError, match="1 or 2 sizes"):
         call.update([(0, (0, "float32", ()))])
     call.run()

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engines.native import SHIM
-from tests.engines.native import sanitize, ulps
+from tests.engines.lanes import ulps
+from tests.engines.native import sanitize
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the shim is for x86-64")
 
@@ -84,6 +85,10 @@ def strided(draw: torch.Generator, *size: int) -> Tensor:
     return whole.permute([order.index(d) for d in range(len(size))])
 
 
+def dense(draw: torch.Generator, *size: int) -> Tensor:
+    return torch.randn(size, generator=draw)
+
+
 def close(got: Tensor, exact: Tensor, weight: Tensor, terms: int) -> None:
     """Within the rounding error of a sum of `terms` products, summed in any order."""
     bound = (terms + 2) * EPSILON * weight + 1e-30
@@ -129,8 +134,9 @@ def test_convolutions(
     least = [a * (k - 1) + 1 for a, k in zip(apart, kernel, strict=True)]
     image = [number(low, low + 8) for low in least]
     inner, outer = number(1, 5), number(1, 20)
-    x = torch.randn([number(1, 3), groups * inner, *image], generator=draw)
-    w = torch.randn([groups * outer, inner, *kernel], generator=draw)
+    make = strided if nd < 3 and not channels_last else dense
+    x = make(draw, number(1, 3), groups * inner, *image)
+    w = make(draw, groups * outer, inner, *kernel)
     bias = torch.randn(groups * outer, generator=draw) if biased else None
     if channels_last and nd == 2:
         x = x.to(memory_format=torch.channels_last)
@@ -151,6 +157,8 @@ def test_convolutions(
         shaped = bias.double().view(-1, *[1] * nd)
         exact, weight_of = exact + shaped, weight_of + shaped.abs()
     close(got, exact, weight_of, inner * math.prod(kernel))
+    if make is strided:
+        return
     # torch's convolution is only asked for its strides, not run: torch 2.13 crashes with some
     # groups, a dilation, a bias and channels last (oneDNN's brg_conv_fwd:avx2).
     with FakeTensorMode() as mode:
@@ -252,11 +260,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:
     found = ulps.measured(programs, "ulps", "100003")
-    assert len(found) == 24
-    assert {name: error.wrong for name, error in found.items()} == dict.fromkeys(found, 0)
-    worst = {name: error.ulps for name, error in found.items()}
-    assert worst.pop("exp") <= 1.02
-    assert max(worst.values()) <= 0.51
+    assert len(found) == 24 + 22  # of the shim, and of `lanes`
+    assert {name: error for name, error in found.items() if not error.within(name)} == {}
 
 
 def test_functions_of_double_precision(programs: Path) -> None:
