@@ -178,8 +178,8 @@ void run_call(soa_call *call, void *stream) {
 }
 
 // The error of one of several calls.
-struct CallError : soa::Error {
-  CallError(size_t number, const soa::Error &error)
+struct FailedCall : soa::Error {
+  FailedCall(size_t number, const soa::Error &error)
       : soa::Error("call " + std::to_string(number) + ": " + error.message(), error.refusal()), index(number) {}
 
   size_t index;
@@ -189,7 +189,7 @@ void run_one_of_many(soa_call *call, size_t number, void *stream) {
   try {
     run_call(call, stream);
   } catch (const soa::Error &error) {
-    throw CallError(number, error);
+    throw FailedCall(number, error);
   }
 }
 
@@ -315,7 +315,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
       soa_runner::in_pieces(static_cast<int64_t>(count), group, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) run_one_of_many(calls[i], static_cast<size_t>(i), stream);
       });
-    } catch (const CallError &error) {
+    } catch (const FailedCall &error) {
       first = error.index;
       throw;
     }

@@ -721,8 +721,8 @@ FAULTS = (
     ),
     Fault(
         "C++ uses the first of two memories given for one collection",
-        "if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) {",
-        "if (false) {",
+        "if (!memory_.emplace(given.collection, given).second) {",
+        "if (!memory_.emplace(given.collection, given).second && false) {",
         ("test_a_collection_given_twice",),
     ),
     Fault(
@@ -765,9 +765,9 @@ FAULTS = (
         "resize of C++ forgets a window's first row",
         "      tensors.push_back(describe(argument, rows));\n    }\n",
         "      tensors.push_back(describe(argument, rows));\n"
-        "      for (const Memory &memory : memory_) {\n"
-        "        if (memory.collection != argument.collection) continue;\n"
-        "        const Layout &layout = state_->layouts.at(memory.collection);\n"
+        "      for (const auto &[name, memory] : memory_) {\n"
+        "        if (name != argument.collection) continue;\n"
+        "        const Layout &layout = state_->layouts.at(name);\n"
         "        const auto skipped = layout[argument.column].itemsize * "
         "static_cast<std::size_t>(memory.first);\n"
         "        tensors.back().data = static_cast<char *>(tensors.back().data) - skipped;\n"

@@ -29,7 +29,7 @@ from tests.models import cplusplus
 from tests.models.authorities import certify
 from tests.models.cplusplus import ROOT, computed, execute, run
 from tests.models.keys import make_keys
-from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
+from tests.models.project import PASSED, TARGET, Built, cli, described, in_tiles, resealed
 from tests.models.shared import made_once
 from tests.models.watched import watched
 
@@ -359,12 +359,7 @@ def test_without_torch_the_library_is_named(project: Path, jets: Built) -> None:
 
 
 def test_tiles_and_threads_give_the_same_bits(project: Path, jets: Built, tmp_path: Path) -> None:
-    def edit(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["targets"][TARGET]["candidates"]["aoti"]["tile"] = 128
-        arguments = folder / AOTI / "arguments.txt"
-        arguments.write_text(arguments.read_text() + "tile 128 nmm 1000\n")
-
-    folder = resealed(jets.bundle, tmp_path / "tiled", edit).path
+    folder = in_tiles(jets.bundle, tmp_path / "tiled", 128).path
     found = [
         score(project, folder, "test", "any_version", f"threads={threads}", n=999)
         for threads in (1, 2, 3)

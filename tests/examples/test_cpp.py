@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ import pipeline
 from engines.target import Target
 from registry.bundle.bundle import Bundle
 from registry.bundle.card import CARD
-from soa import Signature
 from tests.models import cplusplus, project
 from tests.models.cplusplus import ROOT, computed, run
 from tests.models.project import Built
@@ -47,13 +45,7 @@ def test_cpp_prints_the_bits_that_python_computes(
 def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(
     programs: Path, jets: Built, tmp_path: Path
 ) -> None:
-    def edit(folder: Path, manifest: dict[str, Any]) -> None:
-        manifest["targets"][project.TARGET]["candidates"]["aoti"]["tile"] = 128
-        arguments = folder / "targets" / project.TARGET / "aoti" / CARD
-        kinds = Signature.from_dict(manifest["signature"]).tile_kinds
-        arguments.write_text(arguments.read_text() + f"tile 128 {kinds} 1000\n")
-
-    tiled = project.resealed(jets.bundle, tmp_path / "tiled", edit)
+    tiled = project.in_tiles(jets.bundle, tmp_path / "tiled", 128)
     session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
     for n in (1, 255, 256, 999):
         assert printed(programs, artifact(tiled), n) == computed(session, n)

@@ -21,10 +21,13 @@ from pipeline.building import run, run_config
 from pipeline.cli.main import main
 from pipeline.errors import ReportError
 from registry.bundle.bundle import Bundle
+from registry.bundle.card import CARD
 from registry.bundle.digests import seal
 from registry.promotion import Decision
 from registry.store.registry import Registry
 from runtime.session.session import Session
+from soa import Signature
+from soa.signature_lines import describe
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))
@@ -225,6 +228,18 @@ def resealed(bundle: Bundle, folder: Path, edit: Callable[[Path, dict[str, Any]]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     seal(folder)
     return Bundle.open(folder)
+
+
+def in_tiles(bundle: Bundle, folder: Path, rows: int) -> Bundle:
+    """A copy of a bundle whose artifact of aoti runs so many rows at a time."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        candidate = manifest["targets"][TARGET]["candidates"]["aoti"]
+        candidate["tile"] = rows
+        lines = describe(Signature.from_dict(manifest["signature"]), rows, candidate["windows"])
+        (folder / "targets" / TARGET / "aoti" / CARD).write_text(lines)
+
+    return resealed(bundle, folder, edit)
 
 
 def described(bundle: Bundle, folder: Path, text: str) -> Bundle:

@@ -32,7 +32,6 @@ struct Argument {
 
 struct Rows {
   std::int64_t min = 0, max = 0;
-  std::int64_t compiled = 0;  // the most rows in one run of the artifact; with tiles, `max` may be larger
 };
 
 struct State {
@@ -79,6 +78,12 @@ std::string listed(const Map &map) {
   return names.empty() ? "none" : names;
 }
 
+inline const Layout &layout_of(const State &state, const std::string &collection) {
+  const auto found = state.layouts.find(collection);
+  if (found == state.layouts.end()) throw Error("no collection '" + collection + "'", refusals::bind);
+  return found->second;
+}
+
 // True if an argument fits its kind, and its columns and rows exist.
 inline bool makes_sense(const Argument &argument, const State &state) {
   if (argument.kind == "carrier") return state.rows.count(argument.rows) > 0;
@@ -104,7 +109,6 @@ inline bool read_rows(std::istream &fields, State &state) {
   std::string name;
   Rows rows;
   fields >> name >> rows.min >> rows.max;
-  rows.compiled = rows.max;
   state.rows[name] = rows;
   return true;
 }

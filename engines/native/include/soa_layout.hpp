@@ -79,10 +79,15 @@ class Layout {
     }
     throw Error("no column '" + name + "'", refusals::layout);
   }
-  const Column &operator[](const std::string &name) const {
+  // A column; null if there is none of this name.
+  const Column *find(const std::string &name) const {
     for (const Column &column : columns) {
-      if (column.name == name) return column;
+      if (column.name == name) return &column;
     }
+    return nullptr;
+  }
+  const Column &operator[](const std::string &name) const {
+    if (const Column *found = find(name)) return *found;
     throw Error("no column '" + name + "'", refusals::layout);
   }
   std::size_t nbytes(std::size_t n) const {

@@ -102,22 +102,18 @@ struct Memory {
       return;
     }
     if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each", refusals::bind_layout);
-    for (const auto &[column, addresses] : columns) {
-      const std::string &name = column;
-      const auto is_it = [&name](const Column &each) { return each.name == name; };
-      if (std::none_of(layout.columns.begin(), layout.columns.end(), is_it)) {
-        throw Error(quoted() + " has no column '" + column + "'", refusals::collection);
-      }
-      if (addresses.size() != layout[column].components) {
-        throw Error(quoted() + ", column '" + column + "': " + std::to_string(layout[column].components) +
-                    " addresses are needed, found " + std::to_string(addresses.size()),
-                    refusals::collection);
-      }
+    for (const auto &each : columns) {
+      if (layout.find(each.first) != nullptr) continue;
+      throw Error(quoted() + " has no column '" + each.first + "'", refusals::collection);
     }
     for (const Column &column : layout.columns) {
       const auto found = columns.find(column.name);
       const std::string where = quoted() + ", column '" + column.name + "'";
-      if (found == columns.end()) throw Error(where + ": no address", refusals::collection);
+      const std::size_t count = found == columns.end() ? 0 : found->second.size();
+      if (count != column.components) {
+        throw Error(where + ": " + std::to_string(column.components) + " addresses are needed, found " + std::to_string(count),
+                    refusals::collection);
+      }
       const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : room, column.itemsize);
       for (const void *address : found->second) check_address(where, address, size, layout.alignment_of(column));
     }

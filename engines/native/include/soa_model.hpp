@@ -74,9 +74,13 @@ class Binding {
  private:
   friend class Model;
 
-  Binding(std::shared_ptr<detail::State> state, std::vector<Memory> memory)
-      : state_(std::move(state)), memory_(std::move(memory)) {
-    for (const Memory &given : memory_) check_memory(given);
+  Binding(std::shared_ptr<detail::State> state, const std::vector<Memory> &memory) : state_(std::move(state)) {
+    for (const Memory &given : memory) {
+      check_memory(given);
+      if (!memory_.emplace(given.collection, given).second) {
+        throw Error("collection '" + given.collection + "' is given twice", refusals::bind);
+      }
+    }
     check_whole();
     bound_ = rows_;
     std::vector<soa_tensor> tensors;
@@ -108,10 +112,10 @@ class Binding {
       throw Error("rows for " + detail::listed(rows) + ", this model has " + detail::listed(rows_), refusals::bind_rows);
     }
     for (const auto &[dim, n] : rows) check_range(dim, n);
-    for (const Memory &memory : memory_) {
-      const std::string &dim = state_->layouts.at(memory.collection).rows;
+    for (const auto &[name, memory] : memory_) {
+      const std::string &dim = state_->layouts.at(name).rows;
       if (rows.at(dim) <= memory.most()) continue;
-      throw Error("'" + memory.collection + "' has no room for " + dim + " = " + std::to_string(rows.at(dim)), refusals::bind_rows);
+      throw Error("'" + name + "' has no room for " + dim + " = " + std::to_string(rows.at(dim)), refusals::bind_rows);
     }
     std::vector<std::size_t> indices;
     std::vector<soa_tensor> tensors;
@@ -131,9 +135,7 @@ class Binding {
 
   // Checks the memory of one collection.
   void check_memory(const Memory &given) {
-    const auto found = state_->layouts.find(given.collection);
-    if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'", refusals::bind);
-    const Layout &layout = found->second;
+    const Layout &layout = detail::layout_of(*state_, given.collection);
     const auto step = static_cast<std::int64_t>(layout.row_step());
     if (given.first % step != 0 && !state_->any_first) {
       throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
@@ -150,7 +152,7 @@ class Binding {
     check_range(layout.rows, given.n);
   }
 
-  // Checks that every collection is given once, and that no output overlaps with other memory.
+  // Checks that every collection is given, and that no output overlaps with other memory.
   void check_whole() const {
     struct Piece {
       std::uintptr_t begin, end;
@@ -158,13 +160,9 @@ class Binding {
     };
     std::vector<Piece> pieces;
     for (const auto &[name, layout] : state_->layouts) {
-      const auto is_it = [&name = name](const Memory &memory) { return memory.collection == name; };
-      const auto found = std::find_if(memory_.begin(), memory_.end(), is_it);
+      const auto found = memory_.find(name);
       if (found == memory_.end()) throw Error("no memory for collection '" + name + "'", refusals::bind);
-      if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) {
-        throw Error("collection '" + name + "' is given twice", refusals::bind);
-      }
-      for (const auto &[begin, end] : found->pieces(layout)) pieces.push_back({begin, end, &name});
+      for (const auto &[begin, end] : found->second.pieces(layout)) pieces.push_back({begin, end, &name});
     }
     std::sort(pieces.begin(), pieces.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
     const Piece *last = nullptr;  // the earlier piece with the largest end
@@ -197,9 +195,7 @@ class Binding {
     const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
     if (argument.kind == "carrier") return tensor;
-    const Memory &memory = *std::find_if(memory_.begin(), memory_.end(), [&](const Memory &m) {
-      return m.collection == argument.collection;
-    });
+    const Memory &memory = memory_.at(argument.collection);
     const Layout &layout = state_->layouts.at(argument.collection);
     const Column &column = layout[argument.column];
     tensor.data = memory.address(layout, column, argument.component);
@@ -215,7 +211,7 @@ class Binding {
   }
 
   std::shared_ptr<detail::State> state_;
-  std::vector<Memory> memory_;
+  std::map<std::string, Memory> memory_;  // by collection
   Counts rows_, bound_;  // rows_: of the tied arguments; bound_: of a run that gives no number of rows
   bool writes_ = true;
   std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
@@ -278,16 +274,12 @@ class Model {
 
   const Origin &origin() const { return state_->origin; }
 
-  const Layout &layout(const std::string &collection) const {
-    const auto found = state_->layouts.find(collection);
-    if (found == state_->layouts.end()) throw Error("no collection '" + collection + "'", refusals::bind);
-    return found->second;
-  }
+  const Layout &layout(const std::string &collection) const { return detail::layout_of(*state_, collection); }
 
   // Memory for n elements of a collection. It must not outlive the model.
   Collection collection(const std::string &name, std::int64_t n) const { return Collection(name, layout(name), n); }
 
-  Binding bind(std::vector<Memory> memory) const { return Binding(state_, std::move(memory)); }
+  Binding bind(const std::vector<Memory> &memory) const { return Binding(state_, memory); }
 
  private:
   std::shared_ptr<detail::State> state_;

@@ -19,9 +19,8 @@ constexpr std::size_t kLargestRecord = 64 << 20;
 // SHA-256, in hexadecimal digits.
 std::string sha256(const void *data, std::size_t size);
 
-// As Python's str.isprintable.
-bool is_printable(const std::string &text);
-std::string plain(const std::string &text);  // with ? for each character that is not printable
+// The text with ? for each character that is not printable, as Python's str.isprintable says.
+std::string plain(const std::string &text);
 
 // True for a relative path that stays inside its folder and has printable characters only.
 bool is_safe(const std::string &path);

@@ -22,8 +22,6 @@ static bool is_odd(std::int32_t code) {
   return std::any_of(std::begin(odd), std::end(odd), [&](const std::int32_t *range) { return code >= range[0] && code <= range[1]; });
 }
 
-bool is_printable(const std::string &text) { return plain(text) == text; }
-
 std::string plain(const std::string &text) {
   std::string shown;
   for (const char *at = text.data(), *end = at + text.size(); at != end;) {
@@ -40,7 +38,7 @@ bool is_safe(const std::string &name) {
   for (std::string part; std::getline(parts, part, '/');) {
     if (part.empty() || part == "." || part == "..") return false;
   }
-  return name.find('\\') == std::string::npos && is_printable(name);
+  return name.find('\\') == std::string::npos && plain(name) == name;
 }
 
 // -- records ---------------------------------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ Tensor *view(const Tensor *of, int64_t dims, const int64_t *sizes, const int64_t
   return tensor(of->storage, dims, sizes, strides, offset, of->dtype);
 }
 
+// The number of elements from the first to the last, gaps included; 0 if there is none.
 int64_t span_of(int64_t dims, const int64_t *sizes, const int64_t *strides) {
   int64_t last = 1;
   for (int64_t i = 0; i < dims; ++i) {
@@ -178,8 +179,6 @@ int64_t item_size(int32_t dtype) {
 int64_t Tensor::count() const {
   return std::accumulate(sizes, sizes + dims, int64_t{1}, std::multiplies<int64_t>());
 }
-
-int64_t Tensor::span() const { return span_of(dims, sizes, strides); }
 
 int64_t Tensor::step(int64_t from_last, int64_t size) const {
   const int64_t at = dims - 1 - from_last;

@@ -63,8 +63,6 @@ struct Tensor {
   }
   char *bytes() const { return storage->data + offset * item_size(dtype); }
   int64_t count() const;
-  // The number of elements from the first to the last, gaps included; 0 if there is none.
-  int64_t span() const;
   // The stride of a dimension that is broadcast to `size`. Dimensions are counted from the last, which is 0.
   int64_t step(int64_t from_last, int64_t size) const;
 };

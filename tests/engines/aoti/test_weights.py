@@ -72,28 +72,12 @@ def test_closing_unmaps(artifact: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("soa-weights 1", "soa-weights 2", "not an index of weights"),
-        (" 2 48 6 6 1", " 2 48000 6 6 1", "does not fit weights.bin"),
-        (" 2 48 6 6 1", " 2 -48 6 6 1", "does not fit weights.bin"),
-        (" 2 48 6 6 1", " 2 48 6 6", "does not fit weights.bin"),
-        (" 2 48 6 6 1", " 99 48 6 6 1", "does not fit weights.bin"),
-    ],
-)
-def test_an_index_that_does_not_fit(artifact: Path, old: str, new: str, message: str) -> None:
-    edit(artifact, old, new)
-    with pytest.raises(RunError, match=message):
-        NativeExecutable(artifact, CPU)
-
-
-def test_weights_that_are_cut_off_or_missing(artifact: Path) -> None:
-    binary = artifact.parent / "weights.bin"
-    binary.write_bytes(binary.read_bytes()[:-100])
+def test_weights_that_do_not_fit_or_are_missing(artifact: Path) -> None:
+    """stress.cpp tries other wrong files."""
+    edit(artifact, " 2 48 6 6 1", " 2 48000 6 6 1")
     with pytest.raises(RunError, match=r"does not fit weights\.bin"):
         NativeExecutable(artifact, CPU)
-    binary.unlink()
+    (artifact.parent / "weights.bin").unlink()
     with pytest.raises(RunError, match=r"weights\.bin: No such file"):
         NativeExecutable(artifact, CPU)
 
@@ -102,11 +86,3 @@ def test_a_library_without_its_index_is_refused(artifact: Path) -> None:
     (artifact.parent / "weights.txt").unlink()
     with pytest.raises(RunError, match=r"holds no weights, and there is no weights\.txt"):
         NativeExecutable(artifact, CPU)
-
-
-def test_weights_of_another_model(artifact: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lines = (artifact.parent / "weights.txt").read_text().splitlines()
-    (artifact.parent / "weights.txt").write_text("\n".join(lines[:-1]) + "\n")
-    with pytest.raises(RunError, match="not this artifact's weights"):
-        NativeExecutable(artifact, CPU)
-    assert capfd.readouterr().err  # torch says which constant, on stderr
