@@ -809,8 +809,8 @@ FAULTS = (
     ),
     Fault(
         "C++ accepts the promotion of another bundle",
-        "if (digest == bundle.digest) return note;",
-        "return note;",
+        "if (digest == bundle.digest) return ref;",
+        "return ref;",
         ("test_production_asks_for_a_promotion_of_this_bundle",),
     ),
     Fault(
