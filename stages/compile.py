@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
-from engines.processes import run_isolated
+from engines.processes import Outcome, run_isolated
 from engines.target import Target, check_torch_runs
 from soa.declared import declared
 from soa.signature import Signature
@@ -25,28 +25,16 @@ TO_READ_PROGRAMS = ("torch._export.serde.serialize", "torch._inductor.sizevars",
 
 @dataclass(frozen=True)
 class Compiled:
-    """A candidate: its files relative to `folder`, or its failure. A candidate without files runs
-    the portable file.
-
-    `log` is the compiler's output, `script` repeats the compilation.
-    """
+    """A candidate: its files relative to `folder`, and how the compilation ended. A candidate
+    without files runs the portable file."""
 
     engine: str
     folder: Path
     files: tuple[str, ...]
     seconds: float
-    error: str | None
-    log: str
-    script: str
-    passing: bool = False
-    """Whether the failure may be temporary: the time limit, or a kill such as for lack of
-    memory."""
+    outcome: Outcome
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts that the engine records about its artifact."""
-    not_applicable: bool = False
-    """Whether the error says that the engine is not for this model or target."""
-    code: str = ""
-    """The code of the error, if there is one."""
 
 
 class Step(ABC):
@@ -99,19 +87,9 @@ def compile_candidate(
         (*TO_READ_PROGRAMS, *engine(name).imports, __name__),
     )
     files = tuple(outcome.value or ())
-    return Compiled(
-        engine=name,
-        folder=artifact,
-        files=files,
-        seconds=time.monotonic() - begun,
-        error=outcome.error,
-        log=str(outcome.log),
-        script=str(outcome.script),
-        passing=outcome.killed,
-        not_applicable=outcome.not_applicable,
-        code="" if outcome.ok else outcome.code,
-        facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},  # ours
-    )
+    noted = artifact / FACTS
+    facts = json.loads(noted.read_text()) if noted.is_file() else {}  # ours
+    return Compiled(name, artifact, files, time.monotonic() - begun, outcome, facts)
 
 
 def compile_here(

@@ -291,7 +291,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
     """Copy each candidate's own files into a folder named after its engine."""
     for engine_name, candidate in result.candidates.items():
         compiled = candidate.compiled
-        if compiled.error or not compiled.files:
+        if not compiled.outcome.ok or not compiled.files:
             continue
         out = folder / engine_name
         out.mkdir(parents=True)
@@ -366,7 +366,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
 
 
 def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
-    if compiled.error:
+    if not compiled.outcome.ok:
         return []
     if compiled.files:
         return [f"{place}/{engine_name}/{file}" for file in compiled.files]

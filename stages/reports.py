@@ -211,11 +211,6 @@ class ValidationReport:
         return as_record(cls, data)
 
     @classmethod
-    def not_run(cls, engine_name: str, target: str) -> ValidationReport:
-        reason = f"no device here runs {target}: it was not validated"
-        return cls.without_device(engine_name, "unverified", reason)
-
-    @classmethod
     def without_device(
         cls,
         engine_name: str,

@@ -58,6 +58,11 @@ class Outcome:
     def ok(self) -> bool:
         return self.error is None
 
+    @property
+    def trace(self) -> str:
+        """Where to look on this host, in words."""
+        return f"log: {self.log}, repeat with: {self.script}"
+
 
 def run_isolated(
     function: str,

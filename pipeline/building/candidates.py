@@ -97,7 +97,7 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
     compiled = steps.compile(target, name)
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
     tile = max(tiles_of(captured.signature)) if unbounded else 0
-    if compiled.error:
+    if not compiled.outcome.ok:
         report = _not_compiled(compiled)
     elif unbounded and target.torch_device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
@@ -107,16 +107,17 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
     elif torch_runs(target) or engine(name).crosses:
         report = steps.judge(target, compiled, tile)
     else:
-        report = ValidationReport.not_run(name, str(target))
+        why = f"no device here runs {target}: it was not validated"
+        report = ValidationReport.without_device(name, "unverified", why)
     return Candidate(compiled, report, tile)
 
 
 def _not_compiled(compiled: Compiled) -> ValidationReport:
-    error = str(compiled.error)
-    if compiled.not_applicable:
+    outcome = compiled.outcome
+    error = str(outcome.error)
+    if outcome.not_applicable:
         return ValidationReport.not_applicable(compiled.engine, error)
-    trace = f"log: {compiled.log}, repeat with: {compiled.script}"
-    return ValidationReport.failed(compiled.engine, error, trace, compiled.code)
+    return ValidationReport.failed(compiled.engine, error, outcome.trace, outcome.code)
 
 
 def _with_tiles(steps: Steps, made: Made) -> Made:

@@ -44,7 +44,7 @@ from soa.text import number
 from stages.capture import example_case
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, SourceError
-from stages.model import with_fronts
+from stages.model import in_eval_mode, with_fronts
 from stages.reference import row_major_inputs
 
 _IN_HAND: dict[str, torch.nn.Module] = {}
@@ -296,7 +296,8 @@ def _config(request: Request, module: torch.nn.Module | None, key: str, data: An
         model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     else:
         said = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
-        model = model_of(module.eval(), said)
+        notes = in_eval_mode(module)
+        model = replace(model_of(module, said), notes=notes)
     return written(model, _Columns(data), request, _default, request.out.parent / _ROWS)
 
 

@@ -251,7 +251,7 @@ def _capture_here(config: Config, folder: Path, say: Say) -> None:
     signature = config.signature()
     try:
         capture(
-            build_model(source_of(config), say),
+            build_model(source_of(config), lambda note: say(f"note: {note}")),
             signature,
             reference_inputs(config, signature),
             folder,

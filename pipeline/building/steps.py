@@ -82,17 +82,16 @@ class Steps:
                 made = compile_candidate(
                     name, self.captured, target, options, folder, recipe.timeout_s
                 )
-            work.try_again = work.try_again or made.passing
-            if made.not_applicable:
-                work.say(f"  {name} for {target} is not applicable: {made.error}")
-            elif made.error:
-                work.say(
-                    f"  {name} for {target} failed: {made.error} [{made.code}] "
-                    f"(log: {made.log}, repeat with: {made.script})"
-                )
+            outcome = made.outcome
+            work.try_again = work.try_again or outcome.killed
+            if outcome.not_applicable:
+                work.say(f"  {name} for {target} is not applicable: {outcome.error}")
+            elif not outcome.ok:
+                said = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
+                work.say(f"  {name} for {target} failed: {said}")
             return made
 
-        made = work.record("compile", parts, Compiled, make, lambda made: made.error is None)
+        made = work.record("compile", parts, Compiled, make, lambda made: made.outcome.ok)
         return replace(made, folder=work.folder("compile", parts) / made.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:

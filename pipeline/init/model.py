@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Model:
     module: torch.nn.Module
     ports: tuple[Port, ...]
     takes: Takes = "tensors"
+    notes: tuple[str, ...] = ()
+    """Sentences about what differs from the model as it was given."""
 
     @property
     def dtype(self) -> str:
@@ -78,7 +80,8 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
         given = {kind: f"{Path(file).resolve()}:{name}"}
         said = {kind: f"{os.path.relpath(file, folder)}:{name}"}
     given |= {"kwargs": kwargs} if kwargs else {}
-    module = build_model(ModelSource(**given))
+    notes: list[str] = []
+    module = build_model(ModelSource(**given), notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     if kind == "program":
         _check_rows(module, spec)
@@ -87,7 +90,7 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
         said |= {"weights": os.path.relpath(weights, folder)}
         said |= {"weights_prefix": prefix} if prefix else {}
-    return model_of(module, said)
+    return replace(model_of(module, said), notes=tuple(notes))
 
 
 def _check_rows(program: Any, spec: str) -> None:

@@ -126,7 +126,7 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
     about_rows = f"rows: at most {rows['max']}: {notes['rows', 'n', 'max']}"
     if rows.get("unbounded"):
         about_rows = "rows: any number, since each row's answer comes from this row alone"
-    said = [*found.fitted.said, *getattr(model.module, "notes", ()), about_rows]
+    said = [*found.fitted.said, *model.notes, about_rows]
     return Written(files, said, config, columns)
 
 

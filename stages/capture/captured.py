@@ -13,9 +13,7 @@ from engines.exported import load_program
 from engines.lanes import why_dependent
 from soa.files import digest_of
 from soa.signature import Signature
-from stages.model import (
-    Precision,
-)
+from stages.model import Precision
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,15 @@ class Capture:
     def more(self) -> Path | None:
         """The file of answers to further rows, with a case for each window; None if the user gave
         no further rows."""
-        file = self.folder / "more.safetensors"
-        return file if file.exists() else None
+        return self._optional("more.safetensors")
 
     @property
     def many(self) -> Path | None:
         """The file of answers to many rows like those of the reference; None if there are none."""
-        file = self.folder / "many.safetensors"
+        return self._optional("many.safetensors")
+
+    def _optional(self, name: str) -> Path | None:
+        file = self.folder / name
         return file if file.exists() else None
 
     def digest(self) -> str:

@@ -17,6 +17,7 @@ from engines.errors import first_line
 from engines.exported import placed, quiet_torch, zero_by_zero
 from engines.lanes import why_dependent
 from runtime.checked import compare, default_tolerance
+from soa.dtypes import dtype_name
 from soa.signature import Signature
 from stages.capture.captured import Capture
 from stages.capture.exporting import (
@@ -61,8 +62,6 @@ from stages.reference import (
 _UNCHECKED = (
     "the artifact does not check the arguments of torch.distributions: the checks branch on values"
 )
-
-
 _ZERO = "a divisor of 0 gives 0 in the artifact, where eager torch raises an error"
 
 
@@ -110,14 +109,15 @@ def capture(
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
-    if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
+    counts = count_nonfinite(signature, reference.cases, reference.outputs)
+    if refusal := too_much(counts, nonfinite):
         raise ReferenceDataError(refusal)
-    notes = weaknesses(model, signature, reference) + ((_UNCHECKED,) if checks.read else ())
+    notes = list(weaknesses(model, signature, reference))
+    notes += [_UNCHECKED] if checks.read else []
     if divisions := zero_by_zero(program):
-        notes += (f"{placed('integer division', divisions)}: {_ZERO}",)
-    reference = replace(reference, notes=notes)
-    for weakness in reference.notes:
-        say(f"note: {weakness}")
+        notes.append(f"{placed('integer division', divisions)}: {_ZERO}")
+    for each in notes:
+        say(f"note: {each}")
     say("scripting")
     made, note = torchscript(
         taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
@@ -128,10 +128,10 @@ def capture(
     if many != 0:
         say("computing the eager model's answers to many rows")
     answered, left_out = many_rows(model, signature, inputs, many)
-    for each in (*kept, *untried, *left_out):
+    more_notes = (*kept, *untried, *left_out)
+    for each in more_notes:
         say(f"note: {each}")
-    notes = (*reference.notes, *kept, *untried, *left_out)
-    reference = replace(reference, edges=(*stress, *at_edges), notes=notes)
+    reference = replace(reference, edges=(*stress, *at_edges), notes=(*notes, *more_notes))
     _forget_addresses(program)
     with quiet_torch():
         write_buffered(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
@@ -254,7 +254,7 @@ def _check_eager(
             raise CaptureError(f"the trees take their features in the order {order}: list them so")
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
-        allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
+        allowed = default_tolerance(dtype_name(answer.dtype))
         if compare(again[name], answer, allowed, classifier=False).outside:
             raise CaptureError(
                 f"the model gives two answers to the same inputs (output {name!r}): "

@@ -27,14 +27,12 @@ from stages.model import (
     mutation_line,
     stack_arguments,
     stacks_of,
+    state_written,
     where_raised,
     why_not_exported,
     with_columns,
 )
-from stages.reference import (
-    Arrays,
-    Case,
-)
+from stages.reference import Arrays, Case
 
 # Row counts to export at: primes, so that no size in a model is equal to one of them by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
@@ -104,17 +102,10 @@ def exported_in_convention(
         if made is None:
             raise refusal from error
         return Exported(made, str(refusal))
-    if _writes_state(program):
+    if state_written(program):
         plain = CaptureError("the model writes into its own state: an artifact keeps none")
         raise why_refused(model, signature, arguments) or plain
     return Exported(program)
-
-
-def _writes_state(program: ExportedProgram) -> bool:
-    found = program.graph_signature
-    return any(
-        "MUTATION" in s.kind.name and s.target not in found.user_inputs for s in found.output_specs
-    )
 
 
 def _row_wise(
@@ -156,9 +147,7 @@ def why_refused(
             functional = exported.run_decompositions({})
         except Exception as error:
             return CaptureError(why_not_exported(model, arguments, shapes, error))
-    found = functional.graph_signature
-    mutated = [s.target for s in found.output_specs if "MUTATION" in s.kind.name]
-    if state := [name for name in mutated if name not in found.user_inputs]:
+    if state := state_written(functional):
         return CaptureError(
             f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
             "artifact keeps no state; use the out-of-place operation"

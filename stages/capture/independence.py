@@ -8,7 +8,7 @@ answers that they gave among the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 
 import torch
@@ -16,12 +16,12 @@ import torch
 from engines.errors import first_line
 from runtime.checked import Tolerance, compare, default_tolerance
 from runtime.session import Session
-from soa.memory import Collection, read_block
+from soa.dtypes import dtype_name
 from soa.signature import Signature
-from stages.reference import Arrays, eager_outputs, row_major_inputs
+from stages.errors import CaptureError
+from stages.reference import Arrays, eager_answers, session_answers, taken
 
 SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
-Columns = Mapping[str, Mapping[str, torch.Tensor]]
 
 _ROWS = 256
 _EVERY = 64  # all numbers of rows up to this one are tried
@@ -38,26 +38,24 @@ def rows_differ(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     (dim,) = signature.dims
     rows = signature.ranges[dim]
     generator = torch.Generator().manual_seed(1)
-    most = {dim: rows.proven}
-    whole = eager_outputs(model, signature, row_major_inputs(signature, inputs, most), most)
+    whole = eager_answers(model, signature, inputs, {dim: rows.proven})
+    allowed = {name: default_tolerance(dtype_name(each.dtype)) for name, each in whole.items()}
     for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
         chosen = torch.randperm(rows.proven, generator=generator)[:n]
         for kept in dict.fromkeys((n, 1 + n // 8)):
-            given = _taken(signature, inputs, chosen, kept)
+            given = _scaled(taken(signature, inputs, {dim: chosen}), kept)
             try:
-                answers = eager_outputs(
-                    model, signature, row_major_inputs(signature, given, {dim: n}), {dim: n}
-                )
-            except Exception as error:  # of any type: it is the user's model
-                return f"it fails at {n} rows: {first_line(error)}"
-            if why := _difference(answers, whole, chosen[:kept]):
+                answers = eager_answers(model, signature, given, {dim: n})
+            except CaptureError as error:
+                return first_line(error)
+            if why := _difference(answers, whole, chosen[:kept], allowed):
                 beside = "" if kept == n else " beside rows with other values"
                 return f"{why} among {n} rows{beside}"
     return None
 
 
 def rows_are_independent(
-    session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
+    session: Session, inputs: Arrays, tolerances: Mapping[str, Tolerance]
 ) -> bool:
     """Whether every row's answer depends on this row only, within the tolerances. The test uses
     rows of the reference.
@@ -72,10 +70,15 @@ def rows_are_independent(
     some = max(low, high // 3, 1)
     if some >= high:  # no part of the rows can be tried
         return False
-    shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1)).tolist()
-    whole = _answers(session, inputs, range(high))
-    trials = [shuffled[:some], shuffled, list(range(high - some, high)), shuffled[-some:]]
-    return all(_agree(_answers(session, inputs, rows), whole, rows, tolerances) for rows in trials)
+
+    def answers(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return session_answers(session, taken(signature, inputs, {dim: rows}), {dim: len(rows)})
+
+    every = torch.arange(high)
+    shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1))
+    whole = answers(every)
+    trials = [shuffled[:some], shuffled, every[-some:], shuffled[-some:]]
+    return not any(_difference(answers(rows), whole, rows, tolerances) for rows in trials)
 
 
 def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
@@ -125,58 +128,25 @@ def _is_torchs(named: type | FunctionType) -> bool:
     return named.__module__.split(".")[0] == "torch"
 
 
-def _taken(signature: Signature, inputs: Arrays, rows: torch.Tensor, kept: int) -> Arrays:
-    """These rows of the inputs. The floats of all rows after the first `kept` are scaled."""
-    found: Arrays = {}
-    for name, columns in inputs.items():
-        kinds = {column.name: column.kind for column in signature.layouts[name].numbers}
-        found[name] = {
-            key: values if kinds[key] == "scalar" else values[rows]
-            for key, values in columns.items()
-        }
-        for values in found[name].values():
+def _scaled(rows: Arrays, kept: int) -> Arrays:
+    """Scale the floats of all rows after the first `kept`, in place."""
+    for columns in rows.values():
+        for values in columns.values():
             if values.dim() and values.is_floating_point():
                 values[kept:] *= -3
-    return found
+    return rows
 
 
 def _difference(
-    part: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tensor], rows: torch.Tensor
-) -> str | None:
-    for name, found in part.items():
-        allowed = default_tolerance(str(found.dtype).removeprefix("torch."))
-        compared = compare(found[: len(rows)], whole[name][rows], allowed, classifier=False)
-        if compared.outside:
-            return f"answers of output {name!r} differ by up to {compared.max_abs:.2g}"
-    return None
-
-
-def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The outputs by block for these rows of the inputs, in this order."""
-    signature = session.signature
-    index = torch.tensor(rows)
-    given = {name: Collection(signature.layouts[name], len(rows)) for name in inputs}
-    for name, collection in given.items():
-        for column in collection.layout.numbers:
-            values = inputs[name][column.name]
-            collection.fill(column.name, values if column.kind == "scalar" else values[index])
-    written = {
-        name: given.get(name) or Collection(signature.layouts[name], len(rows))
-        for name in signature.output_collections
-    }
-    session.run(given, written)
-    return {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
-
-
-def _agree(
     part: Mapping[str, torch.Tensor],
     whole: Mapping[str, torch.Tensor],
-    rows: Sequence[int],
+    rows: torch.Tensor,
     tolerances: Mapping[str, Tolerance],
-) -> bool:
-    index = torch.tensor(rows)
-    return all(
-        compare(found, whole[name][index], tolerances[name], classifier=False).outside
-        <= tolerances[name].max_outside
-        for name, found in part.items()
-    )
+) -> str | None:
+    """How the first answers of `part` differ from those to these rows of the whole."""
+    for name, found in part.items():
+        allowed = tolerances[name]
+        compared = compare(found[: len(rows)], whole[name][rows], allowed, classifier=False)
+        if compared.outside > allowed.max_outside:
+            return f"answers of output {name!r} differ by up to {compared.max_abs:.2g}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Literal
@@ -13,11 +14,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from soa.signature import Signature
 from stages.errors import CaptureError
-from stages.model import (
-    InFront,
-    SoaProgram,
-    TracedProgram,
-)
+from stages.model import InFront, SoaProgram, TracedProgram
 
 Route = Literal["auto", "script", "trace", "none"]
 
@@ -37,39 +34,24 @@ def torchscript(
     """
     if route == "none":
         return None, "not wanted"
+    made: dict[str, Literal["scripted", "traced"]] = {"script": "scripted", "trace": "traced"}
+    if isinstance(model, torch.jit.ScriptModule):
+        made, route = {"script": "scripted"}, "auto"
     notes: list[str] = []
-    with quiet_torch(), torch.no_grad():
-        core: torch.nn.Module | None = None
-        made: Literal["scripted", "traced"] = "scripted"
-        if isinstance(model, torch.jit.ScriptModule):
-            core = model
-        elif route in ("auto", "script"):
-            try:
-                core = _scripted(model)
-            except Exception as error:
-                notes.append(f"does not script: {first_line(error)}")
-                if route == "script":
-                    raise CaptureError(
-                        f"the model {notes[0]} (torchscript_route: script)"
-                    ) from error
-        if core is None:
-            made = "traced"
-            try:
-                core = _traced(model, arguments, row_wise)
-            except Exception as error:
-                notes.append(f"does not trace: {first_line(error)}")
-                if route == "trace":
-                    raise CaptureError(
-                        f"the model {notes[-1]} (torchscript_route: trace)"
-                    ) from error
-                return None, "; ".join(notes)
-        whole = TracedProgram(SoaProgram(core, signature))
+    for verb in made if route == "auto" else (route,):
         try:
-            traced = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
+            with quiet_torch(), torch.no_grad():
+                core = _scripted(model) if verb == "script" else _traced(model, arguments, row_wise)
+                whole = TracedProgram(SoaProgram(core, signature))
+                program = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
         except Exception as error:
-            return None, "; ".join([*notes, f"does not trace: {first_line(error)}"])
-        write_buffered(folder / "model.ts", lambda buffer: torch.jit.save(traced, buffer))
-    return made, "; ".join(notes) or None
+            notes.append(f"does not {verb}: {first_line(error)}")
+            if verb == route:
+                raise CaptureError(f"the model {notes[-1]} (torchscript_route: {verb})") from error
+            continue
+        write_buffered(folder / "model.ts", partial(torch.jit.save, program))
+        return made[verb], "; ".join(notes) or None
+    return None, "; ".join(notes)
 
 
 def _traced(

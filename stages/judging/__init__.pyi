@@ -1,11 +1,6 @@
 from .edge_rules import Special as Special
-from .edge_rules import at_edge as at_edge
 from .emulate import emulate_candidate as emulate_candidate
 from .emulate import this_gpu as this_gpu
-from .many_rows import share_below as share_below
-from .many_rows import tried_on as tried_on
-from .reproducing import PROCESSORS as PROCESSORS
-from .reproducing import THREADS as THREADS
 from .reproducing import reproduce as reproduce
 from .validate import Trial as Trial
 from .validate import validate_candidate as validate_candidate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +12,7 @@ import torch
 from engines.errors import first_line, full_disk
 from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
-from soa.text import number
-from stages.judging.sensitivity import Sensitivity, distance, explained, rows
+from stages.judging.sensitivity import Answers, in_float64
 from stages.reference import Edge
 
 Special = Literal["report", "refuse"]
@@ -21,45 +20,6 @@ Special = Literal["report", "refuse"]
 
 _POISON = 0xFF
 _ROUNDING = 1e-12  # the rounding error of a fraction
-
-
-@dataclass(frozen=True)
-class Answers:
-    """An artifact's answers and the eager model's, in one shape, for one output.
-
-    `band`: the tolerance of each element. `apart`: how far the answers are from each other.
-    """
-
-    found: torch.Tensor
-    wanted: torch.Tensor
-    band: torch.Tensor
-    apart: torch.Tensor
-
-    @classmethod
-    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
-        wanted = expected.reshape(found.shape).to(found.dtype)
-        apart = distance(found, wanted)
-        if not found.is_floating_point():  # different large int64 may be the same float64
-            apart = torch.where(found == wanted, 0.0, apart.clamp_min(1.0))
-        size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
-        # A tolerance of 0 is made positive, since deviations are divided by it.
-        band = (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
-        return cls(found, wanted, band, apart)
-
-    @property
-    def outside(self) -> torch.Tensor:
-        return self.apart > self.band
-
-    @property
-    def finite(self) -> torch.Tensor:
-        """Where both answers are finite. Integers and bools always are."""
-        return self.found.isfinite() & self.wanted.isfinite()
-
-    def sentence(self, name: str, bad: torch.Tensor) -> str:
-        row = int(rows(bad).any(1).double().argmax())
-        at = int(rows(bad)[row].double().argmax())
-        mine, eager = (number(float(rows(each)[row, at])) for each in (self.found, self.wanted))
-        return f"output {name!r} differs from eager, row {row}: {mine}, eager has {eager}"
 
 
 def at_edge(
@@ -93,7 +53,8 @@ def at_edge(
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
     bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
     if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
-        bad = _unexplained(session, edge, answers, bad, program)
+        exact = in_float64(session.signature, program, edge.inputs, edge.case, answers)
+        bad = bad if exact is None else dict(exact.unexplained)
     differs = False
     for name, each in answers.items():
         most = max(tolerances[name].max_outside, _ROUNDING)
@@ -122,29 +83,6 @@ def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     if edge.kind == "stress" or (edge.kind == "special" and special == "refuse"):
         return answers.outside
     return answers.outside & answers.finite
-
-
-def _unexplained(
-    session: Session,
-    edge: Edge,
-    answers: Mapping[str, Answers],
-    bad: Mapping[str, torch.Tensor],
-    program: Path,
-) -> dict[str, torch.Tensor]:
-    """The elements of `bad` that rounding errors of the model itself do not explain."""
-    bands = {name: each.band for name, each in answers.items()}
-    try:
-        model = Sensitivity(session.signature, program)
-        exact = model.exact(edge.inputs, edge.case)
-        moves = model.moves(edge.inputs, edge.case, exact, bands)
-    except Exception:  # a program that does not run in float64 excuses nothing
-        return dict(bad)
-    found = {}
-    for name, each in answers.items():
-        deviation = rows(each.apart / each.band).amax(1)
-        excused = explained(deviation, moves[name])
-        found[name] = bad[name] & ~excused.reshape(-1, *[1] * (bad[name].ndim - 1))
-    return found
 
 
 def _advice(edge: Edge) -> str:

@@ -11,12 +11,10 @@ import torch
 from registry.bundle import ManyRows
 from runtime.checked import Tolerance
 from runtime.session import Session
-from soa.memory import read_block
 from soa.signature import Signature
 from stages.capture import dependence_of
-from stages.judging.edge_rules import Answers
-from stages.judging.sensitivity import Sensitivity, distance, explained, rows
-from stages.reference import Arrays, Case, Reference, filled_collections
+from stages.judging.sensitivity import Answers, distance, in_float64, of_rows
+from stages.reference import Arrays, Case, Reference, session_answers
 
 _CONFIDENCE = 0.95
 _LOOKED_AT = 256  # rows outside that are compared with the float64 model
@@ -80,28 +78,17 @@ def tried_on(
     tried = 0
     found: list[_Piece] = []
     for edge in many.edges:
-        given, written = filled_collections(signature, edge.inputs, edge.case, session.device)
-        session.run(given, written)
         answers = {
-            b.name: Answers.of(
-                read_block(b, written[b.block.collection]).cpu(),
-                edge.outputs[b.name],
-                tolerances[b.name],
-            )
-            for b in signature.outputs
+            name: Answers.of(value, edge.outputs[name], tolerances[name])
+            for name, value in session_answers(session, edge.inputs, edge.case).items()
         }
-        outside = _by_dim(signature, {k: _of_rows(a.outside) for k, a in answers.items()})
+        outside = _by_dim(signature, {k: of_rows(a.outside) for k, a in answers.items()})
         piece = _Piece(edge.inputs, edge.case, answers, outside)
         tried += sum(len(each) for each in outside.values())
         found += [piece] if piece.count else []
     count = sum(piece.count for piece in found)
     record = ManyRows(rows=tried, outside=count, below=share_below(count, tried))
     return _looked_at(signature, found, record, tolerances, program) if found else (record, "")
-
-
-def _of_rows(elements: torch.Tensor) -> torch.Tensor:
-    """The largest value of each row's elements: `(n,)`."""
-    return rows(elements).amax(1)
 
 
 def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -140,7 +127,7 @@ def _looked_at(
     )
     for piece, each in zip(pieces, seen, strict=True):
         for name, bad in each.unexplained.items():
-            if int(_of_rows(bad).sum()) > tolerances[name].max_outside * record.rows:
+            if int(of_rows(bad).sum()) > tolerances[name].max_outside * record.rows:
                 return record, piece.answers[name].sentence(name, bad)
     return record, ""
 
@@ -180,25 +167,18 @@ def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _Seen
     """Compare both answers with the float64 model's. If the program does not run in float64,
     nothing is nearer, and nothing is explained."""
     answers = piece.answers
-    unexplained = {name: each.outside for name, each in answers.items()}
-    try:
-        model = Sensitivity(signature, program)
-        exact = model.exact(piece.inputs, piece.case)
-        moves = model.moves(
-            piece.inputs, piece.case, exact, {name: each.band for name, each in answers.items()}
-        )
-    except Exception:
+    found = in_float64(signature, program, piece.inputs, piece.case, answers)
+    if found is None:
+        unexplained = {name: each.outside for name, each in answers.items()}
         return _Seen(0, 0, piece.count, unexplained)
     mine, theirs = {}, {}
     for name, each in answers.items():
-        mine[name] = _of_rows(distance(each.found, exact[name]) / each.band)
-        theirs[name] = _of_rows(distance(each.wanted, exact[name]) / each.band)
-        excused = explained(_of_rows(each.apart / each.band), moves[name])
-        unexplained[name] = each.outside & ~excused.reshape(-1, *[1] * (each.apart.ndim - 1))
+        mine[name] = of_rows(distance(each.found, found.exact[name]) / each.band)
+        theirs[name] = of_rows(distance(each.wanted, found.exact[name]) / each.band)
     artifact = eager = 0
     far = _by_dim(signature, theirs)
     for dim, near in _by_dim(signature, mine).items():
         rows_outside = piece.outside[dim]
         artifact += int((rows_outside & (near < _NEARER * far[dim])).sum())
         eager += int((rows_outside & (far[dim] < _NEARER * near)).sum())
-    return _Seen(artifact, eager, piece.count - artifact - eager, unexplained)
+    return _Seen(artifact, eager, piece.count - artifact - eager, found.unexplained)

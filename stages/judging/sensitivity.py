@@ -1,4 +1,4 @@
-"""How much a model's own answers move under rounding errors.
+"""How far answers are from the eager model's, and which differences its rounding errors explain.
 
 Engines round in other places, so an artifact may lie as far from the eager model as that lies from
 exact arithmetic. The captured program is run in float64 as it is, and several times with random
@@ -11,6 +11,7 @@ or a near tie (two neighbours equally near).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from engines.base import Executable
+from runtime.checked import Tolerance
 from runtime.opening import open_candidate
+from runtime.session import Session
 from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
-from stages.reference import Arrays, Case, few_digits, filled_collections
-
-Answers = Mapping[str, torch.Tensor]
+from soa.text import number
+from stages.reference import Arrays, Case, few_digits, filled_collections, session_answers
 
 CHANGE = 2.0**-21
 """The largest relative change of an input or weight: four roundings of float32."""
@@ -77,71 +80,113 @@ class _InDouble(TorchDispatchMode):
         return (wide * (1 + most * share)).float().double()
 
 
-class Sensitivity:
-    """The captured program, run in float32, in float64, and with random rounding."""
+@dataclass(frozen=True)
+class Answers:
+    """An artifact's answers and the eager model's, in one shape, for one output.
 
-    def __init__(self, signature: Signature, program: Path) -> None:
-        self._signature = signature
-        self._program = open_candidate("exported", program, torch.device("cpu"))
+    `band`: the tolerance of each element. `apart`: how far the answers are from each other.
+    """
 
-    def exact(self, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
-        """The answers in float64 arithmetic, as float64."""
-        return self._in_double(inputs, case, None)
+    found: torch.Tensor
+    wanted: torch.Tensor
+    band: torch.Tensor
+    apart: torch.Tensor
 
-    def moves(
-        self, inputs: Arrays, case: Case, exact: Answers, bands: Answers
-    ) -> dict[str, torch.Tensor]:
-        """By output, how far the model's answers to a row move, in units of its tolerance: `(n,)`.
+    @classmethod
+    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
+        wanted = expected.reshape(found.shape).to(found.dtype)
+        apart = distance(found, wanted)
+        if not found.is_floating_point():  # different large int64 may be the same float64
+            apart = torch.where(found == wanted, 0.0, apart.clamp_min(1.0))
+        size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
+        # A tolerance of 0 is made positive, since deviations are divided by it.
+        band = (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
+        return cls(found, wanted, band, apart)
 
-        `bands`: the tolerance of each element. The number is the largest over a row's elements.
-        """
-        found = {name: torch.zeros(len(rows(band))) for name, band in bands.items()}
-        others = (self._in_double(inputs, case, seed) for seed in range(_TRIES))
-        for other in (self._in_float(inputs, case), *others):
-            for name, band in bands.items():
-                apart = rows(distance(other[name], exact[name]) / band).amax(1)
-                found[name] = torch.maximum(found[name], apart.float())
-        return found
+    @property
+    def outside(self) -> torch.Tensor:
+        return self.apart > self.band
 
-    def _in_float(self, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
-        signature = self._signature
-        given, written = filled_collections(signature, inputs, case, torch.device("cpu"))
-        self._program(argument_tensors(signature, {**given, **written}, case))
-        return {
-            b.name: read_block(b, written[b.block.collection]).double() for b in signature.outputs
-        }
+    @property
+    def finite(self) -> torch.Tensor:
+        """Where both answers are finite. Integers and bools always are."""
+        return self.found.isfinite() & self.wanted.isfinite()
 
-    def _in_double(self, inputs: Arrays, case: Case, seed: int | None) -> dict[str, torch.Tensor]:
-        signature = self._signature
-        given, high = filled_collections(signature, inputs, case, torch.device("cpu"))
-        _, low = filled_collections(signature, inputs, case, torch.device("cpu"))
-        arguments = argument_tensors(signature, {**given, **high}, case)
-        rest = argument_tensors(signature, {**given, **low}, case)
-        writes = [argument.role == "output" for argument in signature.arguments]
-        doubles = [
-            argument.double() if output and argument.is_floating_point() else argument
-            for argument, output in zip(arguments, writes, strict=True)
-        ]
-        with _InDouble(seed):
-            self._program(doubles)
-        # Two columns of the narrow dtype hold a double: the number, and what rounding took.
-        for k, output in enumerate(writes):
-            if output and arguments[k].is_floating_point():
-                arguments[k].copy_(doubles[k])
-                taken = doubles[k] - arguments[k].double()
-                rest[k].copy_(taken.nan_to_num(0.0, 0.0, 0.0))
-        found = {}
-        for bound in signature.outputs:
-            value = read_block(bound, high[bound.block.collection])
-            found[bound.name] = value.double()
-            if value.is_floating_point():
-                found[bound.name] += read_block(bound, low[bound.block.collection]).double()
-        return found
+    def sentence(self, name: str, bad: torch.Tensor) -> str:
+        row = int(of_rows(bad).double().argmax())
+        at = int(rows(bad)[row].double().argmax())
+        mine, eager = (number(float(rows(each)[row, at])) for each in (self.found, self.wanted))
+        return f"output {name!r} differs from eager, row {row}: {mine}, eager has {eager}"
+
+
+@dataclass(frozen=True)
+class InFloat64:
+    """The model's answers in float64, by output; and the elements outside the tolerance that its
+    rounding errors do not explain."""
+
+    exact: Mapping[str, torch.Tensor]
+    unexplained: Mapping[str, torch.Tensor]
+
+
+def in_float64(
+    signature: Signature, program: Path, inputs: Arrays, case: Case, answers: Mapping[str, Answers]
+) -> InFloat64 | None:
+    """Compare answers with the captured program in float64. None if it does not run so: then
+    nothing is explained."""
+    try:
+        model = open_candidate("exported", program, torch.device("cpu"))
+        exact = _answers(model, signature, inputs, case, None)
+        others = [session_answers(Session(signature, model), inputs, case)]
+        others += [_answers(model, signature, inputs, case, seed) for seed in range(_TRIES)]
+    except Exception:
+        return None
+    unexplained = {}
+    for name, each in answers.items():
+        moves = [of_rows(distance(other[name], exact[name]) / each.band) for other in others]
+        moved = torch.stack(moves).amax(0)
+        deviation = of_rows(each.apart / each.band)
+        explained = (deviation <= 1 + _FACTOR * moved) | (moved.isinf() & deviation.isinf())
+        unexplained[name] = each.outside & ~explained.reshape(-1, *[1] * (each.apart.ndim - 1))
+    return InFloat64(exact, unexplained)
+
+
+def _answers(
+    program: Executable, signature: Signature, inputs: Arrays, case: Case, seed: int | None
+) -> dict[str, torch.Tensor]:
+    """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`."""
+    given, high = filled_collections(signature, inputs, case, torch.device("cpu"))
+    _, low = filled_collections(signature, inputs, case, torch.device("cpu"))
+    arguments = argument_tensors(signature, {**given, **high}, case)
+    rest = argument_tensors(signature, {**given, **low}, case)
+    floats = [
+        k
+        for k, argument in enumerate(signature.arguments)
+        if argument.role == "output" and arguments[k].is_floating_point()
+    ]
+    doubles = [each.double() if k in floats else each for k, each in enumerate(arguments)]
+    with _InDouble(seed):
+        program(doubles)
+    # Two columns of the narrow dtype hold a double: the number, and what rounding took.
+    for k in floats:
+        arguments[k].copy_(doubles[k])
+        rest[k].copy_((doubles[k] - arguments[k].double()).nan_to_num(0.0, 0.0, 0.0))
+    found = {}
+    for bound in signature.outputs:
+        value = read_block(bound, high[bound.block.collection])
+        found[bound.name] = value.double()
+        if value.is_floating_point():
+            found[bound.name] += read_block(bound, low[bound.block.collection]).double()
+    return found
 
 
 def rows(values: torch.Tensor) -> torch.Tensor:
     """The elements of each row: `(n, elements of a row)`."""
     return values.reshape(len(values), -1) if values.ndim else values.reshape(1, 1)
+
+
+def of_rows(values: torch.Tensor) -> torch.Tensor:
+    """The largest of each row's elements, `(n,)`."""
+    return rows(values).amax(1)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -151,8 +196,3 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     same = (one == other) | (one.isnan() & other.isnan())
     finite = one.isfinite() & other.isfinite()
     return torch.where(same, 0.0, torch.where(finite, (one - other).abs(), torch.inf))
-
-
-def explained(deviation: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
-    """Which rows' deviations, `(n,)` in units of the tolerance, the model's own moves explain."""
-    return (deviation <= 1 + _FACTOR * moves) | (moves.isinf() & deviation.isinf())

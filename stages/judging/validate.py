@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from runtime.checked import (
 from runtime.opening import answer_bits, open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
-from soa.memory import read_block
 from soa.signature import Signature
 from soa.text import number
 from stages.capture import SEE_EACH_OTHER, rows_are_independent
@@ -49,10 +48,10 @@ from stages.reference import (
     Nonfinite,
     Reference,
     count_nonfinite,
-    filled_collections,
     inputs_at,
     label,
     read_set,
+    session_answers,
     windows,
 )
 from stages.reports import NO_MEMORY, CaseReport, ValidationReport
@@ -86,18 +85,16 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON data, for another process."""
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            "engine": self.engine,
+            **data,
             # Links are not resolved: a held file (`Pinned`) is opened through its link.
             "file": str(self.file.absolute()),
             "signature": self.signature.to_dict(),
             "reference": str(self.reference.absolute()),
             "tolerances": {key: asdict(t) for key, t in self.tolerances.items()},
             "classifiers": sorted(self.classifiers),
-            "precision": self.precision,
-            "tile": self.tile,
             "program": None if self.program is None else str(self.program.absolute()),
-            "special_values": self.special_values,
         }
 
     @classmethod
@@ -160,8 +157,7 @@ def validate_candidate(
         why = outcome.error
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
-        trace = f"log: {outcome.log}, repeat with: {outcome.script}"
-        return ValidationReport.failed(trial.engine, f"{why}", trace, outcome.code)
+        return ValidationReport.failed(trial.engine, f"{why}", outcome.trace, outcome.code)
     return ValidationReport.from_dict(outcome.value)
 
 
@@ -286,16 +282,14 @@ def _beside_program(
     inputs = read_set(trial.signature, trial.reference)
     session = tiled(session, trial.tile)
     begun = time.monotonic()
-    signature, cpu = session.signature, torch.device("cpu")
-    portable = Session(signature, open_candidate("exported", program, cpu))
+    signature = session.signature
+    portable = Session(signature, open_candidate("exported", program, torch.device("cpu")))
     cases: list[CaseReport] = []
     counts: list[Nonfinite] = []
     for rows, case in windows(signature, inputs):
-        given, written = filled_collections(signature, rows, case, cpu)
-        portable.run(given, written)
-        answers = {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
+        answers = session_answers(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
-        counts += count_nonfinite(signature, Reference(rows, (case,), (answers,)))
+        counts += count_nonfinite(signature, (case,), (answers,))
     for output in signature.outputs:
         mine = [one for one in counts if one.output == output.name]
         share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))

@@ -1,4 +1,5 @@
 from .blame import mutation_line as mutation_line
+from .blame import state_written as state_written
 from .blame import what_differs as what_differs
 from .blame import where_raised as where_raised
 from .blame import why_not_exported as why_not_exported
@@ -7,7 +8,6 @@ from .foreign import instead as instead
 from .foreign import is_program as is_program
 from .fronts import BINARY as BINARY
 from .fronts import UNARY as UNARY
-from .fronts import Arranged as Arranged
 from .fronts import Arrangement as Arrangement
 from .fronts import Copied as Copied
 from .fronts import Expression as Expression
@@ -17,7 +17,6 @@ from .fronts import Operation as Operation
 from .fronts import Order as Order
 from .fronts import Padded as Padded
 from .fronts import Padding as Padding
-from .fronts import Preprocessed as Preprocessed
 from .fronts import Takes as Takes
 from .onnx import as_torch as as_torch
 from .precision import Precision as Precision
@@ -33,6 +32,7 @@ from .soa_program import TracedProgram as TracedProgram
 from .soa_program import outputs_in_order as outputs_in_order
 from .source import ModelSource as ModelSource
 from .source import build_model as build_model
+from .source import in_eval_mode as in_eval_mode
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
 from .source import with_fronts as with_fronts

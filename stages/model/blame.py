@@ -18,7 +18,15 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.errors import first_line
+from soa.dtypes import dtype_name
 from soa.signature import Signature
+
+
+def state_written(exported: ExportedProgram) -> list[str]:
+    """The names of the buffers and parameters that a program changes."""
+    found = exported.graph_signature
+    changed = [str(s.target) for s in found.output_specs if "MUTATION" in s.kind.name]
+    return [name for name in changed if name not in found.user_inputs]
 
 
 def mutation_line(exported: ExportedProgram) -> str:
@@ -46,23 +54,20 @@ def why_not_run(
         return text
     own = {v.dtype: name for name, v in model.named_parameters() if v.is_floating_point()}
     if len(own) > 1:
-        found = " and ".join(f"{name} is {_dtype(dtype)}" for dtype, name in own.items())
+        found = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in own.items())
         return f"{text}. Its own layers differ: {found}; convert the model to one (.float())"
     inputs = list(zip(signature.inputs, arguments, strict=True))
     inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
     for dtype, name in own.items():
         for bound, given in inputs:
             if given.dtype != dtype:
+                own_name = dtype_name(dtype)
                 return (
-                    f"{text}. It computes in {_dtype(dtype)} ({name}) and gets the input "
-                    f"{bound.name!r} as {_dtype(given.dtype)}: write dtype: {_dtype(dtype)} there, "
+                    f"{text}. It computes in {own_name} ({name}) and gets the input "
+                    f"{bound.name!r} as {dtype_name(given.dtype)}: write dtype: {own_name} there, "
                     "or convert one of the two in the model"
                 )
     return text
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def why_not_exported(

@@ -19,6 +19,7 @@ from torch.fx import Interpreter, traceback
 
 from soa.signature import Signature
 from stages.errors import CaptureError
+from stages.model.blame import state_written
 from stages.model.soa_program import outputs_in_order
 
 
@@ -43,7 +44,7 @@ class RowWise(torch.nn.Module):
         ]
         exported = torch.export.export(_InOrder(model, signature), tuple(example), strict=False)
         program = exported.run_decompositions({})
-        if any("MUTATION" in spec.kind.name for spec in program.graph_signature.output_specs):
+        if state_written(program):
             raise CaptureError("the model writes into its own state: an artifact keeps none")
         tensors = {**program.state_dict, **program.constants}
         specs = [s for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"]

@@ -142,26 +142,36 @@ def load_callable(spec: str) -> Callable[..., Any]:
 
 
 def build_model(
-    source: ModelSource, say: Callable[[str], None] = lambda text: None
+    source: ModelSource, note: Callable[[str], None] = lambda text: None
 ) -> torch.nn.Module:
     """The model on the CPU, in eval mode, with its weights and the preparation of its inputs.
 
-    Prints which layers came in train mode and give other answers in eval mode, and which outputs
-    have numbers in place of text. Raises SourceError.
+    `note` is told which layers came in train mode and give other answers in eval mode, and which
+    outputs have numbers in place of text. Raises SourceError.
     """
     model = _given(source)
-    for note in getattr(model, "notes", ()):
-        say(f"note: {note}")
-    if not isinstance(model, torch.fx.GraphModule):
-        if training := list(_in_training(model)):
-            more = f" and {len(training) - 3} more" if len(training) > 3 else ""
-            layers = ", ".join(training[:3]) + more
-            say(f"note: the model comes in train mode, and is exported in eval mode: {layers}")
-        if hasattr(model, "training"):  # torch.jit.freeze takes it away
-            model.eval()
+    if isinstance(model, OnnxModel):
+        for each in model.notes:
+            note(each)
+    for each in in_eval_mode(model):
+        note(each)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return with_fronts(model, source)
+
+
+def in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
+    """Put a model into eval mode. Returns a note if layers then give other answers."""
+    if isinstance(model, torch.fx.GraphModule):
+        return ()
+    training = list(_in_training(model))
+    if hasattr(model, "training"):  # torch.jit.freeze takes it away
+        model.eval()
+    if not training:
+        return ()
+    more = f" and {len(training) - 3} more" if len(training) > 3 else ""
+    layers = ", ".join(training[:3]) + more
+    return (f"the model comes in train mode, and is exported in eval mode: {layers}",)
 
 
 def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
@@ -179,29 +189,20 @@ def _given(source: ModelSource) -> torch.nn.Module:
         model = _call_factory(source)
         if source.weights is not None:
             load_weights(model, source.weights, source.weights_prefix)
-    elif source.program is not None:
+        return model
+    if source.program is not None:
         path = source.program
-        model = _loaded(
-            path,
-            "an ExportedProgram",
-            "torch.export.save",
-            lambda: torch.export.load(path).module(check_guards=True),
-        )
-    elif source.torchscript is not None:
+        what = "an ExportedProgram, which torch.export.save writes"
+        return _loaded(path, what, lambda: torch.export.load(path).module(check_guards=True))
+    if source.torchscript is not None:
         script = source.torchscript
-        model = _loaded(
-            script,
-            "TorchScript",
-            "torch.jit.save",
-            lambda: torch.jit.load(script, map_location="cpu"),
-        )
-    elif source.onnx is not None:
-        model = OnnxModel(source.onnx)
-    elif source.trees is not None:
-        model = load_trees(source.trees)
-    else:
-        raise SourceError("no model: give factory, program, torchscript, onnx or trees")
-    return model
+        what = "TorchScript, which torch.jit.save writes"
+        return _loaded(script, what, lambda: torch.jit.load(script, map_location="cpu"))
+    if source.onnx is not None:
+        return OnnxModel(source.onnx)
+    if source.trees is not None:
+        return load_trees(source.trees)
+    raise SourceError("no model: give factory, program, torchscript, onnx or trees")
 
 
 def _in_training(model: torch.nn.Module) -> Iterator[str]:
@@ -244,17 +245,15 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
     return model
 
 
-def _loaded(path: Path, what: str, writer: str, load: Callable[[], Any]) -> torch.nn.Module:
+def _loaded(path: Path, what: str, load: Callable[[], Any]) -> torch.nn.Module:
     with quiet_torch():
         try:
             check_zip(path)
             module: torch.nn.Module = load()
             return module
         except Exception as error:
-            why = f"{path} is not {what}, which {writer} writes"
-            raise SourceError(
-                instead(path) or f"{why}: {first_line(error).partition('. ')[0]}"
-            ) from error
+            why = first_line(error).partition(". ")[0]
+            raise SourceError(instead(path) or f"{path} is not {what}: {why}") from error
 
 
 def _load_file(path: Path) -> Any:

@@ -88,10 +88,7 @@ def with_columns(
         graph_signature=replace(signature, input_specs=specs),
         state_dict=program.state_dict,
         range_constraints=program.range_constraints,
-        module_call_graph=[
-            replace(entry, signature=called),
-            *others,
-        ],
+        module_call_graph=[replace(entry, signature=called), *others],
         example_inputs=(tuple(arguments), {}),
         constants=program.constants,
         verifiers=[program.verifier],

@@ -4,15 +4,17 @@ from .answers import Edge as Edge
 from .answers import Reference as Reference
 from .answers import check_inputs as check_inputs
 from .answers import compute_reference as compute_reference
+from .answers import eager_answers as eager_answers
 from .answers import eager_outputs as eager_outputs
 from .answers import filled_collections as filled_collections
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
+from .answers import session_answers as session_answers
+from .answers import taken as taken
 from .bootstrap import few_digits as few_digits
 from .bootstrap import many_rows as many_rows
 from .edges import edge_rows as edge_rows
-from .edges import stress_rows as stress_rows
 from .input_files import answers_of_windows as answers_of_windows
 from .input_files import more_rows as more_rows
 from .input_files import read_rows as read_rows
@@ -26,3 +28,4 @@ from .nonfinite import proof_of as proof_of
 from .nonfinite import too_much as too_much
 from .offsets import inputs_at as inputs_at
 from .proof import weaknesses as weaknesses
+from .stress import stress_rows as stress_rows

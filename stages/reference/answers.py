@@ -19,9 +19,10 @@ from safetensors.torch import save
 
 from engines.errors import first_line
 from engines.processes import doing
+from runtime.session import Session
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
-from soa.memory import Collection, Device
+from soa.memory import Collection, Device, read_block
 from soa.records import as_record, parse_json
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
@@ -30,7 +31,7 @@ from stages.reference.nonfinite import Case, label
 from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
-
+Index = slice | torch.Tensor
 
 EdgeKind = Literal["stress", "integers", "special", "extreme"]
 """How the answers to such rows are judged. `stress`: as those to the reference's own rows.
@@ -331,6 +332,29 @@ def filled_collections(
     return given, written
 
 
+def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
+    """A session's answers to the first rows of `inputs`, by block, on the CPU."""
+    given, written = filled_collections(session.signature, inputs, case, session.device)
+    session.run(given, written)
+    return {
+        bound.name: read_block(bound, written[bound.block.collection]).cpu()
+        for bound in session.signature.outputs
+    }
+
+
+def taken(signature: Signature, inputs: Arrays, rows: Mapping[str, Index]) -> Arrays:
+    """These rows of each dimension. Scalars stay as they are."""
+    return {
+        name: {
+            column.name: inputs[name][column.name]
+            if column.kind == "scalar"
+            else inputs[name][column.name][rows[signature.rows_of[name]]]
+            for column in signature.layouts[name].numbers
+        }
+        for name in signature.input_collections
+    }
+
+
 def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
     """The blocks of a case as ordinary contiguous tensors: the model's arguments."""
     arrays = inputs_at(signature, arrays, case)
@@ -392,19 +416,24 @@ def compute_reference(
 
     `known`: a case whose answers are already computed, with these answers.
     """
-    outputs = []
-    for case in cases:
-        if known is not None and case == known[0]:
-            outputs.append(known[1])
-            continue
-        try:
-            arguments = row_major_inputs(signature, inputs, case)
-            outputs.append(eager_outputs(model, signature, arguments, case))
-        except CaptureError:
-            raise
-        except Exception as error:
-            raise CaptureError(
-                f"the eager model itself fails at {label(case)} ({where_raised(error)}): "
-                f"{first_line(error)}; if it cannot take that many rows, say so in rows: (min, max)"
-            ) from error
-    return Reference(inputs, cases, tuple(outputs))
+    outputs = tuple(
+        known[1] if known and case == known[0] else eager_answers(model, signature, inputs, case)
+        for case in cases
+    )
+    return Reference(inputs, cases, outputs)
+
+
+def eager_answers(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, case: Case
+) -> dict[str, torch.Tensor]:
+    """The eager model's answers to the first rows of `inputs`; raises CaptureError if it fails."""
+    try:
+        arguments = row_major_inputs(signature, inputs, case)
+        return eager_outputs(model, signature, arguments, case)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the eager model itself fails at {label(case)} ({where_raised(error)}): "
+            f"{first_line(error)}; if it cannot take that many rows, say so in rows: (min, max)"
+        ) from error

@@ -18,9 +18,8 @@ from torch.utils.flop_counter import flop_registry
 
 from engines.errors import first_line
 from soa.dtypes import is_float
-from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, Reference, compute_reference
+from stages.reference.answers import Arrays, Edge, Reference, eager_answers, taken
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import drawn_offsets
 
@@ -56,7 +55,7 @@ def many_rows(
         while len(pieces) < enough:
             rows = drawn_rows(signature, inputs, case, len(pieces))
             with nullcontext() if pieces else work:
-                (answers,) = compute_reference(model, signature, rows, (case,)).outputs
+                answers = eager_answers(model, signature, rows, case)
             pieces.append(Edge(WHAT, "stress", rows, case, answers))
             enough = _pieces(pieces[0], work.done, wanted)
     except Exception as error:  # the user's own code may raise any type
@@ -89,26 +88,21 @@ def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> A
         dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
         for dim, n in case.items()
     }
-    found: Arrays = {}
+    found = taken(signature, inputs, chosen)
     for name in signature.input_collections:
-        rows = chosen[signature.rows_of[name]]
-        found[name] = {
-            column.name: _moved(column, inputs[name][column.name], rows, generator)
-            for column in signature.layouts[name].numbers
-        }
+        for column in signature.layouts[name].numbers:
+            if column.kind != "scalar" and is_float(column.dtype):
+                values = found[name][column.name]
+                found[name][column.name] = _moved(values, inputs[name][column.name], generator)
     for name in signature.jagged:
         dim, offsets = signature.rows_of[name], offsets_of(name)
         found[offsets] = drawn_offsets(found[offsets], case[dim], generator)
     return found
 
 
-def _moved(
-    column: Column, own: torch.Tensor, rows: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
-    if column.kind == "scalar":
-        return own.clone()
-    values = own[rows]
-    known = own[own.isfinite()] if is_float(column.dtype) else own[:0]
+def _moved(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The values of a column, changed a little within the range of the reference's, `own`."""
+    known = own[own.isfinite()]
     if not known.numel():
         return values
     wide = values.double()

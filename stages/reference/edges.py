@@ -1,34 +1,40 @@
-"""Rows beside the user's own: stress rows, and rows with NaN, infinities, huge numbers, integers.
+"""Rows with NaN, infinities, huge numbers and integers of any size.
 
-The eager model gives the expected answers. In stress rows every column takes ordinary values, and
-an artifact with other answers is refused. So it is for integers of any size, which do occur. What
-other answers to NaN, infinities and huge numbers mean is decided in stages/judging/edge_rules.py.
+The eager model gives the expected answers. An artifact with other answers to integers, which do
+occur, is refused. What other answers to NaN, infinities and huge numbers mean is decided in
+stages/judging/edge_rules.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
-from soa.signature import Signature, offsets_of
-from stages.errors import CaptureError
-from stages.reference.answers import Arrays, Edge, EdgeKind, compute_reference
-from stages.reference.nonfinite import Case
-from stages.reference.offsets import inputs_at
-from stages.reference.stress import KINDS, NAMES, members, narrowed, stressed
+from soa.signature import Signature
+from stages.reference.answers import Arrays, Edge, EdgeKind
+from stages.reference.stress import Member, answers_or_why, members, some_rows
 
 _ROWS = 37
-_STRESS_ROWS = 64
 # Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
 Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
-"""A function of a column, its index among the columns of its kind, and its values."""
+"""A function of a column, its index among the columns that change, and its values."""
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """One kind of value: its name, how it is judged, and the columns that get such values."""
+
+    what: str
+    kind: EdgeKind
+    members: list[Member]
+    change: Change
 
 
 def edge_rows(
@@ -41,104 +47,46 @@ def edge_rows(
     """
     found: list[Edge] = []
     notes: list[str] = []
-    case = edge_case(signature, _ROWS)
+    case, few = some_rows(signature, inputs, _ROWS)
     if not all(case.values()):
         return (), ()
-    few = first_rows(signature, inputs, case)
-    for what, kind, columns, change in _kinds(signature, stated):
-        if not columns:
+    for each in _changes(signature, stated):
+        if not each.members:
             continue
         changed = {name: dict(own) for name, own in few.items()}
-        for number, (name, column) in enumerate(columns):
-            changed[name][column.name] = change(column, number, few[name][column.name].clone())
-        try:
-            (answers,) = compute_reference(model, signature, changed, (case,)).outputs
-        except Exception as error:  # the user's own code may raise any type
-            notes.append(f"{what} in the inputs are not tried: {first_line(error)}")
+        for number, one in enumerate(each.members):
+            own = changed[one.collection]
+            name = one.column.name
+            own[name] = each.change(one.column, number, own[name].clone())
+        answers = answers_or_why(model, signature, changed, case)
+        if isinstance(answers, str):
+            notes.append(f"{each.what} in the inputs are not tried: {answers}")
         else:
-            found.append(Edge(what, kind, changed, case, answers))
+            found.append(Edge(each.what, each.kind, changed, case, answers))
     return tuple(found), tuple(notes)
 
 
-def stress_rows(
-    model: torch.nn.Module, signature: Signature, inputs: Arrays
-) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows in which every column varies, and the eager model's answers; notes on what the model
-    does not take.
-
-    If the model fails, the columns that make it fail get values from the reference instead.
-    """
-    found: list[Edge] = []
-    notes: list[str] = []
-    case = edge_case(signature, _STRESS_ROWS)
-    if not all(case.values()):
-        return (), ()
-    few = first_rows(signature, inputs, case)
-
-    def answers(rows: Arrays) -> dict[str, torch.Tensor]:
-        return compute_reference(model, signature, rows, (case,)).outputs[0]
-
-    for seed, kind in enumerate(KINDS):
-        rows = stressed(signature, few, inputs, kind, seed)
-        try:
-            found.append(Edge(NAMES[kind], "stress", rows, case, answers(rows)))
-            continue
-        except Exception as error:  # the user's own code may raise any type
-            why = first_line(error)
-        own = narrowed(signature, few, inputs, kind, seed, answers)
-        mine = {(one.collection, one.column.name) for one in own}
-        rows = stressed(signature, few, inputs, kind, seed, mine)
-        try:
-            if len(mine) == len(members(signature)):
-                raise CaptureError(why)
-            found.append(Edge(NAMES[kind], "stress", rows, case, answers(rows)))
-        except Exception:  # as above
-            notes.append(f"{NAMES[kind]} in every column are not tried: {why}")
-        else:
-            names = ", ".join(".".join(each) for each in sorted(mine))
-            notes.append(
-                f"{NAMES[kind]}: {names} keep their own values, else the model fails: {why}"
-            )
-    return tuple(found), tuple(notes)
-
-
-def edge_case(signature: Signature, wanted: int) -> Case:
-    """`wanted` rows of each dimension, within its range."""
-    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
-    return {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
-
-
-Member = tuple[str, Column]
-Kind = tuple[str, EdgeKind, list[Member], Change]
-
-
-def _kinds(signature: Signature, stated: Collection[str]) -> Iterator[Kind]:
-    """Each kind of value: its name, how it is judged, the columns, and the function that changes
-    them."""
-    offsets = {offsets_of(name) for name in signature.jagged}
-    read = {(b.block.collection, c) for b in signature.inputs for c in b.block.columns}
-    columns = [
-        (name, column)
-        for name in signature.input_collections
-        for column in signature.layouts[name].numbers
-        if (name, column.name) in read and column.kind != "scalar" and name not in offsets
-    ]
-    floats = [member for member in columns if is_float(member[1].dtype)]
+def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:
+    columns = [one for one in members(signature) if one.column.kind != "scalar"]
+    floats = [one for one in columns if is_float(one.column.dtype)]
     whole = [
-        (name, column)
-        for name, column in columns
-        if not is_float(column.dtype) and column.dtype != "bool" and column.name not in stated
+        one
+        for one in columns
+        if not is_float(one.column.dtype)
+        and one.column.dtype != "bool"
+        and one.column.name not in stated
     ]
-    for what, value in (("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf)):
-        yield what, "special", floats, _here_and_there(value, len(floats))
-    yield "-0.0", "special", floats, _here_and_there(-0.0, len(floats))
-    yield "denormal numbers", "extreme", floats, _up_to(0.25, tiny=True)
-    for dtype in dict.fromkeys(column.dtype for _, column in floats):
-        mine = [member for member in floats if member[1].dtype == dtype]
+    specials = {"NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf, "-0.0": -0.0}
+    for what, value in specials.items():
+        yield _Changes(what, "special", floats, _here_and_there(value, len(floats)))
+    yield _Changes("denormal numbers", "extreme", floats, _up_to(0.25, tiny=True))
+    for dtype in dict.fromkeys(one.column.dtype for one in floats):
+        mine = [one for one in floats if one.column.dtype == dtype]
         for power in _HUGE:
             largest = torch.finfo(torch_dtype(dtype)).max ** power
-            yield f"{dtype} numbers up to {largest:.0e}", "extreme", mine, _up_to(largest)
-    yield "integers of any size", "integers", whole, _any_size
+            name = f"{dtype} numbers up to {largest:.0e}"
+            yield _Changes(name, "extreme", mine, _up_to(largest))
+    yield _Changes("integers of any size", "integers", whole, _any_size)
 
 
 def _here_and_there(value: float, count: int) -> Change:
@@ -174,16 +122,3 @@ def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor
     if limits.min < 0:
         found[found == -1] = 1
     return torch.from_numpy(found)
-
-
-def first_rows(signature: Signature, inputs: Arrays, case: Case) -> Arrays:
-    """The rows of a case."""
-    return {
-        name: {
-            column.name: columns[column.name]
-            if column.kind == "scalar"
-            else columns[column.name][: case[signature.rows_of[name]]]
-            for column in signature.layouts[name].numbers
-        }
-        for name, columns in inputs_at(signature, inputs, case).items()
-    }

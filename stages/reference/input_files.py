@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -19,12 +19,14 @@ from stages.reference.answers import (
     Arrays,
     Reference,
     check_inputs,
-    compute_reference,
+    eager_answers,
     read_tensors,
+    taken,
 )
 from stages.reference.nonfinite import Case
 
 _WINDOWS = 64  # the most windows of further rows
+Given = dict[str, dict[str, Any]]
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:
@@ -34,27 +36,18 @@ def read_set(signature: Signature, path: Path) -> Arrays:
     `(N, r)` or `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A
     stored reference has this form too; its outputs are not read. Raises ReferenceDataError.
     """
-    given: Arrays = {}
+    given: Given = {}
     _, tensors = read_tensors(path, "a reference set", "input/")
     for (_, collection, column), value in tensors.items():
         given.setdefault(collection, {})[column] = value
-    rows: Case = {}
-    for name in signature.input_collections:
-        dim = signature.rows_of[name]
-        for member in signature.layouts[name].numbers:
-            found = given.get(name, {}).get(member.name)
-            if found is not None and member.kind != "scalar" and found.ndim:
-                rows[dim] = max(rows.get(dim, 0), found.shape[0])
+    rows = _row_counts(signature, given, path)
     for dim in signature.dims:
         least = max(signature.ranges[dim].min, 1)
         if rows.get(dim, 0) < least:
             raise ReferenceDataError(
                 f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
             )
-    try:
-        return check_inputs(signature, given, rows)
-    except ReferenceDataError as error:
-        raise ReferenceDataError(f"{path}: {error}") from error
+    return _checked(signature, given, path, rows)
 
 
 def read_rows(signature: Signature, path: Path) -> Arrays:
@@ -64,7 +57,12 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
     Returns as many rows as validation runs: if the file has fewer, they are repeated. Raises
     ReferenceDataError.
     """
-    return _taken(signature, path, lambda dim, n: np.arange(signature.ranges[dim].proven) % n, None)
+    given = _read(path)
+    index = {
+        dim: np.arange(signature.ranges[dim].proven) % n
+        for dim, n in _row_counts(signature, given, path).items()
+    }
+    return _checked(signature, _picked(signature, given, index), path)
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
@@ -77,28 +75,20 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
         return None
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    taken: Case = {dim: 0}
-
-    def after(dim: str, n: int) -> npt.NDArray[Any]:
-        found = np.arange(min(rows.proven, n - rows.min) if n > rows.proven else n, n)
-        if len(found) > _WINDOWS * rows.max:
-            starts = np.linspace(found[0], n - rows.max, _WINDOWS).astype(int)
-            found = (starts[:, None] + np.arange(rows.max)).reshape(-1)
-        taken[dim] = len(found)
-        return found
-
-    found = _taken(signature, path, after, taken)
-    return found if taken[dim] else None
+    given = _read(path)
+    n = _row_counts(signature, given, path).get(dim, 0)
+    if n <= rows.proven:
+        return None
+    index = np.arange(min(rows.proven, n - rows.min), n)
+    if len(index) > _WINDOWS * rows.max:
+        starts = np.linspace(index[0], n - rows.max, _WINDOWS).astype(int)
+        index = (starts[:, None] + np.arange(rows.max)).reshape(-1)
+    return _checked(signature, _picked(signature, given, {dim: index}), path, {dim: len(index)})
 
 
-def _taken(
-    signature: Signature,
-    path: Path,
-    which: Callable[[str, int], npt.NDArray[Any]],
-    rows: Case | None,
-) -> Arrays:
-    """The rows of the file that `which` selects in each dimension, after `check_inputs`."""
-    given: dict[str, dict[str, npt.NDArray[Any]]] = {}
+def _read(path: Path) -> Given:
+    """The arrays of a file of numpy.savez, by collection and column."""
+    given: Given = {}
     try:
         check_zip(path)
         with np.load(path, allow_pickle=False) as stored:
@@ -107,22 +97,44 @@ def _taken(
                 given.setdefault(collection, {})[column] = stored[key]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, Damaged) as error:
         raise ReferenceDataError(f"{path} is no file of numpy.savez: {error}") from error
-    for dim in signature.dims:
-        columns = [
-            (given[name], column.name)
-            for name in signature.input_collections
-            for column in signature.layouts[name].columns
-            if signature.rows_of[name] == dim and column.kind != "scalar"
-            and column.name in given.get(name, {})
-        ]  # fmt: skip
-        counts = {len(part[key]) if part[key].ndim else 0: key for part, key in columns}
-        if len(counts) > 1 or 0 in counts:
-            found = ", ".join(f"{key} has {n}" for n, key in sorted(counts.items()))
-            raise ReferenceDataError(f"{path}: columns need the same number of rows: {found}")
-        for n in counts:
-            index = which(dim, n)
-            for part, key in columns:
-                part[key] = part[key][index]
+    return given
+
+
+def _picked(
+    signature: Signature, given: Given, index: Mapping[str, npt.NDArray[np.int64]]
+) -> Given:
+    """These rows of each dimension, of all columns with rows."""
+    found = {name: dict(columns) for name, columns in given.items()}
+    for name, column in _columns(signature, given):
+        found[name][column] = given[name][column][index[signature.rows_of[name]]]
+    return found
+
+
+def _columns(signature: Signature, given: Given) -> list[tuple[str, str]]:
+    """The collection and the name of each input column with rows that is there."""
+    return [
+        (name, column.name)
+        for name in signature.input_collections
+        for column in signature.layouts[name].numbers
+        if column.kind != "scalar" and column.name in given.get(name, {})
+    ]
+
+
+def _row_counts(signature: Signature, given: Given, path: Path) -> Case:
+    """The number of rows of each dimension; ReferenceDataError if it is 0, or columns differ."""
+    rows: Case = {}
+    for name, column in _columns(signature, given):
+        dim, values = signature.rows_of[name], given[name][column]
+        n = len(values) if values.ndim else 0
+        if n == 0 or rows.setdefault(dim, n) != n:
+            others = f", and others {rows[dim]}" if dim in rows else ""
+            raise ReferenceDataError(
+                f"{path}: columns need the same number of rows: {column} has {n}{others}"
+            )
+    return rows
+
+
+def _checked(signature: Signature, given: Given, path: Path, rows: Case | None = None) -> Arrays:
     try:
         return check_inputs(signature, given, rows)
     except ReferenceDataError as error:
@@ -135,13 +147,8 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
     With several row dimensions all rows are one piece; ReferenceDataError if it is too large.
     """
     total = {
-        signature.rows_of[name]: next(
-            arrays[name][c.name].shape[0]
-            for c in signature.layouts[name].numbers
-            if c.kind != "scalar"
-        )
-        for name in signature.input_collections
-        if any(c.kind != "scalar" for c in signature.layouts[name].numbers)
+        signature.rows_of[name]: len(arrays[name][column])
+        for name, column in _columns(signature, arrays)
     }
     if len(total) > 1:
         for dim, n in total.items():
@@ -157,24 +164,12 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
     for start in range(0, n, allowed.max):
         size = max(min(allowed.max, n - start), allowed.min)
         first = min(start, n - size)  # the last piece may overlap the one before
-        yield (
-            {
-                name: {
-                    c.name: arrays[name][c.name]
-                    if c.kind == "scalar"
-                    else arrays[name][c.name][first : first + size]
-                    for c in signature.layouts[name].numbers
-                }
-                for name in signature.input_collections
-            },
-            {dim: size},
-        )
+        yield taken(signature, arrays, {dim: slice(first, first + size)}), {dim: size}
 
 
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
     """The eager model's answers, with a case for each of the `windows`; CaptureError if it
     fails."""
     parts = list(windows(signature, arrays))
-    answers = (compute_reference(model, signature, rows, (case,)) for rows, case in parts)
-    outputs = tuple(each.outputs[0] for each in answers)
+    outputs = tuple(eager_answers(model, signature, rows, case) for rows, case in parts)
     return Reference(arrays, tuple(case for _, case in parts), outputs)

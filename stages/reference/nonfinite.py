@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +25,6 @@ CURE = (
     "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
     "reference: factory)"
 )
-
-
-class Answered(Protocol):
-    """Cases, and for each case the values of each output, as NumPy or torch arrays."""
-
-    @property
-    def cases(self) -> Sequence[Case]: ...
-    @property
-    def outputs(self) -> Sequence[Mapping[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class _Answers:
-    cases: list[Case]
-    outputs: list[dict[str, Any]]
 
 
 def label(case: Case) -> str:
@@ -73,9 +58,12 @@ class Nonfinite:
         return self.count / max(1, self.values)
 
 
-def count_nonfinite(signature: Signature, found: Answered) -> tuple[Nonfinite, ...]:
-    """Counts for each output. Cases without rows are left out: a mean over no rows is NaN."""
-    return tuple(_count(signature, bound, found) for bound in signature.outputs)
+def count_nonfinite(
+    signature: Signature, cases: Sequence[Case], outputs: Sequence[Mapping[str, Any]]
+) -> tuple[Nonfinite, ...]:
+    """Counts for each output. `outputs`: for each case the values of each output, as NumPy or torch
+    arrays. Cases without rows are left out: a mean over no rows is NaN."""
+    return tuple(_count(signature, bound, cases, outputs) for bound in signature.outputs)
 
 
 def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
@@ -91,7 +79,7 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
             outputs = [_outputs(path, stored, signature, i, case) for i, case in enumerate(cases)]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-    return count_nonfinite(signature, _Answers(cases, outputs)), notes
+    return count_nonfinite(signature, cases, outputs), notes
 
 
 def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
@@ -100,11 +88,11 @@ def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case)
     found = {}
     for bound in signature.outputs:
         key = f"output/{at}/{bound.name}"
-        if case.keys() != set(signature.dims) or key not in known:
+        fits = case.keys() == set(signature.dims) and key in known
+        value = _values(path, stored, key) if fits else None
+        if value is None or value.shape != bound.shape(case[bound.rows]):
             raise ValueError(f"its case {label(case)} is of another signature")
-        found[bound.name] = value = _values(path, stored, key)
-        if value.shape != bound.shape(case[bound.rows]):
-            raise ValueError(f"its case {label(case)} is of another signature")
+        found[bound.name] = value
     return found
 
 
@@ -115,15 +103,20 @@ def _values(path: Path, stored: Any, key: str) -> Any:
         return again.get_tensor(key)
 
 
-def _count(signature: Signature, bound: BoundBlock, answers: Answered) -> Nonfinite:
+def _count(
+    signature: Signature,
+    bound: BoundBlock,
+    cases: Sequence[Case],
+    outputs: Sequence[Mapping[str, Any]],
+) -> Nonfinite:
     layout = signature.layouts[bound.block.collection]
     columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
     by_size: dict[str, tuple[int, int]] = {}
     first = empty = ""
-    for case, outputs in zip(answers.cases, answers.outputs, strict=True):
+    for case, values in zip(cases, outputs, strict=True):
         if not all(case.values()):
             continue
-        finite = _finite(outputs[bound.name], bound.plan.dtypes[0]).reshape(-1, len(columns))
+        finite = _finite(values[bound.name], bound.plan.dtypes[0]).reshape(-1, len(columns))
         bad = int((~finite).sum())
         by_size[label(case)] = (bad, finite.size)
         if bad and not first:

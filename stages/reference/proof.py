@@ -14,7 +14,7 @@ import torch
 
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
-from stages.reference.answers import Reference, eager_outputs, row_major_inputs
+from stages.reference.answers import Reference, eager_answers
 from stages.reference.nonfinite import CURE, Case, label
 
 # Row counts to try if the smallest size shows nothing: more rows hold rarer values.
@@ -90,9 +90,7 @@ def _asked(
             inputs = {**reference.inputs, collection: {**reference.inputs[collection], name: other}}
             asked.add(member)
             try:
-                answers = eager_outputs(
-                    model, signature, row_major_inputs(signature, inputs, case), case
-                )
+                answers = eager_answers(model, signature, inputs, case)
                 changed = {key for key in names if not _alike(answers[key], expected[key])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
@@ -127,9 +125,7 @@ def _asked_in_rows(
                 inputs[collection][name] = changed
                 rows[row] = (collection, name)
         try:
-            answers = eager_outputs(
-                model, signature, row_major_inputs(signature, inputs, case), case
-            )
+            answers = eager_answers(model, signature, inputs, case)
         except Exception:  # asked one by one, each column says whether it is the cause
             continue
         for row, member in rows.items():

@@ -6,29 +6,31 @@ right answers as long as the column stays so. In stress rows every column varies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
+from stages.reference.answers import Arrays, Edge, eager_answers, taken
+from stages.reference.nonfinite import Case
+from stages.reference.offsets import inputs_at
 
-Columns = dict[str, torch.Tensor]
-Inputs = dict[str, Columns]
 Kind = Literal["both signs", "positive", "own size", "own range", "own values"]
-KINDS: tuple[Kind, ...] = ("both signs", "positive", "own size", "own range")
-"""The kinds of stress rows. `own values` is no kind: it is for columns in which the model takes no
-other values."""
+"""The kinds of stress rows. `own values` is for columns in which the model takes no other
+values."""
 
-NAMES: Mapping[str, str] = {
+_NAMES: Mapping[Kind, str] = {
     "both signs": "ordinary values of both signs",
     "positive": "ordinary positive values",
     "own size": "values of both signs as large as the column's own",
     "own range": "values within each column's own range",
 }
+_ROWS = 64
 _FEW = 3  # the integers in a column that has one value in the file
 
 
@@ -52,14 +54,67 @@ def members(signature: Signature) -> list[Member]:
     ]
 
 
-def stressed(
+def some_rows(signature: Signature, inputs: Arrays, wanted: int) -> tuple[Case, Arrays]:
+    """The first `wanted` rows of each dimension, within its range."""
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
+    case = {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
+    rows = {dim: slice(n) for dim, n in case.items()}
+    return case, taken(signature, inputs_at(signature, inputs, case), rows)
+
+
+def answers_or_why(
+    model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case
+) -> dict[str, torch.Tensor] | str:
+    """The eager model's answers, or why it fails."""
+    try:
+        return eager_answers(model, signature, rows, case)
+    except Exception as error:  # the user's own code may raise any type
+        return first_line(error)
+
+
+def stress_rows(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays
+) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
+    """Rows in which every column varies, and the eager model's answers; notes on what the model
+    does not take.
+
+    If the model fails, the columns that alone make it fail get values from the reference instead.
+    """
+    found: list[Edge] = []
+    notes: list[str] = []
+    case, few = some_rows(signature, inputs, _ROWS)
+    if not all(case.values()):
+        return (), ()
+    for seed, (kind, what) in enumerate(_NAMES.items()):
+        rows = _stressed(signature, few, inputs, kind, seed)
+        answers = answers_or_why(model, signature, rows, case)
+        if isinstance(answers, str):
+            why, kept = answers, []
+            for one in members(signature):
+                trial = {name: dict(columns) for name, columns in few.items()}
+                trial[one.collection][one.column.name] = rows[one.collection][one.column.name]
+                if isinstance(answers_or_why(model, signature, trial, case), str):
+                    kept.append(one)
+            rows = _stressed(signature, few, inputs, kind, seed, kept)
+            if len(kept) < len(members(signature)):
+                answers = answers_or_why(model, signature, rows, case)
+            if isinstance(answers, str):
+                notes.append(f"{what} in every column are not tried: {why}")
+                continue
+            names = ", ".join(sorted(f"{one.collection}.{one.column.name}" for one in kept))
+            notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
+        found.append(Edge(what, "stress", rows, case, answers))
+    return tuple(found), tuple(notes)
+
+
+def _stressed(
     signature: Signature,
-    few: Inputs,
-    pool: Inputs,
+    few: Arrays,
+    pool: Arrays,
     kind: Kind,
     seed: int,
-    kept: Collection[tuple[str, str]] = (),
-) -> Inputs:
+    kept: Collection[Member] = (),
+) -> Arrays:
     """The rows `few`, with new values in every column that the model reads.
 
     Sizes and ranges are those of the columns of `pool`, the whole reference. The columns `kept` get
@@ -69,14 +124,14 @@ def stressed(
     found = {name: dict(columns) for name, columns in few.items()}
     for one in members(signature):
         name = one.column.name
-        mine: Kind = "own values" if (one.collection, name) in kept else kind
+        mine: Kind = "own values" if one in kept else kind
         own = pool[one.collection][name]
         shape = found[one.collection][name].shape
-        found[one.collection][name] = drawn(one.column, own, shape, mine, generator)
+        found[one.collection][name] = _drawn(one.column, own, shape, mine, generator)
     return found
 
 
-def drawn(
+def _drawn(
     column: Column, own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
     """Values of a kind for a column, whose values in the reference are `own`. Scalars stay as they
@@ -125,21 +180,3 @@ def _integers(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) 
         return torch.randint(low, high + 1, shape, generator=generator).to(own.dtype)
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
     return (low * (1 - share) + high * share).clamp(-(2.0**62), 2.0**62).to(own.dtype)
-
-
-Try = Callable[[Inputs], object]
-"""Computes the model's answers to rows, or raises the model's error."""
-
-
-def narrowed(
-    signature: Signature, few: Inputs, pool: Inputs, kind: Kind, seed: int, attempt: Try
-) -> Iterator[Member]:
-    """The columns whose new values alone make the model fail: it takes no others than it knows."""
-    changed = stressed(signature, few, pool, kind, seed)
-    for one in members(signature):
-        trial = {name: dict(columns) for name, columns in few.items()}
-        trial[one.collection][one.column.name] = changed[one.collection][one.column.name]
-        try:
-            attempt(trial)
-        except Exception:  # the user's own code may raise any type
-            yield one

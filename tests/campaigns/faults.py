@@ -456,7 +456,7 @@ FAULTS = (
     ),
     Fault(
         "an engine that is not applicable is reported as failed",
-        "    if compiled.not_applicable:\n        return",
+        "    if outcome.not_applicable:\n        return",
         "    if False:\n        return",
         ("test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere",),
     ),
@@ -539,8 +539,8 @@ FAULTS = (
     ),
     Fault(
         "a model that keeps state is captured",
-        "    if state := [name for name in mutated if name not in found.user_inputs]:\n",
-        "    if state := []:\n",
+        "    return [name for name in changed if name not in found.user_inputs]\n",
+        "    return []\n",
         ("test_the_refusal_names_the_line_of_the_model",),
     ),
     Fault(
@@ -888,8 +888,8 @@ FAULTS = (
     ),
     Fault(
         "requests are merged into one run although their rows see each other",
-        "return all(_agree(",
-        "return True or all(_agree(",
+        "return not any(_difference(",
+        "return True or any(_difference(",
         ("test_whether_rows_may_share_a_run",),
     ),
     Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
 from engines.exported import quiet_torch
-from runtime.checked import default_tolerance
+from runtime.checked import Tolerance, default_tolerance
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
+from soa.layout import Column, Storage
 from stages.capture import (
     Capture,
     Route,
@@ -29,6 +31,7 @@ from stages.model.row_wise import RowWise
 from stages.reference import row_major_inputs
 from stages.reference.answers import Arrays, Reference, random_inputs
 from stages.reference.nonfinite import Case
+from stages.reports import ValidationReport
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])
@@ -38,15 +41,45 @@ ENGINES = tuple(name for name in DEFAULT_ENGINES if name not in _NOT_HERE)
 TAGS = Layout([column(name, "float32") for name in CLASSES])
 
 
+ROWS = RowRange(0, 100)
+
+
+def signature_of(
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    rows: RowRange = ROWS,
+    storage: Storage = "buffer",
+    names: tuple[str, str] = ("rows", "answers"),
+) -> Signature:
+    """A signature with one collection of inputs and one of outputs.
+
+    The columns of a block are the words of a text: `k:int8` has that dtype, `k` is float32.
+    """
+    layouts, blocks = {}, dict[str, list[Block]]()
+    for collection, texts in zip(names, (inputs, outputs), strict=True):
+        columns = {block: _columns(text) for block, text in texts.items()}
+        layouts[collection] = Layout([c for own in columns.values() for c in own], storage=storage)
+        blocks[collection] = [
+            Block(block, collection, tuple(c.name for c in own)) for block, own in columns.items()
+        ]
+    given, returned = names
+    return Signature.build(layouts, blocks[given], blocks[returned], {"n": rows})
+
+
+def _columns(text: str) -> list[Column]:
+    words = [word.partition(":") for word in text.split()]
+    return [column(name, dtype or "float32") for name, _, dtype in words]
+
+
 def mlp_signature(
     highest: int = 100, typical: tuple[int, ...] = (), lowest: int = 0, output: str = "float32"
 ) -> Signature:
     """Six float32 columns in, three out: the signature of `mlps.PointwiseFirst`."""
-    return Signature.build(
-        {"jets": JETS, "tags": Layout([column(name, output) for name in CLASSES])},
-        [Block("features", "jets", FEATURES)],
-        [Block("probabilities", "tags", CLASSES)],
-        {"n": RowRange(lowest, highest, typical)},
+    return signature_of(
+        {"features": " ".join(FEATURES)},
+        {"probabilities": " ".join(f"{name}:{output}" for name in CLASSES)},
+        RowRange(lowest, highest, typical),
+        names=("jets", "tags"),
     )
 
 
@@ -158,11 +191,39 @@ def values(tags: Collection) -> torch.Tensor:
     return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
-def reasons(built: Built) -> dict[str, str | None]:
-    """Why each engine's artifact is refused; None where it is valid."""
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in built.signature.outputs}
-    reference = Reference.load(built.capture.reference)
+def tolerances_of(signature: Signature) -> dict[str, Tolerance]:
+    """The default tolerance of each output."""
+    return {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
+
+
+def reports(
+    built: Built, tolerances: Mapping[str, Tolerance] | None = None
+) -> dict[str, ValidationReport]:
+    """Each engine's artifact compared with the reference."""
+    allowed = tolerances or tolerances_of(built.signature)
+    reference = Reference.load(built.capture.reference, built.signature)
     return {
-        name: validate_session(built.session(name), name, reference, tolerances).reason
+        name: validate_session(built.session(name), name, reference, allowed)
         for name in built.files
     }
+
+
+def reasons(
+    built: Built, tolerances: Mapping[str, Tolerance] | None = None
+) -> dict[str, str | None]:
+    """Why each engine's artifact is refused; None where it is valid."""
+    return {name: report.reason for name, report in reports(built, tolerances).items()}
+
+
+def require_valid(
+    model: torch.nn.Module,
+    signature: Signature,
+    folder: Path,
+    engines: tuple[str, ...],
+    inputs: Arrays | None = None,
+    route: Route = "auto",
+) -> Built:
+    """Builds artifacts, which must be valid."""
+    made = build(model, signature, folder, engines, inputs, route)
+    assert reasons(made) == dict.fromkeys(made.files)
+    return made

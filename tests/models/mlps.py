@@ -124,31 +124,6 @@ class Raises(Core):
         return self.core(x)
 
 
-class TwoOutputs(Core):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.core(x), x
-
-
-class NotATensor(Core):
-    def forward(self, x: Tensor) -> tuple[str]:
-        return ("jet",)
-
-
-class WrongWidth(Core):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.core(x)[:, :2]
-
-
-class WrongRows(Core):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.core(x).mean(dim=0, keepdim=True)
-
-
-class IntegerOutput(Core):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.core(x).round().long()
-
-
 class NamedOutputs(Core):
     """Returns a dict; torch.jit can neither script its comprehension nor trace a dict output."""
 
@@ -221,7 +196,7 @@ class Affine(nn.Module):
             weights = torch.arange(width * count).reshape(width, count) * 7 % 23 - 11
             self.register_buffer(f"weights_{k}", weights.float())
 
-    def combine(self, given: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         n = next((x.shape[0] for x, s in zip(given, self.scalars, strict=True) if not s), 0)
         parts = [
             x.reshape(1, -1).expand(n, -1) if s else x.flatten(1)
@@ -234,24 +209,6 @@ class Affine(nn.Module):
         )
 
 
-class Affine1(Affine):
-    def forward(self, a: Tensor) -> tuple[Tensor, ...]:
-        return self.combine([a])
-
-
-class Affine2(Affine):
-    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        return self.combine([a, b])
-
-
-class Affine3(Affine):
-    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        return self.combine([a, b, c])
-
-
-AFFINE = {1: Affine1, 2: Affine2, 3: Affine3}
-
-
 def build(seed: int = 0, hidden: int = 48) -> nn.Module:
     """A factory for the `model` of a config."""
     return PointwiseFirst(seed, hidden)
@@ -259,10 +216,3 @@ def build(seed: int = 0, hidden: int = 48) -> nn.Module:
 
 def broken() -> nn.Module:
     raise RuntimeError("no such year of data taking")
-
-
-def not_a_module() -> object:
-    return "a model"
-
-
-NOT_CALLABLE = 1

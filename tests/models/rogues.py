@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from engines import Executable
-from soa import Block, Signature
+from soa import Signature
 from stages.model import SoaProgram
 from stages.reference.answers import Reference, compute_reference, make_cases, random_inputs
-from tests.models.building import mlp_signature
-from tests.models.mlps import CLASSES
+from tests.models.building import mlp_signature, signature_of
+from tests.models.mlps import CLASSES, FEATURES
 
 
 class Triple(nn.Module):
@@ -44,11 +44,8 @@ class Split(nn.Module):
 
 
 def split_signature() -> Signature:
-    whole = mlp_signature()
-    first, *others = CLASSES
-    outputs = [Block("first", "tags", (first,)), Block("others", "tags", tuple(others))]
-    blocks = [bound.block for bound in whole.inputs]
-    return Signature.build(whole.layouts, blocks, outputs, whole.ranges)
+    outputs = {"first": CLASSES[0], "others": " ".join(CLASSES[1:])}
+    return signature_of({"features": " ".join(FEATURES)}, outputs, names=("jets", "tags"))
 
 
 def split_off_by(amount: float, output: int) -> Executable:
@@ -133,15 +130,13 @@ class LeavesGaps(Executable):
             y[k, :n][written] = (x[k, :n] * 3)[written]
 
 
-class ReadsPadding(Executable):
-    """Adds the value behind the last row of the first feature, if there is one."""
+class ReadsPadding(Rogue):
+    """Adds one if the value behind the last row of the first feature is NaN."""
 
-    def __call__(self, arguments: Sequence[Tensor]) -> None:
-        rows, x, y = arguments
-        n = rows.shape[0]
-        y[:, :n] = x[:3, :n] * 3
-        if n < x.shape[1]:
-            y[0, :n] += torch.nan_to_num(x[0, n], nan=1.0) * 0 + float(x[0, n].isnan())
+    def __init__(self) -> None:
+        super().__init__(
+            lambda n, x, y: y[0, :n].add_(float(x[0, n].isnan())) if n < x.shape[1] else None
+        )
 
 
 def nondeterministic() -> Executable:
@@ -159,15 +154,11 @@ class Fails(Executable):
         raise RuntimeError("CUDA error: an illegal memory access\nand a second line")
 
 
-class Waits(Executable):
-    """Gives the right answers after some seconds."""
+class Waits(Rogue):
+    """Gives the right answers, and waits some seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, arguments: Sequence[Tensor]) -> None:
-        time.sleep(self.seconds)
-        Rogue()(arguments)
+        super().__init__(lambda n, x, y: time.sleep(seconds))
 
 
 def broken_library(folder: Path, initial: str = "*(volatile int*)0") -> Path:

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from engines.base import engine
+from engines.processes import Outcome
 from engines.target import Target
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
-from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from soa.signature import offsets_layout
 from stages.compile import Compiled
-from stages.judging.validate import validate_session
 from stages.model import Padded, Padding
 from stages.package import Candidate, TargetResult, package
-from stages.reference.answers import Reference, random_inputs
+from stages.reference.answers import random_inputs
 from stages.timing.racing import benchmark
-from tests.models.building import build
+from tests.models.building import build, reports, signature_of, tolerances_of
 from tests.models.shared import made_once
 
 MIXED = Signature.build(
@@ -83,14 +82,8 @@ EVENT = Signature.build(
     {"nodes": "nodes", "edges": "edges", "out": "nodes"},
 )
 
-COUPLED = Signature.build(
-    {
-        "nodes": Layout([column("x", "float32"), column("y", "float32")]),
-        "out": Layout([column("share", "float32")]),
-    },
-    [Block("points", "nodes", ("x", "y"))],
-    [Block("share", "out", ("share",))],
-    {"n": RowRange(0, 100, (20,))},
+COUPLED = signature_of(
+    {"points": "x y"}, {"share": "share"}, RowRange(0, 100, (20,)), names=("nodes", "out")
 )
 
 # Events with jets, of which a run takes few; a jet and an event both have a column `pt`.
@@ -194,17 +187,14 @@ def make_bundle(
     work = folder / "work"
     work.mkdir(parents=True)
     made = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
-    session = made.session("exported")
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
-    report = validate_session(
-        session, "exported", Reference.load(made.capture.reference), tolerances
-    )
+    report = reports(made)["exported"]
     assert report.valid, report.reason
-    timed = benchmark(signature, {"exported": session}, made.inputs, seconds=0.01)
-    compiled = Compiled("exported", work / "exported", (), 0.0, None, "", "")
+    timed = benchmark(signature, {"exported": made.session("exported")}, made.inputs, seconds=0.01)
+    compiled = Compiled("exported", work / "exported", (), 0.0, Outcome(None, None, work, work))
     candidates = {"exported": Candidate(compiled, report)}
     result = TargetResult(str(Target.parse("cpu")), {}, candidates, timed)
     return package(
-        folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
-        frozenset(), SessionSettings(), replace(_PROVENANCE, config=config or {}),
+        folder / "bundle", name, "", made.capture, {result.target: result},
+        tolerances_of(signature), frozenset(), SessionSettings(),
+        replace(_PROVENANCE, config=config or {}),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from soa import Block, Column, Layout, RowRange, Signature
 from soa.dtypes import DTYPES
 from soa.layout import Storage
 from stages.reference.answers import Arrays, row_major_inputs
-from tests.models.mlps import AFFINE, Affine
+from tests.models.mlps import Affine
 from tests.soa.strategies import ROWS, layouts, values_of
 
 MAX_ROWS = 100
@@ -66,7 +66,7 @@ def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
         for i, (name, layout) in enumerate(given.items())
         if name in signature.input_collections
     }
-    model = AFFINE[len(inputs)](
+    model = Affine(
         [b.plan.feature_shape for b in signature.inputs],
         [b.plan.feature_shape for b in signature.outputs],
         [b.rowless for b in signature.inputs],

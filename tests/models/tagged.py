@@ -13,20 +13,18 @@ from pipeline.deployment.repository import Deployed, deploy
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.session.session import Session
-from soa import Block, Layout, RowRange, Signature, column
+from soa import RowRange
+from tests.models.building import signature_of
 from tests.models.project import PASSED, described
 
 NAME = "tagged"
 MOST = 200
 ROW_BYTES = 16  # of one row in a request: an int64 and two float32
-SIGNATURE = Signature.build(
-    {
-        "given": Layout([column("event", "int64"), column("x", "float32"), column("y", "float32")]),
-        "found": Layout([column("event", "int64"), column("score", "float32")]),
-    },
-    [Block("event", "given", ("event",)), Block("values", "given", ("x", "y"))],
-    [Block("tag", "found", ("event",)), Block("score", "found", ("score",))],
-    {"n": RowRange(0, MOST, (50,))},
+SIGNATURE = signature_of(
+    {"event": "event:int64", "values": "x y"},
+    {"tag": "event:int64", "score": "score"},
+    RowRange(0, MOST, (50,)),
+    names=("given", "found"),
 )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engines import EngineError, Target, TargetError
 from engines.kinds import host_cpu_levels
+from engines.processes import Outcome
+from stages import compile as compiling
 from stages.capture import Capture
-from stages.compile import Compiled, artifact_file, compile_candidate, compile_here
+from stages.compile import Compiled, Step, artifact_file, compile_candidate, compile_here
 from tests.models.building import Built
 
 CPU = Target.parse("cpu")
@@ -25,15 +28,32 @@ def compiled(
 
 def test_a_candidate_with_its_log_and_script(mlp: Built, tmp_path: Path) -> None:
     made = compiled("torchscript", mlp.capture, tmp_path)
-    assert made.error is None
+    assert made.outcome.error is None
     assert made.engine == "torchscript"
     assert made.files == ("model.ts",)
     assert made.seconds > 0
     assert artifact_file(made.engine, made.files, made.folder, mlp.capture).is_file()
     file = made.folder / "model.ts"
     file.unlink()
-    assert subprocess.run([made.script]).returncode == 0
+    assert subprocess.run([made.outcome.script]).returncode == 0
     assert file.is_file()
+
+
+def test_a_step_counts_for_an_engine_that_writes_no_file(
+    mlp: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Count(Step, step="count"):
+        def facts(self, engine_name: str, target: Target, files: list[Path]) -> dict[str, Any]:
+            return {"files": len(files)}
+
+    def here(_: str, payload: dict[str, Any], *more: Any) -> Outcome:
+        return Outcome(compile_here(**payload), None, tmp_path, tmp_path)
+
+    declared = {"count": SimpleNamespace(load=lambda: Count)}
+    monkeypatch.setattr(compiling, "declared", lambda *_: declared)
+    monkeypatch.setattr(compiling, "run_isolated", here)
+    made = compiled("exported", mlp.capture, tmp_path)
+    assert (made.files, made.facts) == ((), {"files": 0})
 
 
 def test_the_portable_file_runs_where_nothing_is_made(mlp: Built) -> None:
@@ -46,15 +66,15 @@ def test_the_portable_file_runs_where_nothing_is_made(mlp: Built) -> None:
 def test_one_engine_that_fails_is_a_failed_candidate(mlp: Built, tmp_path: Path) -> None:
     """Inductor refuses an option that it does not know."""
     made = compiled("aoti", mlp.capture, tmp_path, no_such_option=1)
-    assert made.error is not None
-    assert "no_such_option" in made.error
+    assert made.outcome.error is not None
+    assert "no_such_option" in made.outcome.error
     assert made.files == ()
-    assert "Traceback" in Path(made.log).read_text()
+    assert "Traceback" in made.outcome.log.read_text()
 
 
 def test_a_compiler_that_hangs_is_stopped(mlp: Built, tmp_path: Path) -> None:
     made = compile_candidate("aoti", mlp.capture, CPU, {}, tmp_path, 0.5)
-    assert made.error == "no answer within 0.5 s"
+    assert made.outcome.error == "no answer within 0.5 s"
 
 
 @pytest.mark.skipif("x86-64-v2" not in host_cpu_levels(), reason="needs an x86-64 host")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engines import Target, engine
+from engines.processes import Outcome
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
 from registry.errors import BundleError
@@ -44,9 +45,9 @@ def result(mlp: Built, valid: bool) -> TargetResult:
             folder=mlp.files[name].parent,
             files=(mlp.files[name].name,) if name == "torchscript" else (),
             seconds=1.5,
-            error="killed by SIGSEGV" if name == "aoti" else None,
-            log="log.txt",
-            script="reproduce.sh",
+            outcome=Outcome(
+                None, "killed by SIGSEGV" if name == "aoti" else None, Path("log"), Path("script")
+            ),
             facts={"opset": 20, "of": [name]},
         )
         for name in ("aoti", "torchscript", "exported")

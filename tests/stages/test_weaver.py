@@ -13,7 +13,7 @@ from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import capture
 from stages.errors import CaptureError
 from stages.reference.answers import Arrays
-from tests.models.building import build, reasons
+from tests.models.building import require_valid
 
 pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
 pytestmark = [
@@ -48,15 +48,8 @@ def jets(**blocks: int) -> Arrays:
 
 @pytest.mark.long
 def test_particle_net_writes_into_its_inputs(tmp_path: Path) -> None:
-    made = build(
-        network(),
-        signature(points=2, features=7),
-        tmp_path,
-        ("exported",),
-        jets(points=2, features=7),
-        "none",
-    )
-    assert reasons(made) == {"exported": None}
+    blocks = {"points": 2, "features": 7}
+    require_valid(network(), signature(**blocks), tmp_path, ("exported",), jets(**blocks), "none")
 
 
 def transformer(**more: Any) -> torch.nn.Module:
@@ -73,12 +66,5 @@ def test_particle_transformer_is_told_what_to_change(tmp_path: Path) -> None:
     blocks = {"features": 7, "vectors": 4}
     with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .*trim: false"):
         capture(transformer(), signature(**blocks), jets(**blocks), tmp_path, "none")
-    made = build(
-        transformer(trim=False),
-        signature(**blocks),
-        tmp_path,
-        ("exported",),
-        jets(**blocks),
-        "none",
-    )
-    assert reasons(made) == {"exported": None}
+    model = transformer(trim=False)
+    require_valid(model, signature(**blocks), tmp_path, ("exported",), jets(**blocks), "none")

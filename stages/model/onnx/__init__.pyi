@@ -1,4 +1,3 @@
 from .file import onnx_files as onnx_files
-from .graph import OnnxGraph as OnnxGraph
 from .session import OnnxModel as OnnxModel
 from .session import as_torch as as_torch

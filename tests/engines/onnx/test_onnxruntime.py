@@ -272,5 +272,5 @@ def test_the_facts_come_with_the_candidate(mlp: Built, tmp_path: Path) -> None:
     made = compile_candidate(
         "onnxruntime", mlp.capture, Target.parse("cpu"), {}, tmp_path, timeout_s=300
     )
-    assert made.error is None
+    assert made.outcome.error is None
     assert made.facts == facts_of(mlp)

@@ -204,6 +204,12 @@ def test_weights_and_names(place: Path) -> None:
     assert config.name == "tagger"
 
 
+def test_a_model_in_train_mode_is_said(place: Path) -> None:
+    where = ("--out", place / "config.yaml", "--engine", "exported")
+    answer = cli("init", place / "model.py:Flat", place / "flat.npz", *where)
+    assert "train mode" in answer.stderr + answer.stdout
+
+
 def written_model(place: Path, name: str) -> Any:
     from stages.model import load_callable
 

@@ -11,21 +11,13 @@ from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from runtime.checked import default_tolerance
-from soa import Block, Layout, RowRange, Signature, column
-from stages.judging import share_below, tried_on
+from soa import RowRange
+from stages.judging.many_rows import share_below, tried_on
 from stages.reference import Arrays, Reference, bootstrap, many_rows, random_inputs
-from tests.models.building import Built, build
+from tests.models.building import Built, build, signature_of
 
 NAMES = ("near", "far", "first", "second")
-SIGNATURE = Signature.build(
-    {
-        "rows": Layout([column(name, "float32") for name in NAMES]),
-        "answers": Layout([column("y", "float32")]),
-    },
-    [Block("x", "rows", NAMES)],
-    [Block("y", "answers", ("y",))],
-    {"n": RowRange(0, 1000)},
-)
+SIGNATURE = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(0, 1000))
 TOLERANCES = {"y": default_tolerance("float32")}
 MOST = 20_000
 
@@ -125,10 +117,7 @@ def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_that_takes_few_rows_gets_few() -> None:
-    few = Signature.build(
-        dict(SIGNATURE.layouts), [b.block for b in SIGNATURE.inputs],
-        [b.block for b in SIGNATURE.outputs], {"n": RowRange(1, 3)},
-    )  # fmt: skip
+    few = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(1, 3))
     found, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
     wanted, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
     assert found is not None and len(found.edges) == 500

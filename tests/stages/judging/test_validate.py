@@ -22,9 +22,19 @@ from stages.reference.answers import Reference, random_inputs
 from stages.reports import ValidationReport
 from stages.timing.racing import benchmark
 from tests.models import mlps, rogues
-from tests.models.building import ENGINES, Built, build, mlp_signature
+from tests.models.building import (
+    ENGINES,
+    Built,
+    build,
+    mlp_signature,
+    reasons,
+    reports,
+    require_valid,
+    signature_of,
+)
 from tests.models.forked import ended
 
+SIGNATURE = mlp_signature()
 TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
 
 
@@ -33,8 +43,10 @@ def reference() -> Reference:
     return rogues.reference()
 
 
-def judged(executable: Executable, reference: Reference) -> ValidationReport:
-    return validate_session(Session(mlp_signature(), executable), "by hand", reference, TIGHT)
+def judged(
+    executable: Executable, reference: Reference, signature: Signature = SIGNATURE
+) -> ValidationReport:
+    return validate_session(Session(signature, executable), "by hand", reference, TIGHT)
 
 
 # -- artifacts that are right --------------------------------------------------------------------
@@ -49,21 +61,14 @@ def test_a_right_artifact_is_valid(mlp: Built, name: str) -> None:
         TIGHT,
         frozenset({"probabilities"}),
     )
-    assert report.valid
-    assert report.reason is None
-    assert [case.rows["n"] for case in report.cases] == [
-        *(0, 1, 2, 31, 32, 33, 37, 1000),
-        2049,
-        *(4099, 5000),
-    ]
+    assert report.valid and report.reason is None and report.windows
+    sizes = [case.rows["n"] for case in report.cases]
+    assert sizes == [0, 1, 2, 31, 32, 33, 37, 1000, 2049, 4099, 5000]
     assert all(not case.faults for case in report.cases)
-    assert report.windows
     worst = report.worst["probabilities"]
     assert worst.elements == 3 * sum(case.rows["n"] for case in report.cases)
-    assert worst.max_abs < 1e-5
-    assert worst.argmax == 1.0
-    assert worst.ulp_p50 is not None
-    assert worst.ulp_max is not None
+    assert worst.max_abs < 1e-5 and worst.argmax == 1.0
+    assert worst.ulp_p50 is not None and worst.ulp_max is not None
     assert worst.ulp_p50 <= worst.ulp_max
 
 
@@ -84,6 +89,13 @@ def test_the_honest_executable_is_valid(reference: Reference) -> None:
     assert judged(rogues.honest(), reference).reason is None
 
 
+CHANGED = "at n=1: the artifact changed its input collection 'jets'"
+NOT_FINITE = (
+    "output 'probabilities' at n=1, row 0: 1 NaN or Inf where the reference has none, 33.33% of "
+    "its elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)"
+)
+
+
 @pytest.mark.parametrize(
     ("executable", "reason"),
     [
@@ -96,30 +108,16 @@ def test_the_honest_executable_is_valid(reference: Reference) -> None:
             rogues.writes_padding(),
             "at n=1: the artifact wrote outside its columns or rows in collection 'tags'",
         ),
-        (rogues.changes_inputs(), "at n=1: the artifact changed its input collection 'jets'"),
-        (
-            rogues.changes_input_padding(),
-            "at n=1: the artifact changed its input collection 'jets'",
-        ),
+        (rogues.changes_inputs(), CHANGED),
+        (rogues.changes_input_padding(), CHANGED),
         (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
         (
             rogues.ReadsPadding(),
             "at n=1: the answers depend on what lies in the padding of the inputs",
         ),
-        (
-            rogues.nondeterministic(),
-            "at n=1: two runs on the same memory give different answers",
-        ),
-        (
-            rogues.returns(float("nan")),
-            "output 'probabilities' at n=1, row 0: 1 NaN or Inf where the reference has none, "
-            "33.33% of its elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)",
-        ),
-        (
-            rogues.returns(float("inf")),
-            "output 'probabilities' at n=1, row 0: 1 NaN or Inf where the reference has none, "
-            "33.33% of its elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)",
-        ),
+        (rogues.nondeterministic(), "at n=1: two runs on the same memory give different answers"),
+        (rogues.returns(float("nan")), NOT_FINITE),
+        (rogues.returns(float("inf")), NOT_FINITE),
         (
             rogues.Fails(),
             "at n=1: the artifact failed: RuntimeError: CUDA error: an illegal memory access",
@@ -131,8 +129,7 @@ def test_each_fault_has_its_reason(
     executable: Executable, reason: str, reference: Reference
 ) -> None:
     report = judged(executable, reference)
-    assert not report.valid
-    assert report.reason == reason
+    assert (report.valid, report.reason) == (False, reason)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -146,11 +143,10 @@ def test_every_output_is_judged(wrong: int) -> None:
 
 
 def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
-    session = Session(mlp_signature(), rogues.off_by(1e-3))
+    session = Session(SIGNATURE, rogues.off_by(1e-3))
     generous = {"probabilities": Tolerance(1e-5, 1e-5, max_outside=1.0)}
     report = validate_session(session, "by hand", reference, generous)
-    assert report.valid
-    assert report.worst["probabilities"].outside > 0.0
+    assert report.valid and report.worst["probabilities"].outside > 0.0
     assert report.worst["probabilities"].max_abs == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -159,70 +155,44 @@ def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
 
 def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
     """as_strided reads the storage, which is row-major only in the reference."""
-    built = build(mlps.ReadsPadding(), mlp_signature(), tmp_path, ("torchscript", "exported"))
-    reference = Reference.load(built.capture.reference)
-    for name in built.files:
-        report = validate_session(built.session(name), name, reference, TIGHT)
-        assert not report.valid
-        assert report.reason is not None
-        assert "the answers depend on what lies in the padding of the inputs" in report.reason
+    built = build(mlps.ReadsPadding(), SIGNATURE, tmp_path, ("torchscript", "exported"))
+    for reason in reasons(built, TIGHT).values():
+        assert "the answers depend on what lies in the padding of the inputs" in str(reason)
 
 
 def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
     """Export drops the branch silently; a trace keeps the branch that it took."""
-    built = build(
-        mlps.SpecialAtOneRow(),
-        mlp_signature(),
-        tmp_path,
-        ("torchscript", "exported"),
-        route="trace",
-    )
-    reference = Reference.load(built.capture.reference)
-    for name in built.files:
-        report = validate_session(built.session(name), name, reference, TIGHT)
-        assert report.reason is not None
-        assert report.reason.startswith("output 'probabilities' at n=1, row 0: max abs deviation")
+    engines = ("torchscript", "exported")
+    built = build(mlps.SpecialAtOneRow(), SIGNATURE, tmp_path, engines, route="trace")
+    for reason in reasons(built, TIGHT).values():
+        assert "output 'probabilities' at n=1, row 0: max abs deviation" in str(reason)
 
 
 def test_a_trace_that_forgot_a_branch_loses_to_the_export(tmp_path: Path) -> None:
-    built = build(mlps.TraceForgets(), mlp_signature(), tmp_path, ("torchscript", "exported"))
+    built = build(mlps.TraceForgets(), SIGNATURE, tmp_path, ("torchscript", "exported"))
     assert built.capture.torchscript == "traced"
-    reference = Reference.load(built.capture.reference)
-    assert validate_session(built.session("exported"), "exported", reference, TIGHT).valid
-    traced = validate_session(built.session("torchscript"), "torchscript", reference, TIGHT)
-    assert not traced.valid
-    assert traced.reason is not None
-    assert traced.reason.startswith("output 'probabilities' at n=")
+    found = reasons(built, TIGHT)
+    assert found["exported"] is None
+    assert "output 'probabilities' at n=" in str(found["torchscript"])
 
 
 # -- NaN and infinities that the model gives -----------------------------------------------------
 
 
 def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> None:
-    signature = mlp_signature()
-    inputs = random_inputs(signature, 1, {})
+    inputs = random_inputs(SIGNATURE, 1, {})
     for name in ("a", "b"):
         inputs["jets"][name][0] = 1.0  # a reference needs some finite values
-    built = build(
-        mlps.NanAndInf(),
-        signature,
-        tmp_path,
-        ("torchscript", "exported"),
-        inputs,
-        nonfinite=0.6,
-    )
+    engines = ("torchscript", "exported")
+    built = build(mlps.NanAndInf(), SIGNATURE, tmp_path, engines, inputs, nonfinite=0.6)
     reference = Reference.load(built.capture.reference)
     largest = reference.outputs[-1]["probabilities"]
-    assert largest.isnan().any()
-    assert largest.isinf().any()
-    for name in built.files:
-        report = validate_session(built.session(name), name, reference, TIGHT)
+    assert largest.isnan().any() and largest.isinf().any()
+    for report in reports(built, TIGHT).values():
         assert report.reason is None
         assert report.worst["probabilities"].nonfinite_mismatches == 0
-    other = Session(signature, rogues.uncompiled(mlps.PointwiseFirst(), signature))
-    report = validate_session(other, "exported", reference, TIGHT)
-    assert report.reason is not None
-    assert "NaN or Inf where the reference has none" in report.reason
+    report = judged(rogues.uncompiled(mlps.PointwiseFirst(), SIGNATURE), reference)
+    assert "NaN or Inf where the reference has none" in str(report.reason)
 
 
 # -- in a process of its own ---------------------------------------------------------------------
@@ -236,8 +206,7 @@ def in_a_child(mlp: Built, file: Path, folder: Path) -> ValidationReport:
 
 def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None:
     report = in_a_child(mlp, mlp.files["aoti"], tmp_path)
-    assert report.reason is None
-    assert report.valid
+    assert report.valid and report.reason is None
     assert report.worst["probabilities"].argmax == 1.0
     assert (tmp_path / "reproduce.sh").exists()
 
@@ -246,9 +215,7 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
     mlp: Built, tmp_path: Path
 ) -> None:
     report = in_a_child(mlp, rogues.broken_library(tmp_path), tmp_path / "child")
-    assert not report.valid
-    assert report.reason is not None
-    assert report.reason == "killed by SIGSEGV before its first run"
+    assert (report.valid, report.reason) == (False, "killed by SIGSEGV before its first run")
     assert str(tmp_path / "child" / "reproduce.sh") in report.why
     assert str(tmp_path) not in str(report.for_others().to_dict())
 
@@ -266,8 +233,7 @@ def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
 ) -> None:
     killed = rogues.broken_library(tmp_path, "raise(SIGKILL)")  # like the kernel
     report = in_a_child(mlp, killed, tmp_path / "child")
-    assert report.reason is not None
-    assert report.reason.startswith("killed by SIGKILL, as the kernel does where memory runs out")
+    assert "killed by SIGKILL, as the kernel does where memory runs out" in str(report.reason)
     job = json.loads((tmp_path / "child" / "job.json").read_text())
     assert job["payload"]["keep_memory"] is False
 
@@ -276,13 +242,8 @@ def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
     mlp: Built, tmp_path: Path
 ) -> None:
     before = (torch.get_num_threads(), torch.is_grad_enabled())
-    signature = mlp_signature()
-    capture(
-        mlps.PointwiseFirst().eval().requires_grad_(False),
-        signature,
-        random_inputs(signature, 1, {}),
-        tmp_path,
-    )
+    model = mlps.PointwiseFirst().eval().requires_grad_(False)
+    capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path)
     engine("exported").open(tmp_path / "program.pt2", torch.device("cpu"))
     assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
 
@@ -303,10 +264,7 @@ def one_collection() -> Signature:
 
 def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
     signature = one_collection()
-    built = build(rogues.Triple(), signature, tmp_path, ("torchscript", "exported"))
-    reference = Reference.load(built.capture.reference)
-    for name in built.files:
-        assert validate_session(built.session(name), name, reference, TIGHT).reason is None
+    built = require_valid(rogues.Triple(), signature, tmp_path, ("torchscript", "exported"))
     checked = CheckedSession(
         signature, built.executable("torchscript"), built.executable("exported"), TIGHT
     )
@@ -335,14 +293,8 @@ def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
 )
 def test_faults_in_one_collection(executable: Executable, reason: str | None) -> None:
     signature = one_collection()
-    report = validate_session(
-        Session(signature, executable), "by hand", rogues.reference(signature), TIGHT
-    )
-    if reason is None:
-        assert report.reason is None
-    else:
-        assert report.reason is not None
-        assert report.reason.startswith(reason)
+    report = judged(executable, rogues.reference(signature), signature)
+    assert str(report.reason).startswith(str(reason))
 
 
 class ReadsBefore(Executable):
@@ -366,7 +318,7 @@ def test_a_read_past_an_end_kills_the_process_that_validates(
     reads: Callable[[], Executable], reference: Reference, tmp_path: Path
 ) -> None:
     """Answers do not show it, but a user's buffer may end where the process has no more memory."""
-    session = Session(mlp_signature(), reads())
+    session = Session(SIGNATURE, reads())
     with (tmp_path / "said").open("w", buffering=1) as said:
 
         def say(text: str) -> None:
@@ -424,19 +376,11 @@ def test_an_artifact_that_wants_aligned_rows_gets_no_other(
 @pytest.mark.parametrize("fault", ELSEWHERE)
 def test_columns_of_an_elements_alignment_are_validated_so(fault: str) -> None:
     """Columns of such a layout begin at any element; an artifact that needs more is refused."""
-    layout = {c: Layout([column(c, "float32")], storage="columns") for c in "ab"}
-    signature = Signature.build(
-        layout,
-        [Block("x", "a", ("a",))],
-        [Block("probabilities", "b", ("b",))],
-        {"n": RowRange(0, 40)},
-    )
+    signature = signature_of({"x": "a"}, {"probabilities": "b"}, RowRange(0, 40), "columns")
     then, says = ELSEWHERE[fault]
     reference = rogues.reference(signature)
-    right = WhereAligned(lambda n, y: None)
-    assert validate_session(Session(signature, right), "by hand", reference, TIGHT).windows
-    report = validate_session(Session(signature, WhereAligned(then)), "by hand", reference, TIGHT)
-    assert report.reason is not None and says in report.reason
+    assert judged(WhereAligned(lambda n, y: None), reference, signature).windows
+    assert says in str(judged(WhereAligned(then), reference, signature).reason)
 
 
 def test_columns_begin_at_odd_elements_in_validation() -> None:
@@ -455,20 +399,14 @@ def test_columns_begin_at_odd_elements_in_validation() -> None:
         seen.setdefault(rows.shape[0], set()).add(x.data_ptr() % 8)
         seen[rows.shape[0]].add(y.data_ptr() % 16 - 100)
 
-    reference = rogues.reference(signature)
-    assert validate_session(
-        Session(signature, rogues.Calls(triple)), "by hand", reference, TIGHT
-    ).valid
+    assert judged(rogues.Calls(triple), rogues.reference(signature), signature).valid
     assert all({4, 8 - 100} <= found for n, found in seen.items() if n)
 
 
 def test_opaque_members_are_carried_and_never_touched(tmp_path: Path) -> None:
     columns = [opaque("hit", 12), *(column(name, "float32") for name in mlps.FEATURES)]
     signature = Signature.build(
-        {
-            "jets": Layout([*columns, column("id", "uint64")]),
-            "tags": mlp_signature().layouts["tags"],
-        },
+        {"jets": Layout([*columns, column("id", "uint64")]), "tags": SIGNATURE.layouts["tags"]},
         [Block("features", "jets", mlps.FEATURES)],
         [Block("probabilities", "tags", mlps.CLASSES)],
         {"n": RowRange(0, 40)},
@@ -476,5 +414,5 @@ def test_opaque_members_are_carried_and_never_touched(tmp_path: Path) -> None:
     built = build(rogues.Triple(), signature, tmp_path, ("exported",))
     reference = Reference.load(built.capture.reference, signature)
     assert set(reference.inputs["jets"]) == set(mlps.FEATURES)
-    report = validate_session(built.session("exported"), "exported", reference, TIGHT)
+    report = reports(built)["exported"]
     assert report.valid and report.windows

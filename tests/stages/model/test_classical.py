@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from soa import Block, Layout, RowRange, Signature, column
 from stages.errors import SourceError
 from stages.model import ModelSource, as_torch, build_model
-from tests.models.building import build, reasons
+from tests.models.building import require_valid
 
 Array = npt.NDArray[Any]
 FILES = Path(__file__).parents[2] / "models" / "sources"  # make.py there has made them
@@ -56,8 +56,7 @@ def test_on_engines(tmp_path: Path) -> None:
         {"n": RowRange(0, 100)},
     )
     model = build_model(ModelSource(onnx=FILES / "boosted.onnx"))
-    made = build(model, signature, tmp_path, ("exported", "lanes"), route="none")
-    assert reasons(made) == dict.fromkeys(made.files)
+    require_valid(model, signature, tmp_path, ("exported", "lanes"), route="none")
 
 
 def by_hand(folder: Path, kind: str, x: Array, made: list[int], **attributes: Any) -> Path:

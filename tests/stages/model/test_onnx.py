@@ -20,9 +20,9 @@ from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import capture
 from stages.errors import CaptureError, SourceError
 from stages.model import ModelSource, as_torch, build_model
-from stages.model.onnx import OnnxGraph
+from stages.model.onnx.graph import OnnxGraph
 from stages.reference.answers import random_inputs
-from tests.models.building import build, reasons
+from tests.models.building import build, reasons, require_valid, signature_of
 from tests.models.forked import in_a_child
 
 TYPES = {
@@ -130,8 +130,7 @@ def test_a_network_on_every_engine(tmp_path: Path) -> None:
         torch.testing.assert_close(found, network(*given), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(as_torch(model)(*given)[0], found, atol=1e-5, rtol=1e-5)
     before = source.fingerprint()
-    made = build(model, PARTICLES, tmp_path, ("exported", "onnxruntime"), route="none")
-    assert reasons(made) == dict.fromkeys(made.files)
+    require_valid(model, PARTICLES, tmp_path, ("exported", "onnxruntime"), route="none")
     weights = tmp_path / "net.onnx.data"
     weights.write_bytes(b"\0" + weights.read_bytes()[1:])
     assert ModelSource(onnx=file).fingerprint() != before
@@ -158,13 +157,7 @@ def node(kind: str, given: str, made: str, **more: Any) -> Any:
 
 
 def from_rows(lowest: int) -> Signature:
-    layouts = {
-        "jets": Layout([column(name, "float32") for name in "abc"]),
-        "tags": Layout([column(name, "float32") for name in "uvw"]),
-    }
-    inputs = [Block("features", "jets", ("a", "b", "c"))]
-    outputs = [Block("found", "tags", ("u", "v", "w"))]
-    return Signature.build(layouts, inputs, outputs, {"n": RowRange(lowest, 100)})
+    return signature_of({"features": "a b c"}, {"found": "u v w"}, RowRange(lowest, 100))
 
 
 def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
@@ -191,8 +184,7 @@ def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
         row=np.array([[1.0, 2.0, 4.0]], np.float32),
     )  # fmt: skip
     model = build_model(ModelSource(onnx=file))
-    made = build(model, from_rows(1), tmp_path, ("exported",), route="none")
-    assert reasons(made) == {"exported": None}
+    require_valid(model, from_rows(1), tmp_path, ("exported",), route="none")
 
 
 PAIRS = [
@@ -212,8 +204,7 @@ def test_no_rows_are_not_asked_where_onnx_runtime_ends_the_process(tmp_path: Pat
         raise ValueError(f"{found.dtype} {list(found.shape)}")
 
     assert in_a_child(ask) == "ValueError: torch.float32 [0, 3]"
-    made = build(model, from_rows(0), tmp_path, ("exported",), route="none")
-    assert reasons(made) == {"exported": None}
+    require_valid(model, from_rows(0), tmp_path, ("exported",), route="none")
 
 
 def test_some_inputs_without_rows_are_asked_of_a_process_of_its_own(tmp_path: Path) -> None:
@@ -240,8 +231,7 @@ def test_a_file_for_one_row_is_asked_row_by_row(tmp_path: Path) -> None:
     file = by_hand(tmp_path, *view, rows=1, one=np.array([1, 3]))
     model = build_model(ModelSource(onnx=file))
     torch.testing.assert_close(model(given)[0], given.softmax(1))
-    made = build(model, signature, tmp_path, ("exported",), route="none")
-    assert reasons(made) == dict.fromkeys(made.files)
+    require_valid(model, signature, tmp_path, ("exported",), route="none")
     other = tmp_path / "other"
     other.mkdir()
     mixing = [node("ReduceMax", "x", "most", axes=[0]), node("Add", "x most", "y")]

@@ -98,11 +98,7 @@ def test_tf32_keeps_the_model_and_sets_torch_for_its_time_alone() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "target", "dtype"),
-    [
-        (None, "cpu", "float32"),
-        ("bf16", "cpu", "bfloat16"),
-        ("tf32", "cuda/sm_90", "float16"),
-    ],
+    [(None, "cpu", "float32"), ("bf16", "cpu", "bfloat16"), ("tf32", "cuda/sm_90", "float16")],
 )
 def test_a_config_names_it_and_its_tolerance_follows(
     precision: str | None, target: str, dtype: str, tmp_path: Path

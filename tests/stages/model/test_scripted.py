@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from soa import Block, Layout, RowRange, Signature, column
 from stages.capture import capture
 from stages.model import ModelSource, build_model
 from stages.reference.answers import random_inputs
+from tests.models.building import signature_of
 
 
 class Network(nn.Module):
@@ -34,15 +34,7 @@ class Network(nn.Module):
         return found
 
 
-SIGNATURE = Signature.build(
-    {
-        "jets": Layout([column(name, "float32") for name in "abc"]),
-        "tags": Layout([column(name, "float32") for name in "xy"]),
-    },
-    [Block("features", "jets", tuple("abc"))],
-    [Block("scores", "tags", ("x", "y"))],
-    {"n": RowRange(0, 100)},
-)
+SIGNATURE = signature_of({"features": "a b c"}, {"scores": "x y"})
 
 
 @pytest.mark.parametrize("form", ["scripted", "frozen", "traced"])
@@ -59,7 +51,8 @@ def test_forms(form: str, tmp_path: Path) -> None:
     model = build_model(ModelSource(torchscript=tmp_path / "net.pt"))
     with torch.no_grad():
         torch.testing.assert_close(model(x), network.eval()(x), rtol=1e-5, atol=1e-6)
-    capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path, "none")
+    captured = capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path)
+    assert captured.torchscript == "scripted"
     program = torch.export.load(tmp_path / "program.pt2")
     fused = [node.name for node in program.graph.nodes if "multi_head" in str(node.target)]
     assert form == "traced" or not fused

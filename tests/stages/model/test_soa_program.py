@@ -17,6 +17,7 @@ from soa.memory import read_block
 from stages.errors import CaptureError
 from stages.model.fronts.arranged import Arrangement, Order
 from stages.model.soa_program import SoaProgram, TracedProgram, outputs_in_order
+from tests.models.building import signature_of
 from tests.models.signatures import Problem, problems
 
 
@@ -79,12 +80,7 @@ def test_features_come_in_the_blocks_order() -> None:
     assert torch.equal(TracedProgram(program)(torch.empty(2, 0), matrix, out), torch.empty(2, 0))
 
 
-TWO = Signature.build(
-    {"i": Layout([column("a", "float32")]), "o": Layout([column(c, "float32") for c in "xy"])},
-    [Block("features", "i", ("a",))],
-    [Block("first", "o", ("x",)), Block("second", "o", ("y",))],
-    {"n": RowRange(0, 10)},
-)
+TWO = signature_of({"features": "a"}, {"first": "x", "second": "y"})
 X, Y = torch.zeros(2), torch.ones(2)
 
 
@@ -94,12 +90,7 @@ def test_a_model_returns_a_tuple_a_list_or_a_dict(result: Any) -> None:
 
 
 def test_a_key_that_is_no_name_is_known_by_its_name_in_the_config() -> None:
-    odd = Signature.build(
-        dict(TWO.layouts),
-        [Block("features", "i", ("a",))],
-        [Block("_0", "o", ("x",)), Block("b_b", "o", ("y",))],
-        {"n": RowRange(0, 10)},
-    )
+    odd = signature_of({"features": "a"}, {"_0": "x", "b_b": "y"})
     assert outputs_in_order({"b b": Y, "0": X}, odd) == [X, Y]
     order = Arrangement((Order(),), (Order(),), "dict", ("p_t",))
 

@@ -11,22 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.report.versions import describe_validation
-from runtime.checked import default_tolerance
-from soa import Block, Layout, RowRange, Signature, column
 from stages.judging.validate import validate_session
 from stages.reference import Reference, edge_rows, random_inputs
 from stages.reports import ValidationReport
-from tests.models.building import Built, build
+from tests.models.building import Built, build, signature_of, tolerances_of
 
-SIGNATURE = Signature.build(
-    {
-        "rows": Layout([column("x", "float32"), column("k", "int8")], 1, "columns"),
-        "answers": Layout([column("y", "float32"), column("m", "int32")], 1, "columns"),
-    },
-    [Block("x", "rows", ("x",)), Block("k", "rows", ("k",))],
-    [Block("y", "answers", ("y",)), Block("m", "answers", ("m",))],
-    {"n": RowRange(0, 100)},
-)
+SIGNATURE = signature_of({"x": "x", "k": "k:int8"}, {"y": "y", "m": "m:int32"}, storage="columns")
 
 
 @dataclass(eq=False)
@@ -51,8 +41,8 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def judged(eager: Built, folder: Path, **limits: float) -> ValidationReport:
     """Validates a model with limits against the reference of `eager`; ordinary numbers agree."""
     other = build(Limited(**limits), SIGNATURE, folder, ("exported",))  # type: ignore[arg-type]
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
     reference = Reference.load(eager.capture.reference, SIGNATURE)
+    tolerances = tolerances_of(SIGNATURE)
     return validate_session(other.session("exported"), "exported", reference, tolerances)
 
 

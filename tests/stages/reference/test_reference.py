@@ -22,7 +22,7 @@ from stages.reference.answers import (
 )
 from stages.reference.nonfinite import label
 from tests.models import detector
-from tests.models.building import mlp_signature
+from tests.models.building import mlp_signature, signature_of
 from tests.models.rogues import Triple
 
 HITS = Layout(
@@ -47,13 +47,7 @@ SIGNATURE = Signature.build(
 
 def test_sizes_surround_every_alignment() -> None:
     # 128 bytes hold 32 float32 and 128 int8; 2000 lies above the largest.
-    layout = Layout([column("a", "float32"), column("b", "int8")])
-    signature = Signature.build(
-        {"i": layout, "o": Layout([column("y", "float32")])},
-        [Block("x", "i", ("a",))],
-        [Block("z", "o", ("y",))],
-        {"n": RowRange(1, 500, (10, 300))},
-    )
+    signature = signature_of({"x": "a", "w": "b:int8"}, {"z": "y"}, RowRange(1, 500, (10, 300)))
     sizes = [case["n"] for case in make_cases(signature)]
     assert sizes == [1, 2, 10, 31, 32, 33, 37, 127, 128, 129, 300, 500]
 

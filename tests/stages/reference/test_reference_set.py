@@ -14,29 +14,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from runtime.checked import recorded_tolerances
-from soa.block import Block
-from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.judging.validate import Trial, validate_here
 from stages.reference import more_rows, read_rows, read_set, windows
 from stages.reports import ValidationReport
+from tests.models.building import signature_of
 from tests.models.project import TARGET, Built
 
 
 def signature(minimum: int = 0, rows: RowRange | None = None) -> Signature:
-    layouts = {"jets": Layout([column("a", "float32")]), "tags": Layout([column("x", "float32")])}
-    return Signature.build(
-        layouts,
-        [Block("f", "jets", ("a",))],
-        [Block("y", "tags", ("x",))],
-        {"n": rows or RowRange(minimum, 10, (10,))},
-    )
+    return signature_of({"f": "a"}, {"y": "x"}, rows or RowRange(minimum, 10, (10,)))
 
 
 def write(folder: Path, **columns: torch.Tensor) -> Path:
     path = folder / "set.safetensors"
-    save_file({f"input/jets/{name}": values for name, values in columns.items()}, path)
+    save_file({f"input/rows/{name}": values for name, values in columns.items()}, path)
     return path
 
 
@@ -48,8 +41,8 @@ def test_windows_cover_every_row(tmp_path: Path, rows: int, minimum: int, sizes:
     path = write(tmp_path, a=torch.arange(float(rows)))
     found = list(windows(signature(minimum), read_set(signature(minimum), path)))
     assert [case["n"] for _, case in found] == sizes
-    assert all(len(arrays["jets"]["a"]) == case["n"] for arrays, case in found)
-    seen = {int(value) for arrays, _ in found for value in arrays["jets"]["a"]}
+    assert all(len(arrays["rows"]["a"]) == case["n"] for arrays, case in found)
+    seen = {int(value) for arrays, _ in found for value in arrays["rows"]["a"]}
     assert seen == set(range(rows))
 
 
@@ -64,15 +57,15 @@ def test_every_row_of_a_file_is_run(count: int, most: int, minimum: int, unbound
     taken = signature(rows=rows)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.npz")
-        columns: Any = {"jets/a": np.arange(count, dtype=np.float32)}
+        columns: Any = {"rows/a": np.arange(count, dtype=np.float32)}
         np.savez(path, **columns)
         first, more = read_rows(taken, path), more_rows(taken, path)
-    seen = {int(value) for value in first["jets"]["a"]}
+    seen = {int(value) for value in first["rows"]["a"]}
     if count <= rows.proven:
         assert more is None and seen == set(range(count))
         return
     assert more is not None
-    pieces = [arrays["jets"]["a"] for arrays, _ in windows(taken, more)]
+    pieces = [arrays["rows"]["a"] for arrays, _ in windows(taken, more)]
     assert all(rows.min <= len(piece) <= rows.max for piece in pieces)
     seen |= {int(value) for piece in pieces for value in piece}
     assert count - 1 in seen

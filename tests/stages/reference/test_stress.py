@@ -11,24 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engines.lanes.operators import pooling
-from runtime.checked import default_tolerance
-from soa import Block, Layout, RowRange, Signature, column
 from stages.judging import Special
 from stages.judging.validate import validate_session
 from stages.reference import Arrays, Reference, random_inputs, stress_rows
 from stages.reports import ValidationReport
-from tests.models.building import Built, build
+from tests.models.building import Built, build, signature_of, tolerances_of
 
-NAMES = tuple("abcdef")
-SIGNATURE = Signature.build(
-    {
-        "rows": Layout([column(name, "float32") for name in NAMES], 1, "columns"),
-        "answers": Layout([column("y", "float32"), column("m", "int32")], 1, "columns"),
-    },
-    [Block("x", "rows", NAMES)],
-    [Block("y", "answers", ("y",)), Block("m", "answers", ("m",))],
-    {"n": RowRange(0, 100)},
-)
+SIGNATURE = signature_of({"x": "a b c d e f"}, {"y": "y", "m": "m:int32"}, storage="columns")
+TOLERANCES = tolerances_of(SIGNATURE)
 
 
 def inputs(**columns: float) -> Arrays:
@@ -79,10 +69,9 @@ def judged(
     """Validates `other`, compiled, against the reference of `eager`."""
     folder.mkdir(exist_ok=True)
     made = build(other, SIGNATURE, folder, ("exported",), PADDED)
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
     return validate_session(
         made.session("exported"), "exported", Reference.load(eager.capture.reference, SIGNATURE),
-        tolerances, program=eager.capture.program, special_values=special,
+        TOLERANCES, program=eager.capture.program, special_values=special,
     )  # fmt: skip
 
 
@@ -114,10 +103,9 @@ def test_a_fault_of_an_engine_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(pooling, "_inside", lambda windows, x, room=None: windows)
     made = build(Pooled(), SIGNATURE, tmp_path, ("lanes",), PADDED)
     reference = Reference.load(made.capture.reference, SIGNATURE)
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
     given = made.session("lanes"), "lanes"
-    assert validate_session(*given, replace(reference, edges=()), tolerances).valid
-    report = validate_session(*given, reference, tolerances, program=made.capture.program)
+    assert validate_session(*given, replace(reference, edges=()), TOLERANCES).valid
+    report = validate_session(*given, reference, TOLERANCES, program=made.capture.program)
     assert (report.valid, report.code) == (False, "candidate-edge")
 
 
@@ -167,8 +155,7 @@ def test_what_the_model_itself_loses_is_no_reason(tmp_path: Path) -> None:
     alone = replace(reference, cases=(), outputs=(), edges=reference.edges[:4])
     (tmp_path / "other").mkdir()
     other = build(Otherwise(), SIGNATURE, tmp_path / "other", ("exported",))
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
-    given = other.session("exported"), "exported", alone, tolerances
+    given = other.session("exported"), "exported", alone, TOLERANCES
     assert not validate_session(*given).valid
     assert validate_session(*given, program=eager.capture.program).valid
 
@@ -183,10 +170,7 @@ class Positive(nn.Module):
 def test_columns_in_which_the_model_takes_no_other_values_keep_theirs() -> None:
     rows = inputs()
     rows["rows"]["f"] = torch.arange(100.0) % 3
-    one = Signature.build(
-        dict(SIGNATURE.layouts), [Block("x", "rows", NAMES)], [Block("y", "answers", ("y",))],
-        {"n": RowRange(0, 100)},
-    )  # fmt: skip
+    one = signature_of({"x": "a b c d e f"}, {"y": "y"})
     found, notes = stress_rows(Positive().eval(), one, rows)
     assert found and any("rows.f" in note for note in notes)
     for edge in found:
@@ -195,13 +179,7 @@ def test_columns_in_which_the_model_takes_no_other_values_keep_theirs() -> None:
 
 def test_every_column_varies_and_stays_in_its_range() -> None:
     """Also columns of zeros; integers stay in the range of the file, bools take both values."""
-    layout = Layout([column("x", "float32"), column("k", "int32"), column("b", "bool")])
-    signature = Signature.build(
-        {"rows": layout, "answers": Layout([column("y", "float32")])},
-        [Block("x", "rows", ("x",)), Block("k", "rows", ("k",)), Block("b", "rows", ("b",))],
-        [Block("y", "answers", ("y",))],
-        {"n": RowRange(0, 100)},
-    )
+    signature = signature_of({"x": "x", "k": "k:int32", "b": "b:bool"}, {"y": "y"})
 
     class Sum(nn.Module):
         def forward(self, x: Tensor, k: Tensor, b: Tensor) -> Tensor:
