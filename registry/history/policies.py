@@ -38,7 +38,9 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
-        experiment = _experiment(access, client)
+        with write_lock(access, client, _EXPERIMENT):
+            folder = "soa-pipeline.policy"
+            experiment = models.made_experiment(access, client, _EXPERIMENT, folder)
         run = client.create_run(
             experiment,
             run_name=f"policy of {model or 'every model'}",
@@ -54,16 +56,6 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
         _end_last(access, client, experiment, model, run.info.run_id)
-
-
-def _experiment(access: Access, client: MlflowClient) -> str:
-    """The experiment of policies; it is made if there is none."""
-    with write_lock(access, client, _EXPERIMENT):
-        known = models.experiment_of(access, ClientStore(client), _EXPERIMENT)
-        if known is not None:
-            return known
-        place = access.artifact_location("soa-pipeline.policy")
-        return str(client.create_experiment(_EXPERIMENT, artifact_location=place))
 
 
 def _end_last(

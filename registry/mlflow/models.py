@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from registry import stamp
 from registry.errors import RegistryError
+from registry.mlflow.client_store import ClientStore
 from registry.ref import TARGET_PATTERN
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, Version
 
 if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
     from registry.mlflow.access import Access
     from registry.mlflow.store_protocol import Store, StoredModel, StoredVersion
 
@@ -75,6 +78,15 @@ def experiment_of(access: Access, store: Store, name: str) -> str | None:
             f"it with 'mlflow experiments restore -x {found.id}'"
         )
     return found.id
+
+
+def made_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
+    """The id of an experiment, which is created if it does not exist. The files of its runs are in
+    `folder` of the place for artifacts. The caller holds the write lock."""
+    known = experiment_of(access, ClientStore(client), name)
+    if known is not None:
+        return known
+    return str(client.create_experiment(name, artifact_location=access.artifact_location(folder)))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -31,7 +31,7 @@ from registry.housekeeping.export_import import export_to, import_from
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
-from registry.mlflow import model_of
+from registry.mlflow import model_of, models
 from registry.promotion.policy import Policy
 from registry.store import upload
 from registry.store.bundle_files import signature_of
@@ -112,7 +112,7 @@ class Place:
         export_to(other, Ref(NAME), self.folder / "export")
 
         with registry.client(write=True) as client:
-            experiment = registry.experiment(client, NAME)
+            experiment = models.made_experiment(registry, client, NAME, NAME)
             upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
                           self.bundle(8))  # fmt: skip
             run = str(registry.find(f"{NAME}/3").run_id)
