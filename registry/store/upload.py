@@ -146,10 +146,9 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Remove the files of an annex that was not added to its version; a failure is ignored."""
-    with contextlib.suppress(Exception):
-        where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-        remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
+    """Remove the files of an annex that was not added to its version."""
+    where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+    remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:
