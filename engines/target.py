@@ -108,10 +108,10 @@ def for_sessions(target: Target) -> bool:
 
 def targets_called(text: str) -> list[Target]:
     """The targets of a name. Plain `cpu` also gives this host's best level, if that is higher."""
-    found = [Target.parse(text)]
+    targets = [Target.parse(text)]
     if text == "cpu":
-        found.append(host_targets("cpu")[0])
-    return list(dict.fromkeys(found))
+        targets.append(host_targets("cpu")[0])
+    return list(dict.fromkeys(targets))
 
 
 def host_runs(target: Target) -> bool:

@@ -96,8 +96,8 @@ class _TensorRt(Executable):
                 argument = argument.narrow(1, 0, largest[1]).contiguous()
             given.append(argument)
         with torch.no_grad():
-            found = self._run(*given)
-        for output, value in zip(self._columns.outputs, found, strict=True):
+            answers = self._run(*given)
+        for output, value in zip(self._columns.outputs, answers, strict=True):
             place = arguments[output.argument]
             column = place if place.dim() == 1 else place[output.component]
             flat = value.reshape(-1)

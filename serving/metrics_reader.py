@@ -29,11 +29,11 @@ def sums(text: str, **labels: str) -> dict[str, float]:
         families = list(text_string_to_metric_families(text))
     except IndexError:  # raised by the parser for a cut line
         raise ValueError("not in Prometheus' text format") from None
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             if labels.items() <= sample.labels.items():
                 # The parser calls a counter x_total, even if the text does not.
                 name = sample.name.removesuffix("_total")
-                found[name] = found.get(name, 0.0) + sample.value
-    return found
+                totals[name] = totals.get(name, 0.0) + sample.value
+    return totals

@@ -169,7 +169,7 @@ class Wire:
 
 
 def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
-    found: dict[tuple[str, str], WireTensor] = {}
+    tensors: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
         where = bound.block.collection
         for name in bound.block.columns:
@@ -185,8 +185,8 @@ def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTe
                 bound.rows,
                 scalar=column.kind == "scalar",
             )
-            found.setdefault((where, name), made)
-    return tuple(found.values())
+            tensors.setdefault((where, name), made)
+    return tuple(tensors.values())
 
 
 def _block(
@@ -275,15 +275,15 @@ class Location:
 def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
     """The physical columns in each argument of an artifact, in order; a carrier has none."""
     plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
-    found = []
+    columns = []
     for argument in signature.arguments:
         components = [(argument.column, argument.component)]
         if argument.kind == "matrix":
             components = list(plans[argument.block].components)
         elif argument.kind == "carrier":
             components = []
-        found.append([(argument.collection, name, k) for name, k in components])
-    return found
+        columns.append([(argument.collection, name, k) for name, k in components])
+    return columns
 
 
 def locations(

@@ -98,8 +98,8 @@ def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tenso
     names = runner.get_constant_names_to_original_fqns()
     if not set(names.values()) <= values.keys():
         return None
-    found = {name: values[original] for name, original in names.items()}
-    return found if writable(found) else None
+    constants = {name: values[original] for name, original in names.items()}
+    return constants if writable(constants) else None
 
 
 def writable(tensors: Mapping[str, torch.Tensor]) -> bool:

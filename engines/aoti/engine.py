@@ -106,10 +106,10 @@ class _TorchRunner(Executable):
 
 def _load_libtorch(artifact: Path, device: torch.device) -> None:
     """Load libtorch. For a CPU, skip torch's Python part, which takes most of an import's time."""
-    found = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
-    if found is not None and found.origin is not None:
+    torch_package = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
+    if torch_package is not None and torch_package.origin is not None:
         try:
-            libraries = Path(found.origin).parent / "lib"
+            libraries = Path(torch_package.origin).parent / "lib"
             ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
             if needs_libtorch(artifact):
                 ctypes.CDLL(str(libraries / "libtorch.so"))

@@ -192,14 +192,14 @@ def _permute(value: Node, dim: int) -> _Step:
 def _view(value: Node, dim: int) -> _Step | None:
     """A view, if its input has one dimension that holds exactly the features, else None."""
     before, after = sizes(value.args[0]), sizes(value)
-    found = [
+    same = [
         d
         for d, size in enumerate(before)
         if size == after[dim]
         and math.prod(before[:d]) == math.prod(after[:dim])
         and math.prod(before[d + 1 :]) == math.prod(after[dim + 1 :])
     ]
-    return _again(value, found[0], value.args[1], dim) if len(found) == 1 else None
+    return _again(value, same[0], value.args[1], dim) if len(same) == 1 else None
 
 
 def _repeat(value: Node, dim: int) -> _Step | None:

@@ -24,10 +24,10 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
             raise TargetError(f"there is no GPU {index} here: torch sees {count}")
         properties = torch.cuda.get_device_properties(index)
         if torch.version.hip is None:
-            found = {"cuda": f"sm_{properties.major}{properties.minor}"}
+            arch_by_kind = {"cuda": f"sm_{properties.major}{properties.minor}"}
         else:
-            found = {"rocm": properties.gcnArchName.split(":")[0]}
-        return tuple(arch for name, arch in found.items() if name == self.name)
+            arch_by_kind = {"rocm": properties.gcnArchName.split(":")[0]}
+        return tuple(arch for name, arch in arch_by_kind.items() if name == self.name)
 
     def _seen_by_driver(self, index: int) -> tuple[str, ...]:
         from engines.native import gpus

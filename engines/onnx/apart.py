@@ -21,7 +21,7 @@ def answers_apart(network: Path | bytes, feed: Mapping[str, Any]) -> list[Any]:
     """The outputs of a network, a file or its content; `feed` maps the names of its inputs to
     arrays. Raises EngineError, also if the child process crashes."""
     with TemporaryDirectory(prefix="soa-onnx-") as folder:
-        given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
+        given, answers = Path(folder) / "given.npz", Path(folder) / "answers.npz"
         np.savez(given, *(feed.values()))
         if isinstance(network, bytes):
             path = Path(folder) / "network.onnx"
@@ -32,18 +32,18 @@ def answers_apart(network: Path | bytes, feed: Mapping[str, Any]) -> list[Any]:
             "path": str(path),
             "names": [*feed],
             "given": str(given),
-            "found": str(found),
+            "answers": str(answers),
         }
         outcome = run_isolated(f"{__name__}:answer", payload, Path(folder), _LIMIT_S)
         if not outcome.ok:
             raise EngineError(f"ONNX Runtime, in a process of its own: {outcome.error}")
-        return _read(found)
+        return _read(answers)
 
 
-def answer(path: str, names: list[str], given: str, found: str) -> None:
-    """Run in the child: reads the inputs from the file `given`, writes the outputs to `found`."""
+def answer(path: str, names: list[str], given: str, answers: str) -> None:
+    """Run in the child: reads the inputs from the file `given`, writes the outputs to `answers`."""
     session = open_session(Path(path), torch.device("cpu"), 1)
-    np.savez(found, *session.run(None, dict(zip(names, _read(Path(given)), strict=True))))
+    np.savez(answers, *session.run(None, dict(zip(names, _read(Path(given)), strict=True))))
 
 
 def _read(path: Path) -> list[Any]:

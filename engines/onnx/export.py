@@ -104,9 +104,9 @@ def _why_not(error: BaseException) -> EngineError:
     """An error of one line: the operation that ONNX does not have, or the exporter's message."""
     last: BaseException = error
     while True:
-        found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))
-        if found:
-            return NotApplicableError(f"ONNX has no operation for {found[1]}")
+        unknown = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))
+        if unknown:
+            return NotApplicableError(f"ONNX has no operation for {unknown[1]}")
         if last.__cause__ is None:
             return EngineError(f"torch cannot export this program to ONNX: {first_line(last)}")
         last = last.__cause__

@@ -108,10 +108,10 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
                 values.append(value)
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
-    kept = {node.name for node in graph.find_nodes(op="placeholder")}
-    specs = [spec for spec in signature.input_specs if spec.arg.name in kept]
+    left = {node.name for node in graph.find_nodes(op="placeholder")}
+    specs = [spec for spec in signature.input_specs if spec.arg.name in left]
     returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(v.name), None) for v in values]
-    inputs = tuple(i for i, node in enumerate(arguments) if node.name in kept)
+    inputs = tuple(i for i, node in enumerate(arguments) if node.name in left)
     # The program takes a tuple of tensors and returns a tuple of tensors.
     given = pytree.tree_structure((tuple(range(len(inputs))), {}))
     back = pytree.tree_structure(tuple(range(len(values))))

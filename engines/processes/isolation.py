@@ -137,9 +137,9 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
             if shutil.disk_usage(folder).free < _LEAST_FREE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     if code < 0:
-        found = signal.Signals(-code)
-        why = f"killed by {found.name}"
-        if found is not signal.SIGKILL:
+        number = signal.Signals(-code)
+        why = f"killed by {number.name}"
+        if number is not signal.SIGKILL:
             return Outcome(None, why, log, script, code="candidate-crashed")
         why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
         return Outcome(None, why, log, script, killed=True, code=_NO_MEMORY)

@@ -35,8 +35,8 @@ def run_job(job: Path, answer: Path) -> int:
         if out_of_memory(error):
             result["out_of_memory"] = True
             if MORE_MEMORY not in text[0]:  # else the error's text has the advice already
-                said = f" ({text[0]})" if text[0] else ""
-                result["error"] = f"out of memory{said}: {MORE_MEMORY}"
+                details = f" ({text[0]})" if text[0] else ""
+                result["error"] = f"out of memory{details}: {MORE_MEMORY}"
     write_whole(answer, json.dumps(result))
     return 0
 

@@ -119,8 +119,8 @@ def expect_jobs(count: int, imports: Iterable[str] = ()) -> None:
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a job that must be set before its process imports anything."""
-    kept = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
-    return {**kept, "PYTHONPATH": _PATH}
+    read_at_import = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+    return {**read_at_import, "PYTHONPATH": _PATH}
 
 
 def begin(job: Mapping[str, Any]) -> Warm:

@@ -192,20 +192,20 @@ class Client:
             time.sleep(pause)
 
     def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
-        code, said = error.code(), (error.details() or "").strip().split("\n")[0]
+        code, details = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
         if code is grpc.StatusCode.UNAVAILABLE:
-            kind = BusyError if "maximum queue size" in said else ServerGoneError
-            return kind(f"{where}: no answer after {attempts} attempts: {said}")
+            kind = BusyError if "maximum queue size" in details else ServerGoneError
+            return kind(f"{where}: no answer after {attempts} attempts: {details}")
         if code is grpc.StatusCode.CANCELLED:
             return ServerGoneError(f"{where}: the connection was given up")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"{where}: no answer within {within_s:g} s")
         if code is grpc.StatusCode.NOT_FOUND:
-            return VersionMismatchError(f"{where}: {said}")
+            return VersionMismatchError(f"{where}: {details}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return TooLargeError(f"{where}: {said}")
-        return RefusedError(f"{where}: {said} ({code.name.lower()})")
+            return TooLargeError(f"{where}: {details}")
+        return RefusedError(f"{where}: {details} ({code.name.lower()})")
 
 
 def _credentials(tls: Tls) -> Any:

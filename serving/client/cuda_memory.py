@@ -46,8 +46,8 @@ class CudaMemory:
             try:
                 code = runtime.cudaIpcGetMemHandle(ctypes.byref(handle), address)
                 _check(code, f"memory on {device} for another process")
-                found = import_bytes(address.value, size, str(device))
-                self.tensor: torch.Tensor = found.bytes.tensor()
+                imported = import_bytes(address.value, size, str(device))
+                self.tensor: torch.Tensor = imported.bytes.tensor()
             except BaseException:
                 self.free()
                 raise
@@ -99,6 +99,6 @@ def bind_runtime(library: Any) -> Any:
 def _check(code: int, what: str) -> None:
     if code:
         runtime = cuda_runtime()
-        said = runtime.cudaGetErrorString(code).decode()
+        why = runtime.cudaGetErrorString(code).decode()
         runtime.cudaGetLastError()  # clears the error: torch would report it at its next call
-        raise ServingError(f"no {what}: {said} (CUDA error {code})")
+        raise ServingError(f"no {what}: {why} (CUDA error {code})")

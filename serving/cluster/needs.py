@@ -164,10 +164,10 @@ class Needs:
     def resources(self) -> dict[str, int | str]:
         """The resources of one server in Kubernetes' units; the limits are equal to the
         requests."""
-        found: dict[str, int | str] = {"cpu": self.cpus, "memory": f"{self.memory_gib}Gi"}
+        resources: dict[str, int | str] = {"cpu": self.cpus, "memory": f"{self.memory_gib}Gi"}
         if self.vendor in RESOURCES:
-            found[RESOURCES[self.vendor]] = self.gpus
-        return found
+            resources[RESOURCES[self.vendor]] = self.gpus
+        return resources
 
     @property
     def node_selector(self) -> dict[str, str]:

@@ -159,14 +159,14 @@ def find_program(
         return path.resolve()
     if ours is not None and ours.is_file():
         return ours
-    if found := shutil.which(name):
-        return Path(found).resolve()
+    if there := shutil.which(name):
+        return Path(there).resolve()
     raise ServerError(f"no {name} here: {advice} ${variable}")
 
 
 def free_ports(host: str, *wanted: int) -> list[int]:
     """The wanted ports, and a free one for each 0. Raises ServerError if a port is in use."""
-    found = []
+    ports = []
     with contextlib.ExitStack() as held:
         for port in wanted:
             try:
@@ -179,5 +179,5 @@ def free_ports(host: str, *wanted: int) -> list[int]:
                     "name another, or none for a free one",
                     code="port",
                 ) from None
-            found.append(int(bound.getsockname()[1]))
-    return found
+            ports.append(int(bound.getsockname()[1]))
+    return ports

@@ -65,10 +65,10 @@ class EnvoyProxy(LocalProgram):
 
     def healthy(self) -> int:
         """The number of servers to which Envoy sends requests. Raises ServerError."""
-        found = self._sums(
+        counters = self._sums(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
-        return int(found["envoy_cluster_membership_healthy"])
+        return int(counters["envoy_cluster_membership_healthy"])
 
     def _command(self, folder: Path) -> Sequence[str | Path]:
         ports = free_ports(self.host, self._wanted_port, 0, 0)
@@ -135,10 +135,10 @@ class Fleet:
 
     def endpoints(self) -> dict[str, str]:
         """Addresses by protocol: gRPC of the proxy, and the metrics of each server."""
-        found = {"gRPC": self.url}
+        urls = {"gRPC": self.url}
         for i, server in enumerate(self.servers):
-            found[f"metrics {i}"] = server.endpoints()["metrics"]
-        return {**found, "Envoy": f"http://{self.proxy.stats_address}/stats/prometheus"}
+            urls[f"metrics {i}"] = server.endpoints()["metrics"]
+        return {**urls, "Envoy": f"http://{self.proxy.stats_address}/stats/prometheus"}
 
     def metrics(self, model: str) -> dict[str, float]:
         """Triton's own counters for a model, summed over the running servers."""

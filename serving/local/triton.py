@@ -197,8 +197,8 @@ class TritonServer(LocalProgram):
         return self._triton.environment()
 
     def _ready_urls(self) -> list[str]:
-        found = self.endpoints()
-        return [f"{found['HTTP']}/v2/health/ready", found["metrics"]]  # metrics is opened last
+        urls = self.endpoints()
+        return [f"{urls['HTTP']}/v2/health/ready", urls["metrics"]]  # metrics is opened last
 
     def _shm_prefix(self) -> str:
         return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"

@@ -63,13 +63,15 @@ def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str
     depend on the target, and the plan is tested anyway.
     """
     name, targets = ENGINES[backend], bundle.manifest.targets
-    found = {each: record.candidates.get(name) for each, record in targets.items()}
-    valid = [each for each, c in found.items() if c is not None and c.status == "valid" and c.files]
+    candidates = {each: record.candidates.get(name) for each, record in targets.items()}
+    valid = [
+        each for each, c in candidates.items() if c is not None and c.status == "valid" and c.files
+    ]
     if target in valid:
         return target, name
     if backend == "tensorrt" and valid:
         return valid[0], name
-    candidate = found.get(target)
+    candidate = candidates.get(target)
     why = candidate.reason or candidate.status if candidate else "it was built without it"
     more = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
     raise ServingError(
@@ -130,8 +132,8 @@ class ProgramExecutable(Executable):
             ).reshape(t.shape(rows[t.rows]))
             for t in self._wire.inputs
         ]
-        found = self._program(given)
-        for t, values in zip(self._wire.outputs, found, strict=True):
+        answers = self._program(given)
+        for t, values in zip(self._wire.outputs, answers, strict=True):
             wanted = (t.dtype, t.shape(rows[t.rows]))
             if (values.dtype, values.shape) != wanted:
                 raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")

@@ -44,10 +44,10 @@ def open_onnx(file: Path, wire: Wire) -> Program:
     names = [t.name for t in wire.inputs]
 
     def run(given: Sequence[Array]) -> Sequence[Array]:
-        found: Sequence[Array] = session.run(
+        answers: Sequence[Array] = session.run(
             [t.name for t in wire.outputs], dict(zip(names, given, strict=True))
         )
-        return found
+        return answers
 
     return run
 

@@ -139,14 +139,14 @@ def require_carried(wire: Wire) -> None:
             )
 
 
-def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Shape]]) -> None:
+def check_tensors(wire: Wire, theirs: Mapping[str, tuple[np.dtype[np.generic], Shape]]) -> None:
     """Raise EngineError if a plan's tensors are not those of the wire. In a shape, rows are -1.
 
     A plan writes to an address without knowing its dtype: with another dtype, answers are wrong.
     """
     wanted = {t.name: (t.dtype, t.shape(-1)) for t in (*wire.inputs, *wire.outputs)}
-    for name in sorted({*wanted, *found}):
-        mine, its = wanted.get(name, ("not there",)), found.get(name, ("not there",))
+    for name in sorted({*wanted, *theirs}):
+        mine, its = wanted.get(name, ("not there",)), theirs.get(name, ("not there",))
         if mine != its:
             raise EngineError(
                 f"{name} is {' '.join(map(str, its))} in the plan, where the model has "
@@ -246,7 +246,7 @@ class OpenPlan:
 
 def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic], Shape]]:
     """Dtype and shape of a plan's tensors, by name. Raises EngineError."""
-    found = {}
+    tensors = {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.is_shape_inference_io(name):
@@ -255,8 +255,8 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
             dtype = np.dtype(library.nptype(engine.get_tensor_dtype(name)))
         except TypeError as error:  # NumPy does not have the dtype
             raise EngineError(f"{name} in the plan: {first_line(error)}") from error
-        found[name] = (dtype, tuple(engine.get_tensor_shape(name)))
-    return found
+        tensors[name] = (dtype, tuple(engine.get_tensor_shape(name)))
+    return tensors
 
 
 @cache

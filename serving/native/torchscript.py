@@ -96,7 +96,7 @@ def open_script(file: Path) -> Program:
 
     def run(given: Sequence[Array]) -> Sequence[Array]:
         with torch.no_grad(), optimized_execution(False):
-            found = module(*map(torch.from_numpy, given))
-        return [values.numpy() for values in found]
+            answers = module(*map(torch.from_numpy, given))
+        return [values.numpy() for values in answers]
 
     return run

@@ -67,12 +67,12 @@ class RemoteModel(Executable):
             config = self.client.model_config(self.opened.name, self._version, within_s)
         except RefusedError as error:
             raise VersionMismatchError(f"{what} is not served there: {error}") from None
-        found = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
-        if not found:
+        theirs = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
+        if not theirs:
             raise VersionMismatchError(f"{where}: its {what} was not made by `pipeline deploy`")
-        if found != digest:
+        if theirs != digest:
             raise VersionMismatchError(
-                f"{where}: its {what} is bundle {found[:12]}, the registry's is {digest[:12]}: "
+                f"{where}: its {what} is bundle {theirs[:12]}, the registry's is {digest[:12]}: "
                 "deploy that version there"
             )
         if config.backend != "python":
@@ -114,9 +114,9 @@ class RemoteModel(Executable):
             shared = self._regions is not None and full  # Triton cannot share an empty array
             rows = left if shared else self._fitting(codec, left)
             given = codec.encode(progress.arguments, progress.at, rows)
-            found = (self._ask_shared if shared else self._ask)(codec, given, rows)
-            self._check_values(codec, found, given, progress.at)
-            progress.take(codec, None if rows == left else sum(rows.values()), found)
+            answers = (self._ask_shared if shared else self._ask)(codec, given, rows)
+            self._check_values(codec, answers, given, progress.at)
+            progress.take(codec, None if rows == left else sum(rows.values()), answers)
 
     def close(self) -> None:
         if not self._process.here():
@@ -157,7 +157,7 @@ class RemoteModel(Executable):
         self._check_shapes(codec, answer, rows)
         if len(answer.raw_output_contents) != len(answer.outputs):
             raise AnswerError(f"{self}: {len(answer.raw_output_contents)} arrays in the answer")
-        found = {}
+        answers = {}
         for described, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
             t = codec.outputs[described.name]
             n = rows[t.rows]
@@ -165,8 +165,8 @@ class RemoteModel(Executable):
                 raise AnswerError(
                     f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
                 )
-            found[t.name] = self.arrays.view(t, self.arrays.from_bytes(raw), n)
-        return found
+            answers[t.name] = self.arrays.view(t, self.arrays.from_bytes(raw), n)
+        return answers
 
     def _ask_shared(
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
@@ -204,9 +204,9 @@ class RemoteModel(Executable):
             self._check_shapes(codec, answer, rows)
             if any(answer.raw_output_contents):  # the region holds old data
                 raise AnswerError(f"{self}: its answer is not in the memory that it shares with us")
-            found = {name: self.arrays.copy(arrays[name]) for name in codec.outputs}
+            answers = {name: self.arrays.copy(arrays[name]) for name in codec.outputs}
             self.arrays.wait()
-            return found
+            return answers
 
     def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
         names = [described.name for described in answer.outputs]
@@ -225,18 +225,18 @@ class RemoteModel(Executable):
                 )
 
     def _check_values(
-        self, codec: Codec, found: Mapping[str, Any], given: Mapping[str, Any], at: int
+        self, codec: Codec, answers: Mapping[str, Any], given: Mapping[str, Any], at: int
     ) -> None:
         """Check the values of the rows from row `at` of the request on."""
         if self.client.options.allow_nan:
             return
         library = self.arrays.library
         for t in codec.wire.outputs:
-            if not is_float(t.column_dtype) or not library.isnan(found[t.name]).any():
+            if not is_float(t.column_dtype) or not library.isnan(answers[t.name]).any():
                 continue
             floats = [given[each.name] for each in codec.wire.inputs if is_float(each.column_dtype)]
             if all(library.isfinite(values).all() for values in floats):
-                nan = library.isnan(found[t.name])
+                nan = library.isnan(answers[t.name])
                 by_row = nan.T if t.rows_last else nan
                 by_row = by_row.reshape(1 if t.scalar else len(by_row), -1).any(1)
                 raise AnswerError(

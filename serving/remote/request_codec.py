@@ -49,10 +49,12 @@ class Codec:
             for t in self.wire.inputs
         }
 
-    def decode(self, arguments: Sequence[torch.Tensor], at: int, found: Mapping[str, Any]) -> None:
+    def decode(
+        self, arguments: Sequence[torch.Tensor], at: int, answers: Mapping[str, Any]
+    ) -> None:
         memory = self._arrays.of(arguments)
         for t in self.wire.outputs:
-            t.scatter(self._columns[t.name].parts(memory), at, found[t.name])
+            t.scatter(self._columns[t.name].parts(memory), at, answers[t.name])
         self._arrays.wait()
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
@@ -79,12 +81,12 @@ class Codec:
     def in_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
         """The place of each array of a request and its answer in one region of shared memory, and
         the region's size, in bytes."""
-        found: dict[str, slice] = {}
+        slices: dict[str, slice] = {}
         size = 0
         for t in self.tensors:
-            found[t.name] = slice(size, size + t.nbytes(rows[t.rows]))
+            slices[t.name] = slice(size, size + t.nbytes(rows[t.rows]))
             size += -(-t.nbytes(rows[t.rows]) // _ALIGNMENT) * _ALIGNMENT
-        return found, size
+        return slices, size
 
 
 class Progress:
@@ -104,9 +106,9 @@ class Progress:
         arguments."""
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
-    def take(self, codec: Codec, rows: int | None, found: Mapping[str, Any]) -> None:
+    def take(self, codec: Codec, rows: int | None, answers: Mapping[str, Any]) -> None:
         """Keep the answer to the next `rows` rows; None: to all rows that were left."""
-        self._answers.append((codec, self.at, found))
+        self._answers.append((codec, self.at, answers))
         self.at += rows or 0
         self.done = rows is None
 
@@ -117,5 +119,5 @@ class Progress:
 
     def write(self) -> None:
         """Write all answers into the outputs. This is the last step of a request."""
-        for codec, at, found in self._answers:
-            codec.decode(self.arguments, at, found)
+        for codec, at, answers in self._answers:
+            codec.decode(self.arguments, at, answers)

@@ -180,11 +180,11 @@ class Site(_Part):
 
     def falls_back(self, model: str) -> bool:
         rule = self.models.get(model)
-        said = rule.fall_back if rule else None
-        return self.local.fall_back if said is None else said
+        own = rule.fall_back if rule else None
+        return self.local.fall_back if own is None else own
 
 
-def _once(what: str, found: Sequence[str]) -> None:
-    twice = sorted({each for each in found if found.count(each) > 1})
+def _once(what: str, names: Sequence[str]) -> None:
+    twice = sorted({each for each in names if names.count(each) > 1})
     if twice:
         raise ValueError(f"found the {what} {twice[0]!r} twice; give each server one of its own")

@@ -152,8 +152,8 @@ class Router(Executable):
             else:
                 place.executable(progress.arguments)
                 progress.drop()
-        except (SoaPipelineError, RuntimeError) as found:  # torch raises RuntimeErrors
-            error = found
+        except (SoaPipelineError, RuntimeError) as raised:  # torch raises RuntimeErrors
+            error = raised
         finally:  # also if Ctrl-C ends it
             with self._changed:
                 place.running -= 1
@@ -195,8 +195,8 @@ class Router(Executable):
             ]
         if answered:
             reasons.append(f"its first {answered} rows were answered, and are not written")
-        found = "; ".join(reasons) or "the site names no place for it"
-        return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {found}"
+        why = "; ".join(reasons) or "the site names no place for it"
+        return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {why}"
 
     # -- the state of places; private functions need the lock ------------------------------------
 

@@ -111,24 +111,22 @@ class Core:
         if not isinstance(self._arrays, Tensors):
             return self._answer(requests)
         answers = self._answer([_as_tensors(request) for request in requests])
-        for i, (request, found) in enumerate(zip(requests, answers, strict=True)):
+        for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
             host = not any(isinstance(v, torch.Tensor) for v in request.inputs.values())
-            if host and isinstance(found, dict):
-                answers[i] = {name: values.cpu().numpy() for name, values in found.items()}
+            if host and isinstance(answer, dict):
+                answers[i] = {name: values.cpu().numpy() for name, values in answer.items()}
         return answers
 
     def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         checked = [self._check(request) for request in requests]
-        jobs = [found for found in checked if isinstance(found, _Job)]
+        jobs = [job for job in checked if isinstance(job, _Job)]
         if self._merge:
             for run in self._runs(jobs):
                 self._run_merged(run)
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [
-            found if isinstance(found, RequestError) else self._whole(found) for found in checked
-        ]
+        return [job if isinstance(job, RequestError) else self._whole(job) for job in checked]
 
     def _whole(self, job: _Job) -> dict[str, Values] | RequestError:
         if job.error is not None:
@@ -153,9 +151,9 @@ class Core:
             missing, extra = wanted - given.keys(), given.keys() - wanted
             what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
             return RequestError(f"the request {what}")
-        found = [given[name] for name in self._names]
+        values = [given[name] for name in self._names]
         try:
-            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in found])))
+            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in values])))
         except RequestError as error:
             return error
 

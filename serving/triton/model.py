@@ -49,10 +49,10 @@ class TritonPythonModel:
         keep_freed_memory()
         self._session = load(folder, device=device, mode="production", target=facts["target"])
         digest = facts["digest"]
-        found = self._session.origin.digest if self._session.origin else None
-        if found != digest:
+        loaded = self._session.origin.digest if self._session.origin else None
+        if loaded != digest:
             raise pb_utils.TritonModelException(
-                f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
+                f"{folder} is bundle {str(loaded)[:12]}, config.pbtxt says {digest[:12]}"
             )
         self._core = Core(
             self._session,
@@ -100,8 +100,8 @@ class _Given:
 @functools.lru_cache(maxsize=64)
 def _said(parameters: str) -> tuple[str | None, str | None]:
     """The bundle's digest and the form that a request names, each None if it does not."""
-    found: dict[str, object] = json.loads(parameters or "{}")  # ours
-    digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
+    given: dict[str, object] = json.loads(parameters or "{}")  # ours
+    digest, form = (None if v is None else str(v) for v in map(given.get, ("digest", "requests")))
     return digest, form
 
 

@@ -870,7 +870,7 @@ FAULTS = (
     # Servers
     Fault(
         "another bundle in the server is not noticed when connecting",
-        "        if found != digest:\n            raise VersionMismatch",
+        "        if theirs != digest:\n            raise VersionMismatch",
         "        if False:\n            raise VersionMismatch",
         ("test_another_bundle_under_the_same_name",),
     ),
@@ -912,8 +912,8 @@ FAULTS = (
     ),
     Fault(
         "an answer is written though a later part of it fails",
-        "            progress.take(codec, None if rows == left else sum(rows.values()), found)\n",
-        "            progress.take(codec, None if rows == left else sum(rows.values()), found)\n"
+        "            progress.take(codec, None if rows == left else sum(rows.values()), answers)\n",
+        "            progress.take(codec, None if rows == left else sum(rows.values()), answers)\n"
         "            progress.write()\n",
         ("test_a_part_that_fails_leaves_nothing_written",),
     ),
