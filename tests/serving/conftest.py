@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -67,6 +68,13 @@ class Shop:
         report = validate_session(session, "served", reference, tolerances)
         assert report.valid, report.reason
         assert len(report.cases) > 5
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.metrics_reader import get
 from serving.remote.remote_session import RemoteSession
 from tests.serving.cluster.conftest import find_prometheus
-from tests.serving.conftest import Shop
+from tests.serving.conftest import Shop, until
 
 REQUESTS = 200
 OPTIONS = RemoteOptions(retries=8, deadline_s=60, in_flight=16)
@@ -71,7 +71,7 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
     )
     before = served_by(fleet.servers)
     check(stall, send(stall, session, REQUESTS))
-    wait_until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
+    until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
     each = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
     assert min(each) > REQUESTS / 10, each
     model: Any = session._executable
@@ -102,7 +102,7 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Shop, tmp_path: Path) -> None:
     session = stall.connect(fleet.url, "mixed", OPTIONS)
     with Prometheus(binary, config) as prometheus:
         assert prometheus.ask(query) == [0.0]
-        wait_until(lambda: prometheus.ask("sum(up)") == [3.0])
+        until(lambda: prometheus.ask("sum(up)") == [3.0])
         quiet = highest(prometheus, query, lambda: [send(stall, session, 1) for _ in range(20)])
         assert 0 <= quiet < 1000
         loaded = highest(prometheus, query, lambda: send(stall, session, 300))
@@ -119,27 +119,27 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Shop) -> None:
     first, second = fleet.servers
     answers = send(stall, session, REQUESTS, at_half=lambda: os.killpg(first.pid, signal.SIGKILL))
     check(stall, answers)
-    wait_until(lambda: fleet.proxy.healthy() == 1)
+    until(lambda: fleet.proxy.healthy() == 1)
     before = served_by([second])
     check(stall, send(stall, session, 20))
-    wait_until(lambda: served_by([second]) == [before[0] + 20])  # counted after the answer
+    until(lambda: served_by([second]) == [before[0] + 20])  # counted after the answer
 
     same = replace(second.options, ports=Ports(first.ports.grpc))
     first.stop()
     with TritonServer(stall.repository, same) as new:
-        wait_until(lambda: fleet.proxy.healthy() == 2)
+        until(lambda: fleet.proxy.healthy() == 2)
         (idle,) = served_by([new])
 
         def serves_again() -> bool:
             check(stall, send(stall, session, 20))
             return served_by([new])[0] > idle
 
-        wait_until(serves_again)
+        until(serves_again)
         answers = send(stall, session, REQUESTS, at_half=lambda: os.kill(new.pid, signal.SIGSTOP))
         check(stall, answers)
-        wait_until(lambda: fleet.proxy.healthy() == 1)
+        until(lambda: fleet.proxy.healthy() == 1)
         os.kill(new.pid, signal.SIGCONT)
-        wait_until(lambda: fleet.proxy.healthy() == 2)
+        until(lambda: fleet.proxy.healthy() == 2)
     session.close()
 
 
@@ -177,13 +177,6 @@ def check(stall: Shop, events: list[Any]) -> None:
                         mine[n][where].span(column, k).tensor(),
                     )
     local.close()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 def served_by(servers: Sequence[TritonServer]) -> list[float]:

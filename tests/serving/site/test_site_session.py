@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +34,7 @@ from serving.wire import FORMS, Form
 from tests.models.forked import in_a_child
 from tests.models.rogues import Calls
 from tests.models.tagged import ROW_BYTES, Event, Tags
+from tests.serving.conftest import until
 from tests.serving.grpc_server import Server, aborts, nan
 from tests.serving.proxy import Proxy
 
@@ -105,13 +106,6 @@ def answered(session: Session, local: Session, number: int = 1, n: int = 5) -> E
     event = ran(session, number, n)
     event.require_right(local)
     return event
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def nobody() -> str:
