@@ -103,10 +103,12 @@ class TensorRegions(Regions):
             yield SimpleNamespace(name=region.name, memory=memory, doubt=region.doubt)
 
 
-def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
+def connected(
+    url: str, registry: Any, ref: str, options: RemoteOptions, *, shared: bool = True
+) -> RemoteSession:
     client = Client(url.removeprefix("triton://"), options)
     opened = open_version(Opening(ref, registry=registry))
-    model = RemoteModel(opened, client, TensorRegions(client), CPU)
+    model = RemoteModel(opened, client, TensorRegions(client) if shared else None, CPU)
     model.look()
     return RemoteSession(opened.signature, model, options.in_flight)
 
@@ -125,11 +127,7 @@ def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None
     local = load_here("tagged/1", registry=tags.registry)
     server = Server(local, replace(tags.deployed.service, requests=form, merge=False))
     with server.listening() as url:
-        client = Client(url.removeprefix("triton://"), RemoteOptions())
-        opened = open_version(Opening("tagged/1", registry=tags.registry))
-        model = RemoteModel(opened, client, None, CPU)
-        model.look()
-        session = RemoteSession(local.signature, model, 1)
+        session = connected(url, tags.registry, "tagged/1", RemoteOptions(), shared=False)
         event = Event.make(local, 3, 20)
         session.run(event.given, event.found)
         server.fault = nan(1, [7])
