@@ -38,7 +38,7 @@ class ClusterFiles:
 
 def _head(planned: Needs) -> str:
     return (
-        f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.2-0.3.\n"
+        f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.3.\n"
         f"# Install under this name only: helm install {planned.name} fastml/supersonic -f FILE\n"
     )
 

@@ -11,7 +11,7 @@ import yaml
 
 from registry.store.registry import Registry
 from tests.models.project import PASSED, cli, refusal
-from tests.serving.cluster.needs import SCHEMA
+from tests.serving.cluster.needs import SCHEMA, installed
 
 IMAGE = ("--image", "registry.example/soa-triton:1")
 
@@ -29,7 +29,8 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     said = cli("deploy", "jets@production", *where, "--helm", file, *IMAGE, *more).stdout
     assert f"values for the SuperSONIC chart are in {file}" in said
     values = yaml.safe_load(file.read_text())
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(values)
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator(schema).validate(installed(values))
     assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
     assert values["serverLoadThreshold"] == 40
     assert "--model-repository=/models/models" in values["triton"]["args"]

@@ -1,18 +1,22 @@
-"""Needs of deployments for each vendor, without a version, and the chart's schema of values.
+"""Needs of deployments for each vendor, without a version, and the chart's own values.
 
-The schema is that of SuperSONIC (https://github.com/fastmachinelearning/SuperSONIC,
-helm/supersonic, Apache-2.0).
+These and their schema are from SuperSONIC 0.3.1 (helm/supersonic in
+https://github.com/fastmachinelearning/SuperSONIC, Apache-2.0).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from engines.target import Target
 from serving.cluster.needs import ClusterOptions, Needs
 
 SCHEMA = Path(__file__).with_name("supersonic-values.schema.json")
+VALUES = Path(__file__).with_name("supersonic-values.yaml")
 _OPTIONS = ClusterOptions("registry.example/soa-triton:1")
 CPU = Needs(
     name="jets",
@@ -39,3 +43,16 @@ AMD = replace(
     ),
 )  # fmt: skip
 ALL = {"cpu": CPU, "nvidia": NVIDIA, "amd": AMD}
+
+
+def installed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that the chart's templates get: its own, changed by these."""
+    return _changed(yaml.safe_load(VALUES.read_text()), values)
+
+
+def _changed(own: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    whole = dict(own)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(own.get(key), dict)
+        whole[key] = _changed(own[key], value) if both else value
+    return whole

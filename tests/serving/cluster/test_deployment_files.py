@@ -20,7 +20,7 @@ from serving.cluster.deployment_files import (
 )
 from serving.cluster.needs import Needs
 from tests.serving.cluster.conftest import find_prometheus
-from tests.serving.cluster.needs import ALL, AMD, CPU, NVIDIA, SCHEMA
+from tests.serving.cluster.needs import ALL, AMD, CPU, NVIDIA, SCHEMA, VALUES, installed
 
 every_vendor = pytest.mark.parametrize("needs", ALL.values(), ids=ALL)
 
@@ -29,11 +29,11 @@ every_vendor = pytest.mark.parametrize("needs", ALL.values(), ids=ALL)
 def test_values_are_valid_and_of_known_names(needs: Needs) -> None:
     """Valid by the chart's schema, also if it refuses every name that it does not list."""
     schema = json.loads(SCHEMA.read_text())
-    values = helm_values(needs)
+    values = installed(helm_values(needs))
     jsonschema.Draft202012Validator(schema).validate(values)
     found = jsonschema.Draft202012Validator(_closed(schema)).iter_errors(values)
     # Names that the chart's templates read, but its schema does not list.
-    allowed = ("'nvidia.com/gpu'", "'amd.com/gpu'", "storageType", "metricType", "timeoutSeconds")
+    allowed = ("'nvidia.com/gpu'", "'amd.com/gpu'", "storageType", "metricType")
     assert [e.message for e in found if not any(name in e.message for name in allowed)] == []
 
 
@@ -54,14 +54,14 @@ def test_helm_itself_takes_the_values(needs: Needs, tmp_path: Path) -> None:
     helm = pytest.importorskip("helm_python")
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: supersonic, version: 0.3.1}")
-    (tmp_path / "values.yaml").write_text("{}")
+    (tmp_path / "values.yaml").write_bytes(VALUES.read_bytes())
     (tmp_path / "values.schema.json").write_bytes(SCHEMA.read_bytes())
     template = "kind: ConfigMap\ndata:\n  all: {{ toYaml .Values | quote }}\n"
     (tmp_path / "templates" / "all.yaml").write_text(template)
     values = helm_values(needs)
     with helm.Chart.load(tmp_path) as chart:
         (text,) = chart.render(values=values, name=needs.name).values()
-        assert yaml.safe_load(yaml.safe_load(text)["data"]["all"]) == values
+        assert yaml.safe_load(yaml.safe_load(text)["data"]["all"]) == installed(values)
         with pytest.raises(helm.HelmError, match="maxReplicaCount"):
             chart.render(values={**values, "keda": {**values["keda"], "maxReplicaCount": "ten"}})
 
@@ -83,7 +83,7 @@ def test_values_of_each_vendor() -> None:
 
 
 def test_values_of_scaling_and_its_metric() -> None:
-    own, outside = helm_values(CPU), helm_values(AMD)
+    own, outside = (installed(helm_values(needs)) for needs in (CPU, AMD))
     assert own["serverLoadMetric"] == queue_query("jets", own["nameOverride"])
     assert own["serverLoadThreshold"] == 20
     assert own["prometheus"]["enabled"] and not outside["prometheus"]["enabled"]
