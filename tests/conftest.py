@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
 ROOT = Path(__file__).parents[1]
 CORE = ("tests/soa", "tests/engines/lanes", "tests/runtime/session", "tests/stages/judging")
 """The folders of the marker `core`. Their tests need no MLflow, ONNX, Dask or server."""
-NOT_CORE = (
+LONGEST = (
     "lanes/test_header.py",
     "lanes/test_operators.py",
     "lanes/test_rows.py",
@@ -29,7 +29,8 @@ NOT_CORE = (
     "lanes/test_special_values.py",
     "judging/test_emulate.py",
 )
-"""Files in them that compile for minutes: every operator, other compilers, other processors."""
+"""Files that compile for minutes: every operator, other compilers, other processors. They are not
+in `core`, and come first, so that no process is left alone with one of them."""
 
 environment.settle(ROOT)  # before torch is imported
 environment.remember_types()
@@ -56,7 +57,7 @@ def pytest_collection_finish() -> None:
 
 def in_core(path: Path) -> bool:
     within = any(path.is_relative_to(ROOT / folder) for folder in CORE)
-    return within and not path.as_posix().endswith(NOT_CORE)
+    return within and not path.as_posix().endswith(LONGEST)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -68,6 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     for item in items:
         if in_core(item.path) and not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.core)
