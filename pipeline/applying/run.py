@@ -34,7 +34,7 @@ from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
-from runtime.watch import Counts, Moved, drift, sum_of
+from runtime.watch import Counts, Moved, Profile, drift, sum_of
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
 from soa.options import AT_LEAST_ONE, BY_NAME, FUNCTION, PATH, PATHS, REF, TEXT, TEXTS, takes
@@ -218,9 +218,9 @@ def count_files(
     tree: str | None,
     mode: Mode,
     registry: Registry | str | None,
-) -> tuple[Counts, tuple[Moved, ...]]:
+) -> tuple[Profile, Counts]:
     """Run the model on the rows of files, write no answer, and count all values. Returns the
-    counts, and how far they moved from the reference. Arguments and errors: as of `apply`."""
+    version's profile, and the counts. Arguments and errors: as of `apply`."""
     nowhere = Path(gettempdir()) / f"{os.urandom(8).hex()}.parquet"
     job = prepare(
         ref, inputs, nowhere, columns=columns, keep=(), tree=tree, suffix=None, mode=mode,
@@ -229,7 +229,7 @@ def count_files(
     assert job.plan.profile is not None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         counts = sum_of([*pool.map(lambda piece: count(job.plan, piece), job.pieces)])
-    return counts, tuple(drift(job.plan.profile, counts))
+    return job.plan.profile, counts
 
 
 def _maker(path: str) -> str | None:

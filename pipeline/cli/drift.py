@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.report import Part
     from registry.store import Registry
     from runtime.opening import Mode
-    from runtime.watch import Counts, Moved
+    from runtime.watch import Counts, Moved, Profile
 
 _SHOWN = 20
 _FILE = click.Path(path_type=Path)
@@ -60,6 +60,7 @@ def drift(
     ./pipeline-counts.
     """
     from runtime.watch import LIMIT
+    from runtime.watch import drift as distances
 
     data = [each for each in inputs if each.suffix != ".json" and not each.is_dir()]
     if data and len(data) < len(inputs):
@@ -67,14 +68,15 @@ def drift(
     if data:
         from pipeline.applying import count_files
 
-        counts, moved = count_files(
+        profile, counts = count_files(
             ref, data, columns=dict(map(renaming, columns)), fill=dict(map(filling, fill)),
             tree=tree, mode=mode, registry=registry,
         )  # fmt: skip
     else:
-        counts, moved = _kept(ref, inputs, registry)
+        profile, counts = _kept(ref, inputs, registry)
+    moved = distances(profile, counts)
     most = LIMIT if limit is None else limit
-    said = write_page(html, lambda: _page(counts, moved, most))
+    said = write_page(html, lambda: _page(profile, counts, moved, most))
     beyond = [each.column for each in moved if each.beyond(most)]
     answer = {
         "version": counts.label,
@@ -87,21 +89,20 @@ def drift(
     return Answer(answer, _shown(counts, moved, beyond, most, said), not beyond)
 
 
-def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Counts, tuple[Moved, ...]]:
-    """The counts in files and folders, and how far they moved. A folder may have counts of other
-    versions too; they are left out."""
-    from runtime.watch import drift, profile_of, read_counts
+def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile, Counts]:
+    """The profile of a version, and its counts in files and folders. A folder may have counts of
+    other versions too; they are left out."""
+    from runtime.watch import profile_of, read_counts
 
     bundle = opened_at(ref, registry).bundle
     files = inputs or [Path(os.environ.get("PIPELINE_COUNTS", "pipeline-counts"))]
-    counts = read_counts(files, bundle.digest)
-    return counts, tuple(drift(profile_of(bundle), counts))
+    return profile_of(bundle), read_counts(files, bundle.digest)
 
 
-def _page(counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+def _page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
     from pipeline.report import drift_page
 
-    return drift_page(counts, moved, limit)
+    return drift_page(profile, counts, moved, limit)
 
 
 def _shown(

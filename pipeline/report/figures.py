@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from runtime.checked import Deviation
+from runtime.watch import Share
 from soa.text import in_html, microseconds, number, plain
 from stages.histogram import Histogram
 from stages.reports import (
@@ -231,6 +232,16 @@ def _off(
         shown.append(Steps(each.name, shares, each.ours))
     names = ["0", *(begins(i) for i in range(low, high + 1))]
     return _stepped(caption, Axis(label, "share of values", _share), shown, names)
+
+
+def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
+    """Draw a column's shares of the reference and of what was counted."""
+    series = [
+        Steps("reference", [each.reference for each in shares], ours=False),
+        Steps("counted", [each.counted for each in shares]),
+    ]
+    axis = Axis("value", "share of values", _share)
+    return _stepped(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
 
 
 def _share(value: float) -> str:

@@ -19,6 +19,7 @@ from pipeline.report.drift import describe_drift
 from pipeline.report.figures import (
     Figure,
     deviation_figure,
+    drift_figure,
     error_figure,
     histogram_figure,
     kept_of,
@@ -50,6 +51,7 @@ from registry.bundle import Bundle
 from registry.history import Event
 from registry.version import Version
 from runtime.checked import Deviation
+from runtime.watch import shares_of
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import microseconds, number, plain
@@ -59,7 +61,7 @@ from stages.reports import BenchmarkReport, Curve, NotDrawn, Residual, Roc, Vali
 if TYPE_CHECKING:
     from pipeline.applying import About, Report
     from registry.store import Registry
-    from runtime.watch import Counts, Moved
+    from runtime.watch import Counts, Moved, Profile
 
 REPORT = "report.html"
 _MOST_VALUES = 8
@@ -373,7 +375,7 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
     )  # fmt: skip
 
 
-def drift_page(counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
     """The page of `pipeline drift`."""
     beyond = [each.column for each in moved if each.beyond(limit)]
     facts = {
@@ -387,8 +389,15 @@ def drift_page(counts: Counts, moved: Sequence[Moved], limit: float) -> str:
         [
             Section("The counts", [new_table("", "", "", rows=_said(facts))]),
             Section("Against the reference", list(describe_drift(moved, len(moved)))),
+            Section("The columns that moved most", [
+                drift_figure(
+                    f"{each.column}: index {number(each.psi)}",
+                    shares_of(profile.columns[each.column], counts.columns[each.column]),
+                )
+                for each in moved[:_MOST_PLOTS] if each.significant
+            ]),
         ],
-    )
+    )  # fmt: skip
 
 
 def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,9 @@ from .counts import read_counts as read_counts
 from .counts import sum_of as sum_of
 from .drift import LIMIT as LIMIT
 from .drift import Moved as Moved
+from .drift import Share as Share
 from .drift import drift as drift
+from .drift import shares_of as shares_of
 from .profile import PROFILE as PROFILE
 from .profile import Component as Component
 from .profile import Profile as Profile

@@ -48,6 +48,26 @@ class Moved:
         return self.significant and self.psi > limit
 
 
+@dataclass(frozen=True)
+class Share:
+    """The shares of a column's values that lie in one bin, or are of one kind."""
+
+    name: str
+    reference: float
+    counted: float
+
+
+def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
+    """The shares of each kind and bin that has values."""
+    names = [*KINDS, *(f"{number(low)} to {number(high)}" for low, high in pairwise(bins.edges))]
+    old, new = max(sum(bins.counts), 1), max(sum(counts), 1)
+    return [
+        Share(name, a / old, b / new)
+        for name, a, b in zip(names, bins.counts, counts, strict=True)
+        if a or b
+    ]
+
+
 def drift(profile: Profile, counts: Counts) -> list[Moved]:
     """The difference of each column that was counted, the largest first."""
     pairs = {key: (profile.columns[key], own) for key, own in counts.columns.items()}
@@ -121,16 +141,9 @@ def _chi_squared(freedom: int, above: float) -> float:
 
 def _changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
     """The three kinds of values or bins whose shares changed most."""
-    names = [*KINDS, *_ranges(bins.edges)]
-    before, now = ([each / max(sum(own), 1) for each in own] for own in (bins.counts, counts))
-    order = sorted(range(len(names)), key=lambda k: -abs(now[k] - before[k]))
-    for k in order[:3]:
-        if now[k] != before[k]:
-            yield f"{names[k]}: {_percent(before[k])} to {_percent(now[k])}"
-
-
-def _ranges(edges: Sequence[float]) -> list[str]:
-    return [f"{number(low)} to {number(high)}" for low, high in pairwise(edges)]
+    changed = [each for each in shares_of(bins, counts) if each.reference != each.counted]
+    for each in sorted(changed, key=lambda e: -abs(e.counted - e.reference))[:3]:
+        yield f"{each.name}: {_percent(each.reference)} to {_percent(each.counted)}"
 
 
 def _percent(share: float) -> str:

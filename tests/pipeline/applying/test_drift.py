@@ -99,7 +99,9 @@ def test_a_job_counts_its_rows(store: Registry, tmp_path: Path) -> None:
     (tmp_path / "kept" / "again.json").write_bytes(counts.read_bytes())
     both = answer("drift", "jets/1", tmp_path / "kept", "--html", page, registry=store, code=1)
     assert both["columns"][0]["values"] == 2 * once["columns"][0]["values"]
-    assert "jets/b" in page.read_text()
+    text = page.read_text()
+    assert "jets/b" in text
+    assert text.count("<svg") == sum(each["significant"] for each in both["columns"])
 
 
 def test_a_session_counts_a_share_of_its_calls(
