@@ -1,4 +1,6 @@
 from .compiling import HEADER as HEADER
+from .compiling import TimedStep as TimedStep
+from .compiling import build_timed as build_timed
 from .compiling import compiler as compiler
 from .compiling import compiler_identity as compiler_identity
 from .compiling import family as family

@@ -50,6 +50,10 @@ _key_option: _Option = click.option(
 @_key_option
 @click.option("--times", is_flag=True, help="Also time the valid artifacts side by side.")
 @_seconds_option
+@click.option(
+    "--operators", is_flag=True,
+    help="Also show how much of a call of `lanes` each line of the model takes.",
+)  # fmt: skip
 @html_option
 def check(
     ref: str,
@@ -57,6 +61,7 @@ def check(
     keys: tuple[Path, ...],
     times: bool,
     seconds: float,
+    operators: bool,
     html: Path | None,
     registry: Registry,
 ) -> Answer:
@@ -78,6 +83,8 @@ def check(
         parts["artifacts"] = _judged(opened, target)
         if times:
             parts["times"] = _timed(opened, ref, target, seconds, html)
+    if operators:
+        parts["operators"] = _operators(opened)
     return Answer(
         {"digest": opened.bundle.digest, **{name: part.data for name, part in parts.items()}},
         chain(["every digest is right"], *(part.shown for part in parts.values())),
@@ -170,6 +177,26 @@ def _judged(opened: Opened, target: str | None) -> Answer:
     )
     data = {name: [report.to_dict() for report in each] for name, each in reports.items()}
     return Answer(data, shown(), passed=valid)
+
+
+def _operators(opened: Opened) -> Answer:
+    """The share of each line of the model in a call of `lanes`."""
+    from pipeline.report import new_table
+    from soa.text import number
+    from stages.reference import Reference, label
+    from stages.timing import benchmark_cases, ladder, operator_times
+
+    bundle, signature = opened.bundle, opened.signature
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
+    cases = [ladder(signature)[0], *benchmark_cases(signature)]
+    say("building lanes with a counter for each step")
+    with steps() as show, show("timing operators", None):
+        found = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
+    table = new_table("shares of a call of lanes", "operator", "line", *map(label, cases))
+    for each in found:
+        shares = [f"{number(100 * share, 2)} %" for share in each.shares.values()]
+        table.add_row(each.operator, each.line, *shares)
+    return Answer([vars(each) for each in found], [table])
 
 
 def _timed(

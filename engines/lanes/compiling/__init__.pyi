@@ -8,5 +8,7 @@ from .devices import build_kernel as build_kernel
 from .header import HEADER as HEADER
 from .header import build_header as build_header
 from .header import passes_self_test as passes_self_test
+from .library import TimedStep as TimedStep
 from .library import build as build
+from .library import build_timed as build_timed
 from .library import choose_widths as choose_widths

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.errors import NotApplicableError
+from engines.exported import name_of
 from engines.lanes.compiling.compilers import compile_library
 from engines.lanes.planning import (
     HEADERS,
+    Kernel,
     Plan,
+    Source,
+    Step,
     Width,
     planned,
     row_program,
@@ -43,16 +48,42 @@ def build_row(program: Program, target: Target, out: Path) -> list[str]:
             f"its intermediate values take {needed >> 20} MB a thread, more than "
             f"{_LARGEST >> 20} MB: a network with fewer intermediate values a row would fit"
         )
-    source = written(plan, widths)
+    _compile(written(plan, widths), target, out, 1 + len(widths))
+    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    return ["network.so", "network.cpp", "target.txt"]
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """What a step of a timed library computes: the operators, and the line of the model."""
+
+    operator: str
+    line: str
+
+
+def build_timed(program: Path, target: Target, out: Path) -> list[TimedStep]:
+    """Write network.so and network.cpp of a program.pt2 as `build` does, but the library counts the
+    ticks of each step in its array `soa_lanes_ticks`. Returns the steps in their order."""
+    plan = planned(row_program(program))
+    _compile(written(plan, choose_widths(plan, target), timed=True), target, out, 0)
+    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    return [_said(step) for step in plan.steps]
+
+
+def _said(step: Step) -> TimedStep:
+    tensor = (step.inner or step.source) if isinstance(step, Kernel) else step
+    return TimedStep(name_of(tensor.operator), tensor.line)
+
+
+def _compile(source: Source, target: Target, out: Path, parts: int) -> None:
+    """Compile a source file, in so many parts if it is long."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "network.cpp"
         file.write_text(source.text)
         (file.parent / "weights.bin").write_bytes(source.weights)
-        parts = 1 + len(widths) if len(source.text) > _WHOLE else 0
-        compile_library(file, HEADERS, target, out / "network.so", parts)
+        whole = len(source.text) <= _WHOLE
+        compile_library(file, HEADERS, target, out / "network.so", 0 if whole else parts)
     (out / "network.cpp").write_text(source.text)
-    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
-    return ["network.so", "network.cpp", "target.txt"]
 
 
 def choose_widths(plan: Plan, target: Target) -> list[Width]:

@@ -15,6 +15,21 @@
 #define HAS_PART(part) 1
 #define OF_PART static __attribute__((noinline))
 #endif
+// A file with STEPS is timed: it counts the ticks of the processor's clock in each step of a row block.
+#ifdef STEPS
+extern "C" __attribute__((visibility("default"))) int64_t soa_lanes_ticks[STEPS];
+int64_t soa_lanes_ticks[STEPS];
+static inline int64_t ticks() {
+#if defined(__aarch64__)
+  int64_t now;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(now));
+  return now;
+#else
+  return (int64_t)__rdtsc();
+#endif
+}
+#define TOOK(step) (soa_lanes_ticks[step] += ticks() - begun, begun = ticks())
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define ALWAYS_INLINE __attribute__((always_inline))

@@ -16,6 +16,7 @@ from .program import why_dependent as why_dependent
 from .self_test import Rows as Rows
 from .self_test import named_header as named_header
 from .source_file import HEADERS as HEADERS
+from .source_file import Source as Source
 from .source_file import Width as Width
 from .source_file import columns_of as columns_of
 from .source_file import letters as letters

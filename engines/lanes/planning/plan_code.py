@@ -104,6 +104,7 @@ class Writer:
     arena. In `registers` each is an array of its own, which a compiler may keep there. With
     `shared`, the threads of a GPU's block compute one row together: they divide the elements of a
     step, and wait for each other after it. `few`: a block may have copies of one row only.
+    `timed`: the ticks of each step are counted.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class Writer:
         vectors: int,
         store: Store | None = None,
         few: bool = False,
+        timed: bool = False,
     ) -> None:
+        self.timed = timed
         self.plan, self.constants, self.at = plan, constants, plan.elements.at
         self.on_gpu = store is not None
         self.own_arrays, self.shared = store == "registers", store == "shared"
@@ -130,14 +133,16 @@ class Writer:
             own = f"{kind} {name}[{tensor.count}];"
             part = f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);"
             lines.append(f"{own if self.own_arrays else part}  // {shape}")
+        lines += ["int64_t begun = ticks();"] if self.timed else []
         line = ""
-        for step in self.plan.steps:
+        for number, step in enumerate(self.plan.steps):
             source = step.source if isinstance(step, Kernel) else step
             if source.line and source.line != line:
                 line = self.constants.line = source.line
                 lines.append(f"// {line}")
             with named(source):
                 lines += self.step(step)
+            lines += [f"TOOK({number});"] if self.timed else []
         return "\n".join(f"  {line}" for line in lines) + "\n"
 
     def step(self, step: Step) -> list[str]:

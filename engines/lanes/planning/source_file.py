@@ -48,18 +48,25 @@ class Source:
     weights: bytes
 
 
-def written(plan: Plan, widths: Sequence[Width]) -> Source:
-    """The C++ code of a plan for the given widths; the widest must come first.
+def written(plan: Plan, widths: Sequence[Width], timed: bool = False) -> Source:
+    """The C++ code of a plan for the given widths; the widest must come first. `timed`: it counts
+    the ticks of each step, and compiles only as a whole.
 
     The file compiles as a whole, or in parts: PART=0 is the calls, PART=1 the first width, and so
     on.
     """
     constants = Constants()
     blocks = [
-        (width, Writer(plan, constants, width.registers, width.vectors, few=width.few).body())
+        (
+            width,
+            Writer(
+                plan, constants, width.registers, width.vectors, few=width.few, timed=timed
+            ).body(),
+        )
         for width in widths
     ]
-    parts = [_HEAD, *(array("int", name, entries) for entries, name in constants.tables.items())]
+    head = f"#define STEPS {len(plan.steps)}\n{_HEAD}" if timed else _HEAD
+    parts = [head, *(array("int", name, entries) for entries, name in constants.tables.items())]
     parts += [_block(part, width, body) for part, (width, body) in enumerate(blocks, 1)]
     parts.append(_entry(plan, widths))
     return Source("\n".join(parts), bytes(constants.data) or b"\0")

@@ -1,0 +1,72 @@
+"""How much of a call of `lanes` each line of the model takes: from counters around its steps."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engines.base import engine
+from engines.lanes import TimedStep, build_timed
+from engines.target import host_targets
+from runtime.session import Session
+from soa.signature import Signature
+from stages.reference import Arrays, Case, label
+from stages.timing.racing import bound_call, seconds_of
+
+_AT_LEAST_S = 0.2  # the time of the calls that are counted, for each size
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """The operator of a step, with the line of the model, and its shares of a call by size. An
+    operator that follows a product or a sum is computed with it."""
+
+    operator: str
+    line: str
+    shares: dict[str, float]
+
+
+def operator_times(
+    program: Path, signature: Signature, inputs: Arrays, cases: Sequence[Case]
+) -> list[OperatorTime]:
+    """The shares of each step of a program.pt2 in one thread on this host, the largest first.
+    Raises NotApplicableError if `lanes` has no code for the program."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch)
+        steps = build_timed(program, host_targets("cpu")[0], out)
+        with Session(
+            signature, engine("lanes").open(out / "network.so", torch.device("cpu"))
+        ) as session:
+            counted = ctypes.CDLL(str(out / "network.so"))
+            ticks = (ctypes.c_int64 * len(steps)).in_dll(counted, "soa_lanes_ticks")
+            shares = {label(case): _shares(session, inputs, case, ticks) for case in cases}
+    return _by_line(steps, shares)
+
+
+def _shares(
+    session: Session, inputs: Arrays, case: Case, ticks: ctypes.Array[ctypes.c_int64]
+) -> list[float]:
+    call = bound_call(session, inputs, case)
+    once = max(seconds_of(call), 1e-7)
+    before = list(ticks)
+    for _ in range(max(3, int(_AT_LEAST_S / once))):
+        call()
+    taken = [now - was for now, was in zip(ticks, before, strict=True)]
+    return [each / max(sum(taken), 1) for each in taken]
+
+
+def _by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
+    """The sums over the steps of one operator and line."""
+    found: dict[TimedStep, OperatorTime] = {}
+    for number, step in enumerate(steps):
+        own = found.setdefault(
+            step, OperatorTime(step.operator, step.line, dict.fromkeys(shares, 0.0))
+        )
+        for size, each in shares.items():
+            own.shares[size] += each[number]
+    return sorted(found.values(), key=lambda each: -max(each.shares.values()))

@@ -1,0 +1,20 @@
+"""The shares of each line of a model in a call of `lanes`."""
+
+from __future__ import annotations
+
+import pytest
+
+from stages.reference import Case
+from stages.timing import operator_times
+from tests.models.building import Built
+
+
+def test_each_line_has_its_share(mlp: Built) -> None:
+    cases: list[Case] = [{"n": 1}, {"n": 500}]
+    found = operator_times(mlp.capture.program, mlp.signature, mlp.inputs, cases)
+    for size in ("n=1", "n=500"):
+        assert sum(each.shares[size] for each in found) == pytest.approx(1)
+    products = [each for each in found if each.operator == "addmm"]
+    assert len(products) == 2
+    assert found[0].operator == "addmm"
+    assert {each.line.partition(":")[0] for each in products} == {"mlps.py"}
