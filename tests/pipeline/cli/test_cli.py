@@ -274,6 +274,9 @@ def test_check_is_validate_and_bench(registry: Registry, jets: Built, tmp_path: 
     text = said("check", "jets", *options, registry=registry)
     assert "\nchosen" in text and "validation on" in text and page.is_file()
     assert cli("check", "jets", "--html", page, "--registry", registry.uri, code=2).stdout == ""
+    timed = answer("check", "jets", "--operators", registry=registry)["operators"]
+    assert sum(each["shares"]["n=1000"] for each in timed) == pytest.approx(1)
+    assert {each["line"].partition(":")[0] for each in timed} >= {"model.py"}
 
 
 @pytest.mark.parametrize("command", ["check", "validate", "bench"])

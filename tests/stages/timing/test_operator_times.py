@@ -14,7 +14,5 @@ def test_each_line_has_its_share(mlp: Built) -> None:
     found = operator_times(mlp.capture.program, mlp.signature, mlp.inputs, cases)
     for size in ("n=1", "n=500"):
         assert sum(each.shares[size] for each in found) == pytest.approx(1)
-    products = [each for each in found if each.operator == "addmm"]
-    assert len(products) == 2
-    assert found[0].operator == "addmm"
-    assert {each.line.partition(":")[0] for each in products} == {"mlps.py"}
+    assert found[0].operator == "addmm"  # both layers, which stand in one line
+    assert found[0].line.startswith("mlps.py:")
