@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from engines.native import count_between
 from engines.processes import Lock
 from runtime.errors import LoadError
-from runtime.watch.profile import Bins, Profile, components
+from runtime.watch.profile import Profile, components
+from runtime.watch.tally import Tally
 from soa.files import read_plain
-from soa.memory import Collection, Span, span_of
+from soa.memory import Collection
 from soa.records import Record, as_data, read_record
 from soa.signature import Signature
-
-_WIDER = ("float16", "bfloat16")  # counted as float32
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +112,7 @@ class Counter:
 
     def __init__(self, profile: Profile, signature: Signature) -> None:
         self._tallies = [
-            (each, Tally(edges_of(profile.columns[each.key])))
+            (each, Tally(profile.columns[each.key].edges))
             for each in components(signature)
             if each.key in profile.columns
         ]
@@ -142,53 +134,3 @@ class Counter:
             columns = {each.key: tally.counts() for each, tally in self._tallies}
             calls = self._calls
         return Counts(model=model, version=version, digest=digest, calls=calls, columns=columns)
-
-
-class Tally:
-    """Counts the values of one column between edges, which ascend."""
-
-    def __init__(self, edges: npt.NDArray[np.float64]) -> None:
-        import numpy as np
-
-        self._edges = edges
-        self._raw = np.zeros(4 + len(edges), np.int64)
-        """NaN, -infinity, infinity, zero, and for each edge the values below it."""
-        self._all = 0
-
-    def add(self, span: Span) -> None:
-        if span.device.type != "cpu" or span.dtype in _WIDER:
-            values = span.tensor().cpu()
-            span = span_of(values.float() if span.dtype in _WIDER else values)
-        (n,) = span.shape
-        count_between(
-            span.address, span.dtype, n, self._edges.ctypes.data, len(self._edges),
-            self._raw.ctypes.data,
-        )  # fmt: skip
-        self._all += n
-
-    def counts(self) -> list[int]:
-        """The numbers of values: those of `KINDS`, then one for each bin."""
-        nan, low, high, zero, *below = self._raw.tolist()
-        # Below each edge, without -infinity and zeros, which are counted apart.
-        own = [
-            b - low - (zero if edge > 0 else 0) for b, edge in zip(below, self._edges, strict=True)
-        ]
-        finite = self._all - nan - low - high - zero
-        outside = (own[0], finite - own[-1]) if own else (0, finite)
-        return [nan, low, high, zero, *outside, *(b - a for a, b in pairwise(own))]
-
-
-def edges_of(bins: Bins) -> npt.NDArray[np.float64]:
-    import numpy as np
-
-    return np.array(bins.edges, np.float64)
-
-
-def counted(edges: npt.NDArray[np.float64], values: npt.NDArray[Any]) -> list[int]:
-    """The numbers of values, `(n,)`, as `Tally.counts`."""
-    import numpy as np
-
-    values = np.ascontiguousarray(values.astype(np.float32) if values.dtype == "f2" else values)
-    tally = Tally(edges)
-    tally.add(Span(values.ctypes.data, values.dtype.name, values.shape, owner=values))
-    return tally.counts()

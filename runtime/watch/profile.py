@@ -91,7 +91,7 @@ def bins_of(values: npt.NDArray[Any]) -> Bins:
     values, each has its own bin."""
     import numpy as np
 
-    from runtime.watch.counts import counted, edges_of
+    from runtime.watch.tally import counted
 
     finite = values[np.isfinite(values) & (values != 0)]
     different = np.unique(finite)
@@ -101,8 +101,7 @@ def bins_of(values: npt.NDArray[Any]) -> Bins:
     edges = sorted({float(each) for each in different})
     if edges:
         edges.append(max(_next(finite.max()), math.nextafter(edges[-1], math.inf)))
-    empty = Bins(edges=edges, counts=[0] * (len(KINDS) + max(len(edges) - 1, 0)))
-    return Bins(edges=edges, counts=counted(edges_of(empty), values))
+    return Bins(edges=edges, counts=counted(edges, values))
 
 
 def _next(value: np.generic) -> float:

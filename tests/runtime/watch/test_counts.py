@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from runtime.errors import LoadError
-from runtime.watch.counts import Counter, Counts, counted, edges_of, read_counts
+from runtime.watch.counts import Counter, Counts, read_counts
 from runtime.watch.profile import BINS, KINDS, Bins, bins_of, components, profiled
+from runtime.watch.tally import counted
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 
 Array = npt.NDArray[Any]
@@ -46,10 +47,10 @@ def columns(draw: st.DrawFn) -> tuple[Array, Array]:
 def test_values_are_counted_as_numpy_counts_them(both: tuple[Array, Array]) -> None:
     reference, other = both
     bins = bins_of(reference)
-    edges = edges_of(bins)
+    edges = np.array(bins.edges)
     assert bins.counts == by_numpy(edges, reference)
     assert sum(bins.counts) == len(reference)
-    assert counted(edges, other) == by_numpy(edges, other)
+    assert counted(bins.edges, other) == by_numpy(edges, other)
 
 
 def test_a_few_different_values_have_a_bin_each() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.watch.counts import Counts, counted, edges_of
+from runtime.watch.counts import Counts
 from runtime.watch.drift import LIMIT, Moved, drift
 from runtime.watch.profile import KINDS, Bins, Profile, profiled
+from runtime.watch.tally import counted
 
 Array = npt.NDArray[Any]
 COLUMNS, ROWS = 60, 100_000
@@ -36,7 +37,7 @@ def profile() -> Profile:
 
 
 def moved(profile: Profile, values: dict[str, Array]) -> list[Moved]:
-    columns = {key: counted(edges_of(profile.columns[key]), own) for key, own in values.items()}
+    columns = {key: counted(profile.columns[key].edges, own) for key, own in values.items()}
     return drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
 
 
