@@ -26,7 +26,7 @@ from engines.lanes.planning import (
     traced_row,
     written,
 )
-from engines.lanes.tensors import Tensor
+from engines.lanes.values import Tensor
 from engines.target import Target
 from soa.errors import SoaPipelineError
 from soa.text import plain

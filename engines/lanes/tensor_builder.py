@@ -9,17 +9,8 @@ import torch
 
 from engines.lanes.functions import FUNCTIONS, RANGES, carrier
 from engines.lanes.index import Indices, Variable, constant
-from engines.lanes.tensors import (
-    Argument,
-    Constant,
-    Map,
-    Program,
-    Shape,
-    Tensor,
-    Uniform,
-    View,
-)
-from engines.lanes.values import Call, Literal, Value, Values
+from engines.lanes.tensors import Argument, Constant, Map, Program, Uniform, View
+from engines.lanes.values import Call, Literal, Shape, Tensor, Value, Values
 
 HALF = ("float16", "bfloat16")
 _FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h has 32 or 64 bits

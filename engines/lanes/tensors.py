@@ -26,17 +26,13 @@ from engines.lanes.index import (
     OfRow,
     Variable,
     constant,
-    dot,
     entry,
     flat,
     variable,
 )
-from engines.lanes.values import Number, Read, Value, Values
+from engines.lanes.values import At, Number, Read, Shape, Tensor, Value, Values
 
-Shape = tuple[int, ...]
 UNKNOWN = -1
-At: TypeAlias = "Callable[[Tensor, Indices], Value]"
-"""Gives the value of a tensor's element."""
 
 
 @contextmanager
@@ -55,53 +51,6 @@ def no_code(operator: str, line: str, error: Exception) -> NotApplicableError:
     where = f" ({line})" if line else ""
     why = f"{type(error).__name__}: {first_line(error)}"
     return NotApplicableError(f"it has no code for {operator} with these arguments{where}: {why}")
-
-
-class Tensor:
-    """The base class. `sources`: the tensors from whose elements its elements are computed."""
-
-    cost = 0
-    """The approximate number of instructions that compute an element from stored tensors."""
-    bounds: tuple[int, int] | None = None
-
-    def __init__(self, values: Values, shape: Shape, dtype: str, *sources: Tensor) -> None:
-        self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
-        self.bounds = RANGES.get(dtype)
-        self.line = ""  # the line of the model, for a comment in the generated code
-        self.operator = ""  # the operator of the model, for an error
-        self.innermost: int | None = None  # the dimension along which memory is contiguous
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The strides of the stored tensor, in elements."""
-        order = [d for d in range(len(self.shape)) if d != self.innermost]
-        order += [] if self.innermost is None else [self.innermost]
-        found, step = [0] * len(order), 1
-        for d in reversed(order):
-            found[d] = step
-            step *= self.shape[d]
-        return tuple(found)
-
-    def address(self, index: Indices) -> Index:
-        """The position of an element in the tensor's memory, in elements."""
-        return dot(index, self.strides)
-
-    @property
-    def root(self) -> Tensor:
-        """The tensor of which this is a view; for all but views, the tensor itself."""
-        return self
-
-    def element(self, index: Indices, at: At) -> Value:
-        """The expression that computes the element at an index, from the elements of `sources`."""
-        raise NotImplementedError
-
-    def variables(self, name: str = "i") -> Indices:
-        """A loop variable for each dimension."""
-        return tuple(variable(f"{name}{d}", size) for d, size in enumerate(self.shape))
 
 
 class Argument(Tensor):

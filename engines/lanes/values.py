@@ -1,21 +1,22 @@
-"""Values: expressions of reads and calls that compute one element of one row.
+"""Values: expressions of reads and calls that compute one element of one row; the base of tensors.
 
 Equal expressions are the same object, so that repeated ones are found by identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from engines.lanes.functions import FUNCTIONS, RANGES, Bounds
-from engines.lanes.index import Indices, Variable
-
-if TYPE_CHECKING:
-    from engines.lanes.tensors import Tensor
+from engines.lanes.index import Index, Indices, Variable, dot, variable
 
 Number = int | float | bool
+Shape = tuple[int, ...]
+At: TypeAlias = "Callable[[Tensor, Indices], Value]"
+"""Gives the value of a tensor's element."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,3 +123,50 @@ def parts(value: Value) -> tuple[Value, ...]:
         atoms = (atom for each in value.index for atom in each.atoms())
         return tuple(a.value for a in atoms if hasattr(a, "value"))
     return ()
+
+
+class Tensor:
+    """The base class. `sources`: the tensors from whose elements its elements are computed."""
+
+    cost = 0
+    """The approximate number of instructions that compute an element from stored tensors."""
+    bounds: tuple[int, int] | None = None
+
+    def __init__(self, values: Values, shape: Shape, dtype: str, *sources: Tensor) -> None:
+        self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
+        self.bounds = RANGES.get(dtype)
+        self.line = ""  # the line of the model, for a comment in the generated code
+        self.operator = ""  # the operator of the model, for an error
+        self.innermost: int | None = None  # the dimension along which memory is contiguous
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of the stored tensor, in elements."""
+        order = [d for d in range(len(self.shape)) if d != self.innermost]
+        order += [] if self.innermost is None else [self.innermost]
+        found, step = [0] * len(order), 1
+        for d in reversed(order):
+            found[d] = step
+            step *= self.shape[d]
+        return tuple(found)
+
+    def address(self, index: Indices) -> Index:
+        """The position of an element in the tensor's memory, in elements."""
+        return dot(index, self.strides)
+
+    @property
+    def root(self) -> Tensor:
+        """The tensor of which this is a view; for all but views, the tensor itself."""
+        return self
+
+    def element(self, index: Indices, at: At) -> Value:
+        """The expression that computes the element at an index, from the elements of `sources`."""
+        raise NotImplementedError
+
+    def variables(self, name: str = "i") -> Indices:
+        """A loop variable for each dimension."""
+        return tuple(variable(f"{name}{d}", size) for d, size in enumerate(self.shape))

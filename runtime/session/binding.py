@@ -51,7 +51,7 @@ class Runs(Protocol):
 
 
 class Watcher(Protocol):
-    """Sees calls after they have run: runtime/watch/watcher.py."""
+    """Sees calls after they have run: runtime/watch/sampling.py."""
 
     def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
         """Wrap a call of a binding."""

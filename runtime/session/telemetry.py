@@ -107,10 +107,9 @@ class Telemetry:
         if self.port is None:
             self._write(str(self._file), self.registry)
 
-    def moved(self, model: str, version: str, columns: Mapping[str, float]) -> None:
-        """Set how far each column's values moved: the population stability index."""
-        for column, psi in columns.items():
-            self._moved.labels(model, version, column).set(psi)
+    def moved(self, model: str, version: str, column: str, psi: float) -> None:
+        """Set how far the values of a column moved: the population stability index."""
+        self._moved.labels(model, version, column).set(psi)
 
 
 def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
@@ -124,3 +123,11 @@ def telemetry() -> Telemetry | None:
     """The telemetry of this process; None if it is off. Raises LoadError."""
     where = os.environ.get(VARIABLE)
     return Telemetry(where) if where else None
+
+
+def gauge_drift(model: str, version: str, columns: Mapping[str, float]) -> None:
+    """Set how far each column's values moved, if telemetry is on."""
+    there = telemetry()
+    if there is not None:
+        for column, psi in columns.items():
+            there.moved(model, version, column, psi)

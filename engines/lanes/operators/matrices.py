@@ -13,7 +13,8 @@ from engines.lanes.operators.pointwise import select
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.views import transpose
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Assembly, Part, Tensor
+from engines.lanes.tensors import Assembly, Part
+from engines.lanes.values import Tensor
 
 _LARGEST = 16  # rows of a matrix: the code has a step for each pair of columns
 

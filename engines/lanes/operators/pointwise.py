@@ -10,8 +10,8 @@ from engines.exported import row_rules
 from engines.lanes.functions import ATEN, RANGES
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder
-from engines.lanes.tensors import Map, Tensor
-from engines.lanes.values import Value
+from engines.lanes.tensors import Map
+from engines.lanes.values import Tensor, Value
 
 _UNARY = [name for name, known in ATEN.items() if known.arguments == 1 and name != "round"]
 _BINARY = [name for name, known in ATEN.items() if known.arguments == 2]

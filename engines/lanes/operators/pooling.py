@@ -17,7 +17,7 @@ from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.selection import own, picked
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder
-from engines.lanes.tensors import Tensor
+from engines.lanes.values import Tensor
 
 Windows = list[list[range]]
 """For each spatial dimension, the places of each window. Only windows that hang over the input have

@@ -16,7 +16,8 @@ from engines.lanes.index import Indices, constant
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.views import pad
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Assembly, Constant, Part, Product, Tensor
+from engines.lanes.tensors import Assembly, Constant, Part, Product
+from engines.lanes.values import Tensor
 
 _FLOATS = ("float32", "float64")
 

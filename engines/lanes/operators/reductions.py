@@ -14,7 +14,8 @@ from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.registry import Operator, lowers, sizes
 from engines.lanes.operators.views import reshape
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Reduction, Scan, Tensor
+from engines.lanes.tensors import Reduction, Scan
+from engines.lanes.values import Tensor
 
 _KINDS = {"amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}
 _OF_BOOLS = {"max": "any", "min": "all", "sum": "any", "prod": "all"}

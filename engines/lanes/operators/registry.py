@@ -12,7 +12,8 @@ import torch
 
 from engines.exported import Rule
 from engines.lanes.tensor_builder import HALF, Builder, NotKnown
-from engines.lanes.tensors import UNKNOWN, Tensor
+from engines.lanes.tensors import UNKNOWN
+from engines.lanes.values import Tensor
 
 
 @dataclass(frozen=True)

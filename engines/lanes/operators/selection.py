@@ -13,16 +13,8 @@ from engines.lanes.operators.pointwise import common_dtype, select
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import (
-    UNKNOWN,
-    Constant,
-    Gathered,
-    Map,
-    Pick,
-    Scattered,
-    Sorted,
-    Tensor,
-)
+from engines.lanes.tensors import UNKNOWN, Constant, Gathered, Map, Pick, Scattered, Sorted
+from engines.lanes.values import Tensor
 
 
 @lowers("gather", rows=row_rules.gathered)

@@ -12,7 +12,8 @@ import torch
 
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Ranks, Tensor
+from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Ranks
+from engines.lanes.values import Tensor
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,8 @@ from engines.exported import row_rules, shape_rules
 from engines.lanes.index import Indices, constant, reshaped
 from engines.lanes.operators.registry import Operator, lowers, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape, Tensor
+from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part
+from engines.lanes.values import Shape, Tensor
 
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",

@@ -11,8 +11,8 @@ import torch
 
 from engines.lanes.index import Index, Variable
 from engines.lanes.planning.plan import Kernel
-from engines.lanes.tensors import Constant, Elements, Product, Tensor
-from engines.lanes.values import Read
+from engines.lanes.tensors import Constant, Elements, Product
+from engines.lanes.values import Read, Tensor
 
 _NONE = Variable("", 1)
 _SUMS, _STEPS = 16, 16

@@ -30,10 +30,9 @@ from engines.lanes.tensors import (
     Scan,
     Scattered,
     Sorted,
-    Tensor,
     View,
 )
-from engines.lanes.values import Open, Read, Value, walk
+from engines.lanes.values import Open, Read, Tensor, Value, walk
 
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2

@@ -34,10 +34,9 @@ from engines.lanes.tensors import (
     Scan,
     Scattered,
     Sorted,
-    Tensor,
     named,
 )
-from engines.lanes.values import Call, Literal, Read, Value, parts, walk
+from engines.lanes.values import Call, Literal, Read, Tensor, Value, parts, walk
 from soa.dtypes import itemsize
 
 _LONGEST = 60  # an expression with more characters gets a name

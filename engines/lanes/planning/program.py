@@ -33,8 +33,8 @@ from engines.exported import (
 from engines.exported import why_dependent as dependence_by_rules
 from engines.lanes.operators import LOWERINGS, ROWS, Operator, agrees, lowered, sizes
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import Argument, Program, Tensor, no_code
-from engines.lanes.values import Value
+from engines.lanes.tensors import Argument, Program, no_code
+from engines.lanes.values import Tensor, Value
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # Example numbers of items: primes that are unlikely to be a size in a model.

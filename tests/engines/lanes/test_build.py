@@ -21,7 +21,7 @@ from engines.lanes.index import Indices
 from engines.lanes.operators import LOWERINGS, Operator
 from engines.lanes.planning import HEADERS, planned, row_program, written
 from engines.lanes.tensor_builder import Builder
-from engines.lanes.tensors import Tensor as Lowered
+from engines.lanes.values import Tensor as Lowered
 from runtime.session.session import Session
 from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
 

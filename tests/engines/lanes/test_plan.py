@@ -15,7 +15,8 @@ from engines.lanes.planning.plan import planned
 from engines.lanes.planning.program import row_program
 from engines.lanes.planning.source_file import Width, written, written_kernel
 from engines.lanes.tensor_builder import Builder
-from engines.lanes.tensors import UNKNOWN, Argument, Program, Tensor
+from engines.lanes.tensors import UNKNOWN, Argument, Program
+from engines.lanes.values import Tensor
 from tests.engines.lanes.harness import MOST, Function, compiled, prepared
 
 

@@ -20,10 +20,9 @@ from engines.errors import first_line
 from engines.processes import tell
 from runtime.errors import LoadError
 from runtime.process import keep_written, torch_runs_on
-from runtime.session import Binding
-from runtime.session.telemetry import telemetry
+from runtime.session import Binding, gauge_drift
 from runtime.watch.counts import Counter, Counts
-from runtime.watch.drift import drift
+from runtime.watch.distance import drift
 from runtime.watch.profile import PROFILE, Profile, has_profile, profile_of
 from soa.files import write_whole
 from soa.text import logger
@@ -101,9 +100,8 @@ class Watcher:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.file, found.to_json())
-        if (watched := telemetry()) is not None:
-            moved = {each.column: each.psi for each in drift(self._profile, found)}
-            watched.moved(found.model, found.version or "", moved)
+        moved = {each.column: each.psi for each in drift(self._profile, found)}
+        gauge_drift(found.model, found.version or "", moved)
 
 
 def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:

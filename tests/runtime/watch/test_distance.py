@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from runtime.watch.counts import Counts
-from runtime.watch.drift import LIMIT, Moved, drift
+from runtime.watch.distance import LIMIT, Moved, drift
 from runtime.watch.profile import KINDS, Bins, Profile, profiled
 from runtime.watch.tally import counted
 
