@@ -6,13 +6,17 @@ People rely on these tags: MLflow's web page shows them and its search finds the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
+from typing import Protocol
 
+from registry import stamp
 from registry.errors import NotPromotedError, RegistryError
 from registry.promotion import Decision
+from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
 from soa.text import html_table
@@ -71,6 +75,23 @@ class Promotion:
             return made
         except ValueError as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
+
+
+class Stored(Protocol):
+    """A version as MLflow's store describes it. `created`: in milliseconds since 1970, UTC."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def tags(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -185,3 +206,37 @@ class Version:
             )
         if self.targets.get(target) == "verified":
             raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
+
+    @classmethod
+    def of(cls, found: Stored, aliases: Mapping[str, int]) -> Version:
+        """`aliases`: all aliases of the model."""
+        number, tags = found.number, dict(found.tags)
+        if DIGEST not in tags:
+            raise RegistryError(
+                f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
+            )
+        return cls(
+            name=found.name,
+            number=number,
+            digest=tags[DIGEST],
+            aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
+            targets=_by_target(tags, TARGET),
+            chosen=_by_target(tags, CHOSEN),
+            annexes=_by_target(tags, ANNEX),
+            created=stamp.time_of(found.created),
+            run_id=found.run_id or None,
+            source=found.source,
+            tags=MappingProxyType(tags),
+        )
+
+
+def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
+    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
+    and its name might be an unsafe path: it is left out."""
+    by_target = {}
+    for key in sorted(tags):
+        # A target has one slash, after a device that has no dot: `tag_of` wrote a dot for it.
+        target = key.removeprefix(prefix).replace(".", "/", 1)
+        if key.startswith(prefix) and re.fullmatch(TARGET_PATTERN, target):
+            by_target[target] = tags[key]
+    return MappingProxyType(by_target)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import RegistryError
 from registry.history.event_log import Event, History, HistoryWriter, Kind
-from registry.mlflow import ClientStore, Store, aliases_of, models
+from registry.mlflow import ClientStore, Store, aliases_of
 from registry.promotion import Decision
 from registry.ref import checked_alias
 from registry.version import (
@@ -188,7 +188,7 @@ class ModelWriter:
         if found is None:
             return False
         try:
-            version = models.version_of(found, self.aliases)
+            version = Version.of(found, self.aliases)
             history = promotions_of(self._store, self.history, version, PRODUCTION)
             version.let_in(PRODUCTION, history)
         except RegistryError:

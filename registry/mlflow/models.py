@@ -2,62 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from registry import stamp
 from registry.errors import RegistryError
 from registry.mlflow.client_store import ClientStore
-from registry.ref import TARGET_PATTERN
-from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, Version
+from registry.version import DIGEST, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow.access import Access
-    from registry.mlflow.store_protocol import Store, StoredModel, StoredVersion
-
-
-def version_of(found: StoredVersion, aliases: Mapping[str, int]) -> Version:
-    """`aliases`: all aliases of the model."""
-    number, tags = found.number, dict(found.tags)
-    if DIGEST not in tags:
-        raise RegistryError(
-            f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
-        )
-    return Version(
-        name=found.name,
-        number=number,
-        digest=tags[DIGEST],
-        aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
-        targets=_by_target(tags, TARGET),
-        chosen=_by_target(tags, CHOSEN),
-        annexes=_by_target(tags, ANNEX),
-        created=stamp.time_of(found.created),
-        run_id=found.run_id or None,
-        source=found.source,
-        tags=MappingProxyType(tags),
-    )
-
-
-def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
-    and its name might be an unsafe path: it is left out."""
-    by_target = {}
-    for key in sorted(tags):
-        # A target has one slash, after a device that has no dot: `tag_of` wrote a dot for it.
-        target = key.removeprefix(prefix).replace(".", "/", 1)
-        if key.startswith(prefix) and re.fullmatch(TARGET_PATTERN, target):
-            by_target[target] = tags[key]
-    return MappingProxyType(by_target)
+    from registry.mlflow.store_protocol import Store, StoredModel
 
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
     """The versions that soa-pipeline registered, oldest first."""
     ours = [v for v in store.versions(model.name) if DIGEST in v.tags]
-    return sorted((version_of(v, model.aliases) for v in ours), key=lambda v: v.number)
+    return sorted((Version.of(v, model.aliases) for v in ours), key=lambda v: v.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:

@@ -105,7 +105,7 @@ class Reader(Access):
             if number not in there:
                 have = models.ranges(sorted(there))
                 raise NotFoundError(f"{wanted}: no such version; there are: {have}")
-            return models.version_of(there[number], aliases)
+            return Version.of(there[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:
         """The version's folder in the artifact store, or None if that is not on this host."""

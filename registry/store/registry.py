@@ -104,7 +104,7 @@ class Registry(Reader):
             store = ClientStore(client)
             with write_lock(self, client, model):
                 known = models.registered(store, model, bundle.digest)
-                experiment = models.made_experiment(self, client, model, model)
+                experiment = self.experiment(client, model)
             if known is not None:
                 return known
             run = upload.begin(client, experiment, model, bundle)
@@ -307,8 +307,7 @@ class Registry(Reader):
         ):
             if ClientStore(client).model(name) is None:
                 self.find(Ref(name))  # says which models there are
-            experiment = models.made_experiment(self, client, name, name)
-            history = HistoryWriter(client, experiment, name)
+            history = HistoryWriter(client, self.experiment(client, name), name)
             writer = ModelWriter(client, name, history, lock)
             writer.settle()
             yield writer
@@ -321,6 +320,10 @@ class Registry(Reader):
 
     def _again(self, version: Version) -> Version:
         return self.find(Ref(version.name, version.number))
+
+    def experiment(self, client: MlflowClient, name: str) -> str:
+        """The id of a model's MLflow experiment, which is created if it does not exist."""
+        return models.made_experiment(self, client, name, name)
 
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None

@@ -47,7 +47,7 @@ from registry.history.event_log import markdown as event_markdown
 from registry.history.policies import _asked
 from registry.housekeeping.export_import import EXPORT, import_from
 from registry.housekeeping.pushing import _origin
-from registry.mlflow import description, models
+from registry.mlflow import description
 from registry.mlflow.store_protocol import StoredRun, StoredVersion
 from registry.promotion import Decision
 from registry.store.recorded_lookups import Lookup, LookupCache, _digest
@@ -318,7 +318,7 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 
 def version_with(tags: Mapping[str, str]) -> Version:
     found = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
-    return models.version_of(found, {"staging": 1})
+    return Version.of(found, {"staging": 1})
 
 
 RESOLVED = {

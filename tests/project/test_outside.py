@@ -23,13 +23,12 @@ from pipeline.config.site_file import load_site
 from registry.bundle.digests import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.export_import import EXPORT, import_from
-from registry.mlflow import models
 from registry.mlflow.store_protocol import StoredVersion
 from registry.store.host_cache import Cache
 from registry.store.recorded_lookups import LookupCache
 from registry.store.registry import Registry
 from registry.trust import read_trusted
-from registry.version import DIGEST
+from registry.version import DIGEST, Version
 from runtime.loader import load
 from serving.client.calls import _credentials
 from serving.client.options import Tls
@@ -210,7 +209,7 @@ def test_tags_that_are_no_targets() -> None:
     """A target becomes a folder when a version is pulled."""
     keys = [DIGEST, "annex.cpu.x86-64-v3", "annex../tmp/x", "annex.etc", "target.a.b.c/../d"]
     found = StoredVersion("jets", 1, 1, "1", "/nowhere", dict.fromkeys(keys, "0" * 64))
-    version = models.version_of(found, {})
+    version = Version.of(found, {})
     assert (list(version.annexes), list(version.targets)) == (["cpu/x86-64-v3"], [])
 
 
