@@ -62,6 +62,9 @@ def keep_written(write: Callable[[], None], what: str) -> None:
             tried()
 
     atexit.register(tried)
+    from multiprocessing import util  # its children end without what atexit has
+
+    util.Finalize(None, tried, exitpriority=0)
     threading.Thread(target=again_and_again, daemon=True).start()
 
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engines.base import Portable, engine
@@ -236,7 +238,11 @@ def profile_of_rows(capture: Capture) -> Profile:
     pieces: list[dict[str, torch.Tensor]] = []
     own = Reference.load(capture.reference)
     largest = max(range(len(own.cases)), key=lambda k: sum(own.cases[k].values()))
-    pieces += [_of_inputs(signature, own.inputs), _of_outputs(signature, own.outputs[largest])]
+    rows = _before_they_repeat(signature, own.inputs)
+    pieces += [
+        _of_inputs(signature, own.inputs, rows),
+        _of_outputs(signature, own.outputs[largest], rows),
+    ]
     if capture.more is not None:
         more = Reference.load(capture.more)
         pieces.append(_of_inputs(signature, more.inputs))
@@ -244,8 +250,39 @@ def profile_of_rows(capture: Capture) -> Profile:
     return profiled([{key: _in_numpy(own) for key, own in piece.items()} for piece in pieces])
 
 
-def _of_inputs(signature: Signature, inputs: Arrays) -> dict[str, torch.Tensor]:
-    """By key: the values of each component that the model reads."""
+def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:
+    """By dimension: how many rows there are before the same rows come again. A reference repeats
+    the rows of a short file (see `read_rows`), and those are not independent of the first ones."""
+    found: dict[str, int] = {}
+    for dim in signature.dims:
+        columns = [
+            np.ascontiguousarray(_in_numpy(inputs[name][column.name]))
+            for name in signature.input_collections
+            for column in signature.layouts[name].numbers
+            if signature.rows_of[name] == dim and column.kind != "scalar"
+        ]
+        if columns:
+            found[dim] = _period([each.reshape(len(each), -1).view(np.uint8) for each in columns])
+    return found
+
+
+def _period(columns: Sequence[npt.NDArray[np.uint8]]) -> int:
+    """The number of rows after which rows repeat to the end; all rows if they do not. `columns`:
+    the bytes of each, `(n, width)`."""
+    n = len(columns[0])
+    for period in range(1, n):
+        if all((each[period] == each[0]).all() for each in columns) and all(
+            (each[period:] == each[: n - period]).all() for each in columns
+        ):
+            return period
+    return n
+
+
+def _of_inputs(
+    signature: Signature, inputs: Arrays, rows: Mapping[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """By key: the values of each component that the model reads; of the first `rows`, by
+    dimension, if given."""
     found = {}
     for bound in signature.inputs:
         collection = bound.block.collection
@@ -254,14 +291,17 @@ def _of_inputs(signature: Signature, inputs: Arrays) -> dict[str, torch.Tensor]:
             values = inputs[collection][name].reshape(-1, column.components)
             for i in range(column.components):
                 key = Component(collection, column, column.component_of(i)).key
-                found[key] = values[:, i]
+                found[key] = values[: rows.get(bound.rows) if rows else None, i]
     return found
 
 
 def _of_outputs(
-    signature: Signature, outputs: Mapping[str, torch.Tensor]
+    signature: Signature,
+    outputs: Mapping[str, torch.Tensor],
+    rows: Mapping[str, int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """By key: the answers for each component that the model writes, in the column's dtype."""
+    """By key: the answers for each component that the model writes, in the column's dtype; `rows`
+    as in `_of_inputs`."""
     found = {}
     for bound in signature.outputs:
         values = outputs[bound.name].reshape(-1, len(bound.plan.order))
@@ -269,7 +309,8 @@ def _of_outputs(
             name, number = bound.plan.components[place]
             column = signature.layouts[bound.block.collection][name]
             key = Component(bound.block.collection, column, number).key
-            found[key] = values[:, feature].to(torch_dtype(column.dtype))
+            own = values[: rows.get(bound.rows) if rows else None, feature]
+            found[key] = own.to(torch_dtype(column.dtype))
     return found
 
 

@@ -311,13 +311,24 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
     // Groups of calls make the counter cheap for tiny events; small groups keep the threads evenly loaded.
     const auto calls_of_a_thread = static_cast<int64_t>(count) / threads;
     const int64_t group = std::clamp<int64_t>(calls_of_a_thread / 8, 1, 16);
+    std::mutex guard;
+    std::unique_ptr<FailedCall> lowest;  // of the calls that failed; a later one may have failed before it
+    const auto run_some = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        try {
+          run_one_of_many(calls[i], static_cast<size_t>(i), stream);
+        } catch (const FailedCall &error) {
+          const std::lock_guard<std::mutex> lock(guard);
+          if (lowest == nullptr || error.index < lowest->index) lowest = std::make_unique<FailedCall>(error);
+          throw;
+        }
+      }
+    };
     try {
-      soa_runner::in_pieces(static_cast<int64_t>(count), group, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) run_one_of_many(calls[i], static_cast<size_t>(i), stream);
-      });
-    } catch (const FailedCall &error) {
-      first = error.index;
-      throw;
+      soa_runner::in_pieces(static_cast<int64_t>(count), group, threads, run_some);
+    } catch (const FailedCall &) {
+      first = lowest->index;
+      throw *lowest;
     }
   });
 }

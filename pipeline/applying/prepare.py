@@ -56,7 +56,9 @@ def prepare(
         raise ApplyError("no file to score: name some")
     with needs_extra("data", ApplyError):
         import pyarrow as pyarrow
-    opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
+    opened = open_version(
+        Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
+    )
     files: list[Input] = []
     inputs = [file for given in inputs for file in _files_of(given)]
     cut_at: list[list[int]] = []

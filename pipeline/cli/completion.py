@@ -34,23 +34,38 @@ class _Bash(BashComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, last = super().get_completion_args()
-        words: list[str] = []
-        glue = False
-        for word in (*args, last):
-            breaks = _BREAKS.fullmatch(word) is not None
-            if words and (glue or breaks):
-                words[-1] += word
-            else:
-                words.append(word)
-            glue = breaks
-        *args, whole = words
-        if whole != last or glue:
-            self._kept = re.sub("(@|(?<=[:=]))[^@:=]*$", "", whole)
-        return args, whole
+        *others, whole = _joined([*args, last])
+        if whole != last or _breaks(last):
+            self._kept = _left_by_bash(whole)
+        return others, whole
 
     def format_completion(self, item: CompletionItem) -> str:
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
+
+
+def _breaks(word: str) -> bool:
+    return _BREAKS.fullmatch(word) is not None
+
+
+def _joined(parts: list[str]) -> list[str]:
+    """The words before bash divided them: `jets`, `@`, `prod` is `jets@prod`."""
+    words: list[str] = []
+    for number, part in enumerate(parts):
+        divided = _breaks(part) or (number > 0 and _breaks(parts[number - 1]))
+        if words and divided:
+            words[-1] += part
+        else:
+            words.append(part)
+    return words
+
+
+def _left_by_bash(word: str) -> str:
+    """The beginning that bash does not replace: `jets` of `jets@prod`, `--to=` of `--to=stag`."""
+    last = max(word.rfind(mark) for mark in "@:=")
+    if last < 0:
+        return word
+    return word[:last] if word[last] == "@" else word[: last + 1]
 
 
 @add_completion_class

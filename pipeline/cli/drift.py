@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.answers import Answer, command, html_option, opened_at, write_page
+from pipeline.cli.answers import Answer, Number, command, html_option, opened_at, write_page
 from pipeline.cli.applying import filling, renaming
 from pipeline.cli.completion import refs
 
@@ -28,7 +28,7 @@ _FILE = click.Path(path_type=Path)
 @click.argument("ref", shell_complete=refs)
 @click.argument("inputs", metavar="[FILE…]", nargs=-1, type=_FILE)
 @click.option(
-    "--limit", type=click.FloatRange(min=0), metavar="INDEX",
+    "--limit", type=Number(0), metavar="INDEX",
     help="The index (population stability) from which a column has moved. Default: 0.005.",
 )  # fmt: skip
 @click.option(

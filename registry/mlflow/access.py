@@ -379,22 +379,31 @@ class _Quiet(logging.Filter):
         return not _inside.get()
 
 
+_MISSING = ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
+_BUSY = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
+_DAMAGED = ("not a database", "malformed", "no such table", "schema")
+
+
 def translated(error: Exception, shown: str) -> RegistryError:
+    """An error of MLflow, of its database or of the network as one of ours, with one line.
+
+    RegistryUnavailableError: a later try may work, because the store is locked, busy or not
+    reached. NotFoundError: it is not there. RegistryError: anything else, such as a damaged
+    database, for which MLflow has no code, as for a network that fails.
+    """
     text = f"registry {shown}: {_reason(error)}"
+    code = getattr(error, "error_code", None)
     if isinstance(error, ImportError):
         return RegistryError(f"{text}: install what this kind of store needs")
     if "is locked" in text:
         return RegistryUnavailableError(f"{text}: another process is using it, try again")
-    if any(word in text for word in ("not a database", "malformed", "no such table", "schema")):
+    if any(word in text for word in _DAMAGED):
         return RegistryError(text)
-    code = getattr(error, "error_code", None)
-    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"):
+    if code in _MISSING:
         return NotFoundError(text)
-    if code in ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED") or "API request to" in str(
-        error
-    ):
-        return RegistryUnavailableError(text)
-    if code is None and not isinstance(error, ValueError):  # the disk, the network, a database
+    not_reached = "API request to" in str(error)
+    of_the_system = code is None and not isinstance(error, ValueError)  # the disk, the network
+    if code in _BUSY or not_reached or of_the_system:
         return RegistryUnavailableError(text)
     return RegistryError(text)
 

@@ -104,6 +104,9 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
+        self._measured(self._checked_call)(rows, stream)
+
+    def _checked_call(self, rows: Rows | None, stream: Any) -> None:
         with self._alone:
             self._use(rows)
             self._run_checked(stream)

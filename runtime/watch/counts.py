@@ -72,19 +72,19 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
     Counts of other versions in a folder are left out. LoadError if there are no counts, or if a
     file counts another version.
     """
-    found: list[Counts] = []
+    found: dict[Path, Counts] = {}
     for place in places:
         if place.is_dir():
-            own = (_read(file) for file in sorted(place.glob("*.json")))
-            found += [each for each in own if each.digest == digest]
-        elif place.exists():
-            found.append(_read(place))
+            own = {file.resolve(): _read(file) for file in sorted(place.glob("*.json"))}
+            found |= {file: each for file, each in own.items() if each.digest == digest}
+        elif place.exists() or place.suffix:
+            found[place.resolve()] = _read(place)
     if not found:
         listed = ", ".join(map(str, places))
         raise LoadError(
             f"{listed}: there are no counts of this version: set PIPELINE_WATCH=0.01 where it runs"
         )
-    total = sum_of(found)
+    total = sum_of([*found.values()])
     if total.digest != digest:
         raise LoadError(f"these are counts of {total.label} ({total.digest[:12]}), another version")
     return total

@@ -17,7 +17,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, ParamSpec
 
 from engines.errors import first_line
-from engines.processes import tell
+from engines.processes import Lock, tell
 from runtime.errors import LoadError
 from runtime.process import keep_written, torch_runs_on
 from runtime.session import Binding, gauge_drift
@@ -41,28 +41,28 @@ _draw = Random().random  # its own generator: the program may have seeded the co
 
 class Watcher:
     """Counts calls of the sessions of one version in this process. Any number of threads may use
-    it. A child of a fork begins with nothing, in a file of its own."""
+    it. A child of a fork begins with nothing, in a file of its own. It holds no file of the
+    version."""
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
-        self._opened, self._profile, self._share, self._folder = opened, profile, share, folder
+        self._profile, self._share, self._folder = profile, share, folder
+        self._label, self._name = opened.label, opened.name
+        self._number = None if opened.number is None else str(opened.number)
+        self._digest, self._signature = opened.bundle.digest, opened.signature
         self._warned = False
         self.after_fork()
         tell(self)
 
     def after_fork(self) -> None:
-        opened = self._opened
-        self._counter = Counter(self._profile, opened.signature)
-        name = re.sub(r"[^\w.-]", "_", f"{opened.label}-{gethostname()}-{os.getpid()}")
+        self._counter = Counter(self._profile, self._signature)
+        name = re.sub(r"[^\w.-]", "_", f"{self._label}-{gethostname()}-{os.getpid()}")
         self.file = self._folder / f"{name}-{token_hex(4)}.json"
         """Where this process keeps the counts."""
-        self._started = False
 
     @property
     def counts(self) -> Counts:
         """What was counted so far, by this process."""
-        opened = self._opened
-        number = None if opened.number is None else str(opened.number)
-        return self._counter.counts(opened.name, number, opened.bundle.digest)
+        return self._counter.counts(self._name, self._number, self._digest)
 
     def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
         """Wrap a call of a binding, so that a share of the calls is counted after it has run."""
@@ -82,12 +82,10 @@ class Watcher:
                 import torch
 
                 torch.cuda.synchronize(str(binding.device))
-            rows_of = self._opened.signature.rows_of
+            rows_of = self._signature.rows_of
             memory = {**binding.inputs, **binding.outputs}
             self._counter.add(memory, {name: binding.rows[rows_of[name]] for name in memory})
-            if not self._started:
-                self._started = True
-                keep_written(self.write, f"the counts of {self._opened.label}")
+            _WRITER.add(self)
         except Exception as error:
             if not self._warned:
                 log.warning("a call is not counted: %s", first_line(error))
@@ -102,6 +100,34 @@ class Watcher:
         write_whole(self.file, found.to_json())
         moved = {each.column: each.psi for each in drift(self._profile, found)}
         gauge_drift(found.model, found.version or "", moved)
+
+
+class _Writer:
+    """Writes the files of all watchers of this process, in one thread."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[Watcher, None] = {}
+        self._lock = Lock()
+        self._process = 0
+
+    def add(self, one: Watcher) -> None:
+        if one in self._watchers and self._process == os.getpid():
+            return
+        with self._lock:
+            self._watchers[one] = None
+            begins = self._process != os.getpid()  # the first one here, also in a child of a fork
+            self._process = os.getpid()
+        if begins:
+            keep_written(self.write, "the counts of calls")
+
+    def write(self) -> None:
+        with self._lock:
+            every = list(self._watchers)
+        for one in every:
+            one.write()
+
+
+_WRITER = _Writer()
 
 
 def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:

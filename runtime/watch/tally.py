@@ -25,7 +25,9 @@ class Tally:
         self._all = 0
 
     def add(self, span: Span) -> None:
-        if span.device.type != "cpu" or span.dtype in _WIDER:
+        if span.device.type == "cpu" and span.dtype == "float16":
+            span = _of_array(span.numpy().astype(np.float32))
+        elif span.device.type != "cpu" or span.dtype in _WIDER:
             values = span.tensor().cpu()
             span = span_of(values.float() if span.dtype in _WIDER else values)
         (n,) = span.shape
@@ -49,7 +51,10 @@ class Tally:
 
 def counted(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
     """The numbers of values, `(n,)`, as `Tally.counts`."""
-    values = np.ascontiguousarray(values.astype(np.float32) if values.dtype == "f2" else values)
     tally = Tally(edges)
-    tally.add(Span(values.ctypes.data, values.dtype.name, values.shape, owner=values))
+    tally.add(_of_array(np.ascontiguousarray(values)))
     return tally.counts()
+
+
+def _of_array(values: npt.NDArray[Any]) -> Span:
+    return Span(values.ctypes.data, values.dtype.name, values.shape, owner=values)

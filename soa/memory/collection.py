@@ -308,6 +308,12 @@ class Collection:
         >>> jets["pt"]
         array([50., 40., 30.], dtype=float32)
         """
+        if source.layout.columns != self.layout.columns:
+            raise CollectionError("the source has other columns: copy it to a collection like it")
+        if source.n > self.capacity:
+            raise CollectionError(
+                f"{source.n} elements to copy, into a collection with room for {self.capacity}"
+            )
         if components is None:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
         for name, k in components:

@@ -120,6 +120,8 @@ class Span(NamedTuple):
     def copy_from(self, source: Span, *, non_blocking: bool = False) -> None:
         """Copy the bytes of a span of the same size. If a GPU takes part, torch copies them in
         stream order; with `non_blocking`, this does not wait for the copy."""
+        if self.nbytes != source.nbytes:
+            raise CollectionError(f"{source.nbytes} bytes to copy, into {self.nbytes}")
         if self.device.type == source.device.type == "cpu":
             ctypes.memmove(self.address, source.address, source.nbytes)
         else:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from engines.base import engine
 from engines.lanes import TimedStep, build_timed
 from engines.target import host_targets
+from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.signature import Signature
 from stages.reference import Arrays, Case, label
@@ -40,7 +40,7 @@ def operator_times(
         out = Path(scratch)
         steps = build_timed(program, host_targets("cpu")[0], out)
         with Session(
-            signature, engine("lanes").open(out / "network.so", torch.device("cpu"))
+            signature, open_candidate("lanes", out / "network.so", torch.device("cpu"))
         ) as session:
             counted = ctypes.CDLL(str(out / "network.so"))
             ticks = (ctypes.c_int64 * len(steps)).in_dll(counted, "soa_lanes_ticks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -105,35 +106,64 @@ def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
     assert [compile("int a;")[0] for _ in range(2)] == [5, 6]
 
 
-def test_an_object_of_cmakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """models/compiler/kept keeps objects by the content of all files, not by their names."""
-    monkeypatch.setenv("TESTS_COMPILED", str(kept := tmp_path / "kept"))
-    (tmp_path / "include").mkdir()
-    kept.mkdir()
+@dataclass(frozen=True)
+class Objects:
+    """Compiles files with models/compiler/kept, which keeps objects by the content of all files."""
 
-    def made(value: str, source: str = "a.cpp", *flags: str, code: int = 0) -> tuple[int, str]:
-        """How many objects are kept, and the assembly of the requested one."""
-        (tmp_path / "include" / "value.h").write_text(f"#define VALUE {value}\n")
+    folder: Path
+
+    @property
+    def kept(self) -> int:
+        """How many objects are kept."""
+        return len([*(self.folder / "kept").iterdir()])
+
+    def compile(self, value: str, source: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
+        """Compile a function that returns `value`, which stands in a header."""
+        (self.folder / "include" / "value.h").write_text(f"#define VALUE {value}\n")
         text = f'// {source}\n#include "value.h"\nint f() {{ return VALUE; }}\n'
-        (tmp_path / source).write_text(text)
-        out, depends = tmp_path / f"{source}.o", tmp_path / f"{source}.d"
+        (self.folder / source).write_text(text)
+        out, depends = self.folder / f"{source}.o", self.folder / f"{source}.d"
         out.unlink(missing_ok=True)
         depends.unlink(missing_ok=True)
-        command = [COMPILER.with_name("kept"), "g++", *flags, f"-I{tmp_path}/include"]
-        command += ["-MD", "-MT", out, "-MF", depends, "-o", out, "-c", tmp_path / source]
-        done = subprocess.run(list(map(str, command)), check=False, capture_output=True)
-        assert done.returncode == code, done.stderr
-        if code:
-            return len([*kept.iterdir()]), ""
-        assert "value.h" in depends.read_text()
-        listed = subprocess.run(["objdump", "-d", out], check=True, capture_output=True, text=True)
-        return len([*kept.iterdir()]), listed.stdout.partition("<_Z1fv>:")[2]
+        command = [COMPILER.with_name("kept"), "g++", *flags, f"-I{self.folder}/include"]
+        command += ["-MD", "-MT", out, "-MF", depends, "-o", out, "-c", self.folder / source]
+        return subprocess.run(list(map(str, command)), check=False, capture_output=True)
 
-    first = made("17")
-    assert first[0] == 1 and "0x11" in first[1]
-    assert made("17", "b.cpp") == first
-    other = made("18")
-    assert other[0] == 2 and "0x12" in other[1]
-    assert made("18", "a.cpp", "-O2")[0] == 3
-    assert made("17") == (3, first[1])
-    assert made("nothing", code=1)[0] == 3
+    def code(self, value: str, source: str = "a.cpp", *flags: str) -> str:
+        """The machine code of the function, as assembly."""
+        done = self.compile(value, source, *flags)
+        assert done.returncode == 0, done.stderr
+        assert "value.h" in (self.folder / f"{source}.d").read_text()
+        listed = subprocess.run(
+            ["objdump", "-d", self.folder / f"{source}.o"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return listed.stdout.partition("<_Z1fv>:")[2]
+
+
+@pytest.fixture
+def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    monkeypatch.setenv("TESTS_COMPILED", str(tmp_path / "kept"))
+    (tmp_path / "include").mkdir()
+    (tmp_path / "kept").mkdir()
+    return Objects(tmp_path)
+
+
+def test_the_same_content_under_another_name_is_one_object(objects: Objects) -> None:
+    assert "0x11" in (first := objects.code("17"))
+    assert objects.code("17", "b.cpp") == first
+    assert objects.kept == 1
+
+
+def test_another_header_or_flag_gives_another_object(objects: Objects) -> None:
+    first = objects.code("17")
+    assert "0x12" in objects.code("18")
+    objects.code("18", "a.cpp", "-O2")
+    assert objects.kept == 3
+    assert objects.code("17") == first
+    assert objects.kept == 3
+
+
+def test_a_file_that_does_not_compile_is_not_kept(objects: Objects) -> None:
+    assert objects.compile("nothing", "a.cpp").returncode == 1
+    assert objects.kept == 0

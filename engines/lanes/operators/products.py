@@ -154,12 +154,16 @@ def _transposed(
             (..., *(slice(phase, None, by) for phase, by in zip(phases, strides, strict=True)))
         ]
         spans = [
-            _span(phase, by, p, out, apart, tap, size)
-            for phase, by, p, out, apart, tap, size in zip(
-                phases, strides, sizes.padding, op.shape[2:], sizes.dilation, taps.shape[2:],
-                x.shape[2:], strict=True,
+            _Span.of(
+                phase=phases[d],
+                stride=strides[d],
+                padding=sizes.padding[d],
+                results=op.shape[2 + d],
+                reach=sizes.dilation[d] * (taps.shape[2 + d] - 1),
+                size=x.shape[2 + d],
             )
-        ]  # fmt: skip
+            for d in range(len(strides))
+        ]
         if any(span.count < 1 for span in spans):
             continue
         room = padded(build, x, [(span.before, span.behind) for span in spans])
@@ -187,15 +191,17 @@ class _Span:
     before: int
     behind: int
 
-
-def _span(
-    phase: int, by: int, padding: int, results: int, apart: int, taps: int, size: int
-) -> _Span:
-    """Result `o` sums x[q - apart * t] over the taps t. Here, o + padding = by * q + phase."""
-    least = -((phase - padding) // by)  # the least q
-    most = (results - 1 + padding - phase) // by
-    reach = apart * (taps - 1)
-    return _Span(by * least + phase - padding, most - least + 1, reach - least, most - (size - 1))
+    @classmethod
+    def of(
+        cls, *, phase: int, stride: int, padding: int, results: int, reach: int, size: int
+    ) -> _Span:
+        """The span of a phase. With q = (o + padding - phase) / stride, which is whole for the
+        results `o` of the phase, `o` sums elements from x[q - reach] to x[q]. `size`: of x."""
+        offset = padding - phase  # 0 <= o <= results - 1, so offset <= stride * q
+        least = -(-offset // stride)  # offset / stride, rounded up
+        most = (results - 1 + offset) // stride
+        first = stride * least - offset
+        return cls(first, most - least + 1, reach - least, most - (size - 1))
 
 
 def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:

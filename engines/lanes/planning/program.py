@@ -253,19 +253,17 @@ class _Walk:
         return self.build.add(made)
 
     def call(self, node: Node) -> Any:
-        """A node's result: tensors of the program, or torch tensors if it depends on no row."""
+        """A node's result: tensors of the program, or torch tensors if it depends on no row. None
+        for torch's own checks, and for a result that nothing reads."""
         arguments = _known(node.args, self.found)
         named = _known(node.kwargs, self.found)
-        if node.target is operator.getitem:
-            made = arguments[0][arguments[1]]
-            if node.users and not agrees(made, node.meta["val"]):
-                what = f"{node.args[0]} with these arguments"
-                raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}")
-            return made
         name = name_of(node.target)
+        if node.target is operator.getitem:
+            return self.one_of(node, *arguments)
         if writes(node):
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
-        if "assert" in str(node.target) or not node.users:
+        checks = "assert" in str(node.target)
+        if checks or not node.users:
             return None
         if not _of_rows([*_flat(arguments), *_flat(list(named.values()))]):
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -275,6 +273,14 @@ class _Walk:
         if isinstance(value, torch.SymInt):
             return self.size(node, arguments)
         return self.lowered(node, arguments, named)
+
+    def one_of(self, node: Node, results: Sequence[Any], number: int) -> Any:
+        """One of the results of an operator that has several."""
+        made = results[number]
+        if node.users and not agrees(made, node.meta["val"]):
+            what = f"{node.args[0]} with these arguments"
+            raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}")
+        return made
 
     def lowered(self, node: Node, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """A node's result by the operator's lowering. NotApplicableError, whatever goes wrong."""

@@ -1,74 +1,18 @@
 """Preprocessing as part of the model: a torch module in front of the user's own.
 
 Capture, the reference and the eager baseline use both together as the model, so the artifact takes
-raw columns. A network's features are expressions of them, as plain data: an expression begins with
-a column and applies one step after another. Nothing in a config is ever evaluated as code.
+raw columns.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-# Operations on one tensor, each with the names of its number arguments.
-UNARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "log": (lambda x: x.log(), ()),
-    "log1p": (lambda x: x.log1p(), ()),
-    "abs": (lambda x: x.abs(), ()),
-    "sqrt": (lambda x: x.sqrt(), ()),
-    "square": (lambda x: x.square(), ()),
-    "clip": (lambda x, low, high: x.clamp(low, high), ("low", "high")),
-    # The same formula as in weaver.
-    "standardise": (lambda x, centre, scale: (x - centre) * scale, ("centre", "scale")),
-    # 1 where x > threshold, else 0.
-    "above": (lambda x, threshold: (x > threshold).to(x.dtype), ("threshold",)),
-}
-# Operations that take a second value.
-BINARY: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "ratio": operator.truediv,
-}
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One step on the current value, with its numbers or its second value."""
-
-    name: str
-    numbers: tuple[float, ...] = ()
-    operand: Expression | float | None = None
-
-
-@dataclass(frozen=True)
-class Expression:
-    column: str
-    steps: tuple[Operation, ...] = ()
-
-
-@dataclass(frozen=True)
-class Features:
-    """The features made from one block: K expressions of its columns.
-
-    `columns` are the block's columns, in its order, with the shape of one row: () or the extents
-    of Eigen columns, which must be equal. In rows where the column `exists` is not above zero,
-    every feature is `pad`.
-    """
-
-    columns: tuple[tuple[str, tuple[int, ...]], ...]
-    values: tuple[Expression, ...]
-    exists: str | None = None
-    pad: float = 0.0
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        return max((shape for _, shape in self.columns), key=len)
+from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):

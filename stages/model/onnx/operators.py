@@ -117,21 +117,39 @@ def _gemm(a: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
     return product if c is None else product + beta * c
 
 
-def _window(a: Node, x: Tensor, *weights: Any) -> Any:
-    """A convolution or a pool, in one to three dimensions."""
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_LARGEST: dict[int, Callable[..., Tensor]] = {
+    1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d
+}  # fmt: skip
+_MEANS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def _convolution(a: Node, x: Tensor, *weights: Any) -> Tensor:
+    run = _CONVOLUTIONS[x.dim() - 2]
+    return run(x, *weights, groups=a("group", 1), dilation=a("dilations", 1), **_steps(a, x))
+
+
+def _largest_of_windows(a: Node, x: Tensor) -> Tensor:
+    return _LARGEST[x.dim() - 2](x, dilation=a("dilations", 1), **_pool(a, x))
+
+
+def _mean_of_windows(a: Node, x: Tensor) -> Tensor:
+    padding_counts = bool(a("count_include_pad"))
+    return _MEANS[x.dim() - 2](x, count_include_pad=padding_counts, **_pool(a, x))
+
+
+def _pool(a: Node, x: Tensor) -> dict[str, Any]:
+    ceil_mode = bool(a("ceil_mode"))
+    return {"kernel_size": a("kernel_shape"), "ceil_mode": ceil_mode, **_steps(a, x)}
+
+
+def _steps(a: Node, x: Tensor) -> dict[str, Any]:
+    """The stride and the padding of a convolution or a pool."""
     dims = x.dim() - 2
     pads = a("pads", [0] * 2 * dims)
     if pads[:dims] != pads[dims:]:
         raise CaptureError(f"{a.name} pads its two ends differently, which is not known here")
-    more: dict[str, Any] = {"stride": a("strides", 1), "padding": pads[:dims]}
-    if a.kind == "AveragePool":
-        more["count_include_pad"] = bool(a("count_include_pad"))
-    else:
-        more["dilation"] = a("dilations", 1)
-    if a.kind == "Conv":
-        return getattr(F, f"conv{dims}d")(x, *weights, groups=a("group", 1), **more)
-    run = getattr(F, f"{'max' if a.kind == 'MaxPool' else 'avg'}_pool{dims}d")
-    return run(x, a("kernel_shape"), ceil_mode=bool(a("ceil_mode")), **more)
+    return {"stride": a("strides", 1), "padding": pads[:dims]}
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -221,8 +239,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _plain(run) for name, run in _FUNCTIONS.items()},
     **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
     "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _window, "MaxPool": _window,
-    "AveragePool": _window, "Concat": lambda a, *x: torch.cat(x, a("axis")),
+    "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _convolution,
+    "MaxPool": _largest_of_windows, "AveragePool": _mean_of_windows,
+    "Concat": lambda a, *x: torch.cat(x, a("axis")),
     "Transpose": lambda a, x: x.permute(*a("perm", range(x.dim())[::-1])),
     "Flatten": lambda a, x: x.reshape([math.prod(x.shape[: a("axis", 1)]),
                                        math.prod(x.shape[a("axis", 1) :])]),

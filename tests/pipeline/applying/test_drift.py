@@ -165,6 +165,27 @@ def test_processes_write_files_of_their_own(
     assert json.loads(shown)["calls"] == 2
 
 
+def test_test_mode_counts_too(
+    store: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path))
+    with pipeline.load("jets/1", mode="test", registry=store, watch=1) as session:
+        session.run(session.collection("jets", 5), session.collection("tags", 5))
+        assert of(session).counts.calls == 1
+
+
+def test_rows_that_a_short_file_repeats_count_once(
+    watched: Built, tmp_path: Path, quick_commits: None
+) -> None:
+    """A file of 40 rows fills a reference of 1,000 or more."""
+    made = project.write_project(tmp_path / "short", config=watched.project.config.read_text())
+    rows = {f"jets/{name}": values for name, values in drawn(0, 40).items()}
+    np.savez(made.folder / "rows.npz", allow_pickle=False, **rows)
+    built = project.build(made)
+    profile = json.loads(built.bundle.file("reports/columns.json").read_text())
+    assert {sum(each["counts"]) for each in profile["columns"].values()} == {40}
+
+
 def test_a_version_without_a_profile(
     jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

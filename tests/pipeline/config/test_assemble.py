@@ -10,8 +10,8 @@ from pipeline.config import Config, assemble, load_config
 from runtime.checked import default_tolerance
 from soa.signature import RowRange, offsets_layout
 from stages.errors import ReferenceDataError
+from stages.model.fronts.expressions import Expression, Features, Operation
 from stages.model.fronts.padding import Padding
-from stages.model.fronts.preprocess import Expression, Features, Operation
 from stages.reference.answers import Arrays
 
 CONFIG = """

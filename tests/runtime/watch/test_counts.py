@@ -137,7 +137,18 @@ def test_counts_of_another_version_are_refused(tmp_path: Path) -> None:
         read_counts([tmp_path / "0.json"], "b")
 
 
-@pytest.mark.parametrize("name", ["", "none", "none.json"])
+@pytest.mark.parametrize("name", ["", "none"])
 def test_no_file_is_no_count(name: str, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="PIPELINE_WATCH"):
         read_counts([tmp_path / name], "a")
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    with pytest.raises(LoadError, match="cannot be read"):
+        read_counts([tmp_path / "0.json", tmp_path / "typo.json"], "a")
+
+
+def test_a_file_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    assert read_counts([tmp_path / "0.json", tmp_path], "a").calls == 1

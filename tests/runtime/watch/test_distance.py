@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from runtime.errors import LoadError
 from runtime.watch.counts import Counts
 from runtime.watch.distance import LIMIT, Moved, drift
 from runtime.watch.profile import KINDS, Bins, Profile, profiled
@@ -120,3 +121,15 @@ def test_a_thousand_million_rows(profile: Profile) -> None:
     found = drift(profile, Counts(model="m", version="1", digest="d", columns=same))
     assert not any(each.beyond(LIMIT) for each in found)
     assert found[0].values == 10**8
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [({}, "nothing to compare"), ({"c/0": [0] * 22}, "nothing to compare"),
+     ({"c/0": [1] * 7}, "other bins"), ({"else": [1] * 22}, "other bins")],
+)  # fmt: skip
+def test_counts_that_say_nothing_are_refused(
+    columns: dict[str, list[int]], said: str, profile: Profile
+) -> None:
+    with pytest.raises(LoadError, match=said):
+        drift(profile, Counts(model="m", version="1", digest="d", columns=columns))

@@ -404,3 +404,11 @@ def test_cuda_columns_share_memory() -> None:
         assert collection.device == x.device
     with pytest.raises(CollectionError, match="different devices"):
         Collection.from_columns(layout, {"x": aligned_array(np.zeros(5), "f4"), "h": h})
+
+
+def test_a_copy_of_other_columns_or_of_too_many_rows_is_refused() -> None:
+    narrow, wide = (Layout([column("pt", dtype)]) for dtype in ("float32", "float64"))
+    with pytest.raises(CollectionError, match="other columns"):
+        Collection(narrow, 3).copy_from(Collection(wide, 3))
+    with pytest.raises(CollectionError, match="room for 3"):
+        Collection(narrow, 3).copy_from(Collection(narrow, 4))

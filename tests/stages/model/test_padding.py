@@ -21,8 +21,9 @@ from soa.layout import Column, Storage
 from soa.signature import offsets_layout
 from stages.errors import CaptureError
 from stages.judging.validate import validate_session
+from stages.model.fronts.expressions import Expression, Features, Operation
 from stages.model.fronts.padding import Padded, Padding
-from stages.model.fronts.preprocess import Expression, Features, Operation, Preprocessed
+from stages.model.fronts.preprocess import Preprocessed
 from stages.model.precision import in_precision
 from stages.reference.answers import Reference, random_inputs
 from stages.reference.offsets import by_rows

@@ -18,15 +18,8 @@ from pipeline.config.schema import ColumnConfig, PreprocessConfig
 from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import capture
-from stages.model.fronts.preprocess import (
-    BINARY,
-    UNARY,
-    Expression,
-    Features,
-    Operation,
-    Preprocessed,
-    features,
-)
+from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features, Operation
+from stages.model.fronts.preprocess import Preprocessed, features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference, random_inputs
 from tests.models.building import build, reasons
