@@ -35,7 +35,7 @@ def emulated(built: Built, folder: Path, tolerance: float | None = None) -> Path
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "first-use"
+    return tmp_path / "cache" / "first-use-notes"
 
 
 def test_it_is_validated_once_and_then_production_runs_it(

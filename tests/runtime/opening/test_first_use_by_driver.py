@@ -84,7 +84,7 @@ class Host:
         return json.loads(done.stdout)
 
     def verdicts(self) -> list[Any]:
-        return [json.loads(each.read_text()) for each in self.cache.glob("first-use/*")]
+        return [json.loads(each.read_text()) for each in self.cache.glob("first-use-notes/*")]
 
 
 @pytest.fixture(scope="module")

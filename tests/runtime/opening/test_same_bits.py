@@ -26,7 +26,7 @@ OTHER = "0" * 64
 
 @pytest.fixture
 def bits(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "bits"
+    return tmp_path / "cache" / "bits-notes"
 
 
 @pytest.fixture(autouse=True)
