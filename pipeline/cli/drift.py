@@ -59,6 +59,7 @@ def drift(
     `pipeline apply --counts` kept, or a folder of them. Default: the folder $PIPELINE_COUNTS, else
     ./pipeline-counts.
     """
+    from runtime.errors import LoadError
     from runtime.watch import LIMIT
     from runtime.watch import drift as distances
 
@@ -75,6 +76,10 @@ def drift(
     else:
         profile, counts = _kept(ref, inputs, registry)
     moved = distances(profile, counts)
+    if not moved:
+        raise LoadError(
+            f"no value of {counts.label} was counted: give files with rows, or counts of calls"
+        )
     most = LIMIT if limit is None else limit
     said = write_page(html, lambda: _page(profile, counts, moved, most))
     beyond = [each.column for each in moved if each.beyond(most)]

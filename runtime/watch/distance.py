@@ -70,14 +70,12 @@ def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
 
 
 def drift(profile: Profile, counts: Counts) -> list[Moved]:
-    """The difference of each column that was counted, the largest first. LoadError if the counts
-    are not in the bins of this profile, or if there is no value at all."""
+    """The difference of each column with values, the largest first. LoadError if the counts are not
+    in the bins of this profile."""
     wrong = counts.columns.keys() - profile.columns.keys()
     pairs = {k: (profile.columns[k], own) for k, own in counts.columns.items() if k not in wrong}
     if wrong or any(len(bins.counts) != len(own) for bins, own in pairs.values()):
         raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
-    if not any(map(any, counts.columns.values())):
-        raise LoadError(f"no value of {counts.label} was counted, so there is nothing to compare")
     known = {key: pair for key, pair in pairs.items() if sum(pair[1])}
     found = [_moved(key, bins, own, len(known)) for key, (bins, own) in known.items()]
     return sorted(found, key=lambda each: (-each.psi, each.column))

@@ -221,3 +221,23 @@ def test_data_and_counts_at_once(store: Registry, tmp_path: Path) -> None:
     result = cli("drift", "jets/1", file_of(tmp_path), tmp_path / "counts.json", "--registry",
                  store.uri, code=2)  # fmt: skip
     assert "two commands" in result.stderr
+
+
+def test_a_file_without_rows(store: Registry, tmp_path: Path) -> None:
+    """A job on it is complete; there is nothing to compare with the reference."""
+    np.savez(tmp_path / "0.npz", allow_pickle=False, **drawn(1, 0))
+    where = ("--registry", store.uri)
+    counts, page = tmp_path / "counts.json", tmp_path / "page.html"
+    out = ("--out", tmp_path / "out", "--counts", counts, "--html", page)
+    cli("apply", "jets@production", tmp_path / "0.npz", *out, *where)
+    assert page.is_file()
+    assert "no value" in refusal("drift", "jets@production", counts, *where)
+
+
+def test_a_call_without_rows_is_written(
+    store: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path))
+    with pipeline.load("jets@production", registry=store, watch=1) as session:
+        session.run(session.collection("jets", 0), session.collection("tags", 0))
+        of(session).write()
