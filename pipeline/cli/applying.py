@@ -1,9 +1,9 @@
-"""The command that scores files; and how a scored file was made."""
+"""The commands that score files, say how a scored file was made, and compare with the reference."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,18 +11,45 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.answers import Answer, command, html_option, on_terminal, say, write_page
+from pipeline.cli.answers import (
+    Answer,
+    Number,
+    command,
+    html_option,
+    on_terminal,
+    opened_at,
+    say,
+    write_page,
+)
 from pipeline.cli.completion import refs
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Progress, Report
     from pipeline.report import Part
+    from registry.store import Registry
+    from runtime.opening import Mode
+    from runtime.watch import Counts, Moved, Profile
 
 EVERY_S = 30.0
 """Seconds between two lines of progress, if there is no terminal to show a bar."""
 MOST_OUTPUTS = 100
 """The largest number of outputs that a page lists."""
+MOST_COLUMNS = 20
+"""The largest number of columns that `drift` lists."""
 _FILE = click.Path(path_type=Path)
+_Option = Callable[[Any], Any]
+_columns_option: _Option = click.option(
+    "--columns", multiple=True, metavar="COLLECTION/COLUMN=NAME",
+    help="The name of a column in the files; jets/*=Jet_* for a whole collection. May be repeated.",
+)  # fmt: skip
+_fill_option: _Option = click.option(
+    "--fill", multiple=True, metavar="NAME=VALUE",
+    help="The value of nulls in a column of the files. May be repeated.",
+)  # fmt: skip
+_tree_option: _Option = click.option("--tree", help="The tree of a ROOT file.")
+_mode_option: _Option = click.option(
+    "--mode", type=click.Choice(["production", "test"]), default="production"
+)
 
 
 @command()
@@ -32,19 +59,13 @@ _FILE = click.Path(path_type=Path)
     "--out", required=True, type=_FILE,
     help="A folder, for one output of the same name per FILE; or one file for all outputs.",
 )  # fmt: skip
-@click.option(
-    "--columns", multiple=True, metavar="COLLECTION/COLUMN=NAME",
-    help="The name of a column in the files; jets/*=Jet_* for a whole collection. May be repeated.",
-)  # fmt: skip
+@_columns_option
 @click.option(
     "--keep", multiple=True, metavar="NAME",
     help="A column of the files, or a pattern, to copy into the outputs. May be repeated.",
 )  # fmt: skip
-@click.option(
-    "--fill", multiple=True, metavar="NAME=VALUE",
-    help="The value of nulls in a column of the files. May be repeated.",
-)  # fmt: skip
-@click.option("--tree", help="The tree of a ROOT file.")
+@_fill_option
+@_tree_option
 @click.option(
     "--format", "suffix", type=click.Choice(["parquet", "arrow", "root", "h5", "npz"]),
     help="The format of outputs in a folder. Default: that of each FILE.",
@@ -54,7 +75,7 @@ _FILE = click.Path(path_type=Path)
     "--dask", metavar="ADDRESS",
     help="Score on the workers of this Dask scheduler; local:4 starts four workers here.",
 )  # fmt: skip
-@click.option("--mode", type=click.Choice(["production", "test"]), default="production")
+@_mode_option
 @click.option(
     "--lookup", type=click.Choice(["fresh", "prefer-cache", "offline"]), default="fresh",
     help="Where to look up the version of REF: in the registry, or first in this host's record.",
@@ -86,8 +107,8 @@ def apply(
         _require_free(html, [*given["inputs"], given["out"]])
     with _bar() as progress:
         done = run(
-            columns=dict(map(renaming, columns)),
-            fill=dict(map(filling, fill)),
+            columns=dict(map(_renaming, columns)),
+            fill=dict(map(_filling, fill)),
             suffix=suffix and f".{suffix}",
             progress=progress,
             histograms=html is not None,
@@ -113,14 +134,14 @@ def apply(
     return Answer(data, lines)
 
 
-def renaming(given: str) -> tuple[str, str]:
+def _renaming(given: str) -> tuple[str, str]:
     name, _, value = given.partition("=")
     if not name or not value:
         raise click.BadParameter(f"{given!r}: expected COLLECTION/COLUMN=NAME")
     return name, value
 
 
-def filling(given: str) -> tuple[str, float]:
+def _filling(given: str) -> tuple[str, float]:
     name, _, value = given.rpartition("=")
     with suppress(ValueError):
         if name:
@@ -205,3 +226,92 @@ def _explained(about: About) -> Iterator[Part]:
         return
     title = f"promoted by {passed.by} at {passed.at}"
     yield from describe_decisions(title, passed.decisions)
+
+
+@command()
+@click.argument("ref", shell_complete=refs)
+@click.argument("inputs", metavar="[FILE…]", nargs=-1, type=_FILE)
+@click.option(
+    "--limit", type=Number(0), metavar="INDEX",
+    help="The index (population stability) from which a column has moved. Default: 0.005.",
+)  # fmt: skip
+@_columns_option
+@_fill_option
+@_tree_option
+@_mode_option
+@html_option
+def drift(
+    ref: str,
+    inputs: tuple[Path, ...],
+    limit: float | None,
+    columns: tuple[str, ...],
+    fill: tuple[str, ...],
+    tree: str | None,
+    mode: Mode,
+    html: Path | None,
+    registry: Registry,
+) -> Answer:
+    """Show which columns of REF moved away from its reference; exit with 1 if one did.
+
+    A FILE is data, as for `pipeline apply`; or counts (.json) that a session (PIPELINE_WATCH) or
+    `pipeline apply --counts` kept, or a folder of them. Default: the folder $PIPELINE_COUNTS, else
+    ./pipeline-counts.
+    """
+    from runtime.errors import LoadError
+    from runtime.watch import LIMIT
+    from runtime.watch import drift as distances
+
+    data = [each for each in inputs if each.suffix != ".json" and not each.is_dir()]
+    if data and len(data) < len(inputs):
+        raise click.UsageError("FILEs are either data or counts: give them in two commands")
+    if data:
+        from pipeline.applying import count_files
+
+        profile, counts = count_files(
+            ref, data, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
+            tree=tree, mode=mode, registry=registry,
+        )  # fmt: skip
+    else:
+        profile, counts = _kept(ref, inputs, registry)
+    moved = distances(profile, counts)
+    if not moved:
+        raise LoadError(
+            f"no value of {counts.label} was counted: give files with rows, or counts of calls"
+        )
+    most = LIMIT if limit is None else limit
+    said = write_page(html, lambda: _drift_page(profile, counts, moved, most))
+    beyond = [each.column for each in moved if each.beyond(most)]
+    answer = {
+        "version": counts.label,
+        "digest": counts.digest,
+        "calls": counts.calls,
+        "limit": most,
+        "beyond": beyond,
+        "columns": [asdict(each) for each in moved],
+    }
+    return Answer(answer, _drift_shown(counts, moved, beyond, most, said), not beyond)
+
+
+def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile, Counts]:
+    """The profile of a version, and its counts in files and folders. A folder may have counts of
+    other versions too; they are left out."""
+    from runtime.watch import counts_folder, profile_of, read_counts
+
+    bundle = opened_at(ref, registry).bundle
+    return profile_of(bundle), read_counts(inputs or [counts_folder()], bundle.digest)
+
+
+def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+    from pipeline.report import drift_page
+
+    return drift_page(profile, counts, moved, limit)
+
+
+def _drift_shown(
+    counts: Counts, moved: Sequence[Moved], beyond: Sequence[str], limit: float, said: list[str]
+) -> Iterator[Part]:
+    from pipeline.report import describe_drift
+
+    yield from describe_drift(moved, MOST_COLUMNS)
+    yield f"{len(beyond)} of {len(moved)} columns of {counts.label} moved by more than {limit:g}"
+    yield from said

@@ -12,10 +12,9 @@ import click
 
 from engines.errors import FULL_DISK
 from pipeline.cli.answers import complain, fail
-from pipeline.cli.applying import apply, explain
+from pipeline.cli.applying import apply, drift, explain
 from pipeline.cli.building import build, cxx, run, source
 from pipeline.cli.checking import bench, check, validate, verify
-from pipeline.cli.drift import drift
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import diff, doctor, ls, show, ui

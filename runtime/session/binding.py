@@ -47,10 +47,10 @@ class Runs(Protocol):
     @property
     def any_start(self) -> bool: ...
     @property
-    def watcher(self) -> Watcher | None: ...
+    def watcher(self) -> CountsCalls | None: ...
 
 
-class Watcher(Protocol):
+class CountsCalls(Protocol):
     """Sees calls after they have run: runtime/watch/sampling.py."""
 
     def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:

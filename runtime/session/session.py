@@ -10,7 +10,7 @@ from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
-from runtime.session.binding import Binding, Watcher, takes_bindings
+from runtime.session.binding import Binding, CountsCalls, takes_bindings
 from runtime.session.binding_checks import Collections, by_name
 from runtime.session.origin import Origin
 from runtime.session.streams import raw_stream
@@ -39,7 +39,7 @@ class Session:
 
     any_start = False
     closed = False
-    watcher: Watcher | None = None
+    watcher: CountsCalls | None = None
     """Counts a share of the calls; `load` sets it."""
     reopening: Callable[[], Session] | None = None
     """Opens the version again in another process; `load` sets it. None: it cannot be pickled."""

@@ -14,4 +14,5 @@ from .profile import has_profile as has_profile
 from .profile import profile_of as profile_of
 from .profile import profiled as profiled
 from .sampling import Watcher as Watcher
+from .sampling import counts_folder as counts_folder
 from .sampling import watcher as watcher

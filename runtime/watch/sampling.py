@@ -143,8 +143,12 @@ def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
         return None
     if device.type != "cpu" and not torch_runs_on(device):
         raise LoadError(f"{opened.label}: to count values on {device}, torch for it must be here")
-    folder = Path(os.environ.get(FOLDER, "pipeline-counts")).absolute()
-    return Watcher(opened, profile_of(opened.bundle), share, folder)
+    return Watcher(opened, profile_of(opened.bundle), share, counts_folder())
+
+
+def counts_folder() -> Path:
+    """The folder in which sessions keep their counts."""
+    return Path(os.environ.get(FOLDER, "pipeline-counts")).absolute()
 
 
 def _share(text: str) -> float:

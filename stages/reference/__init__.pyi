@@ -27,5 +27,6 @@ from .nonfinite import label as label
 from .nonfinite import proof_of as proof_of
 from .nonfinite import too_much as too_much
 from .offsets import inputs_at as inputs_at
+from .profile import profile_of_rows as profile_of_rows
 from .proof import weaknesses as weaknesses
 from .stress import stress_rows as stress_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +43,20 @@ def build_row(program: Program, target: Target, out: Path) -> list[str]:
     """As `build`, from the program for one row."""
     plan = planned(program)
     widths = choose_widths(plan, target)
+    _require_room(plan, widths)
+    _compile(written(plan, widths), target, out, 1 + len(widths))
+    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    return ["network.so", "network.cpp", "target.txt"]
+
+
+def _require_room(plan: Plan, widths: Sequence[Width]) -> None:
+    """NotApplicableError if a thread would need too much memory for intermediate values."""
     needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
     if needed > _LARGEST:
         raise NotApplicableError(
             f"its intermediate values take {needed >> 20} MB a thread, more than "
             f"{_LARGEST >> 20} MB: a network with fewer intermediate values a row would fit"
         )
-    _compile(written(plan, widths), target, out, 1 + len(widths))
-    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
-    return ["network.so", "network.cpp", "target.txt"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ def build_timed(program: Path, target: Target, out: Path) -> list[TimedStep]:
     """Write network.so and network.cpp of a program.pt2 as `build` does, but the library counts the
     ticks of each step in its array `soa_lanes_ticks`. Returns the steps in their order."""
     plan = planned(row_program(program))
-    _compile(written(plan, choose_widths(plan, target), timed=True), target, out, 0)
+    widths = choose_widths(plan, target)
+    _require_room(plan, widths)
+    _compile(written(plan, widths, timed=True), target, out, 0)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return [_said(step) for step in plan.steps]
 

@@ -1,0 +1,102 @@
+"""The distribution of a reference's columns, with which `pipeline drift` compares other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from runtime.watch import Component, Profile, profiled
+from soa.dtypes import torch_dtype
+from soa.signature import Signature
+from stages.reference.answers import Arrays, Reference
+
+
+def profile_of_rows(signature: Signature, reference: Path, more: Path | None) -> Profile:
+    """How the columns of the reference's rows, and of the user's further rows, are distributed;
+    also the eager model's answers to them. `more`: the file of further rows."""
+    pieces: list[dict[str, torch.Tensor]] = []
+    own = Reference.load(reference)
+    largest = max(range(len(own.cases)), key=lambda k: sum(own.cases[k].values()))
+    rows = _before_they_repeat(signature, own.inputs)
+    pieces += [
+        _of_inputs(signature, own.inputs, rows),
+        _of_outputs(signature, own.outputs[largest], rows),
+    ]
+    if more is not None:
+        further = Reference.load(more)
+        pieces.append(_of_inputs(signature, further.inputs))
+        pieces += [_of_outputs(signature, each) for each in further.outputs]
+    return profiled([{key: _in_numpy(own) for key, own in piece.items()} for piece in pieces])
+
+
+def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:
+    """By dimension: how many rows there are before the same rows come again. A reference repeats
+    the rows of a short file (see `read_rows`), and those are not independent of the first ones."""
+    found: dict[str, int] = {}
+    for dim in signature.dims:
+        columns = [
+            np.ascontiguousarray(_in_numpy(inputs[name][column.name]))
+            for name in signature.input_collections
+            for column in signature.layouts[name].numbers
+            if signature.rows_of[name] == dim and column.kind != "scalar"
+        ]
+        if columns:
+            found[dim] = _period([each.reshape(len(each), -1).view(np.uint8) for each in columns])
+    return found
+
+
+def _period(columns: Sequence[npt.NDArray[np.uint8]]) -> int:
+    """The number of rows after which rows repeat to the end; all rows if they do not. `columns`:
+    the bytes of each, `(n, width)`."""
+    n = len(columns[0])
+    for period in range(1, n):
+        if all((each[period] == each[0]).all() for each in columns) and all(
+            (each[period:] == each[: n - period]).all() for each in columns
+        ):
+            return period
+    return n
+
+
+def _of_inputs(
+    signature: Signature, inputs: Arrays, rows: Mapping[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """By key: the values of each component that the model reads; of the first `rows`, by
+    dimension, if given."""
+    found = {}
+    for bound in signature.inputs:
+        collection = bound.block.collection
+        for name in bound.block.columns:
+            column = signature.layouts[collection][name]
+            values = inputs[collection][name].reshape(-1, column.components)
+            for i in range(column.components):
+                key = Component(collection, column, column.component_of(i)).key
+                found[key] = values[: rows.get(bound.rows) if rows else None, i]
+    return found
+
+
+def _of_outputs(
+    signature: Signature,
+    outputs: Mapping[str, torch.Tensor],
+    rows: Mapping[str, int] | None = None,
+) -> dict[str, torch.Tensor]:
+    """By key: the answers for each component that the model writes, in the column's dtype; `rows`
+    as in `_of_inputs`."""
+    found = {}
+    for bound in signature.outputs:
+        values = outputs[bound.name].reshape(-1, len(bound.plan.order))
+        for feature, place in enumerate(bound.plan.order):
+            name, number = bound.plan.components[place]
+            column = signature.layouts[bound.block.collection][name]
+            key = Component(bound.block.collection, column, number).key
+            own = values[: rows.get(bound.rows) if rows else None, feature]
+            found[key] = own.to(torch_dtype(column.dtype))
+    return found
+
+
+def _in_numpy(values: torch.Tensor) -> Any:
+    return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
