@@ -1084,14 +1084,14 @@ FAULTS = (
     ),
     Fault(
         "a few rows of a product: the second row gets the first one's numbers",
-        "own[r][a] = splat(((const N *)(x + a * kLeft))[r])",
-        "own[r][a] = splat(((const N *)(x + a * kLeft))[0])",
+        "const N value = ((const N *)(x + a * K::left))[r];",
+        "const N value = ((const N *)(x + a * K::left))[0];",
         ("test_few_rows_have_the_bits_of_many",),
     ),
     Fault(
         "a few rows of a product: the weights of the next block are taken",
-        "q / kInBlock * kJ * S::count + q % kInBlock * kRows",
-        "q / kInBlock * kJ + q % kInBlock * kRows",
+        "weights + q * kJ * S::count, sizeof own[q]",
+        "weights + q * kJ, sizeof own[q]",
         ("test_few_rows_have_the_bits_of_many",),
     ),
     Fault(

@@ -104,5 +104,5 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
     found = [Width("many", lanes, vectors, registers)] if vectors > 1 else []
     found.append(Width("one", lanes, 1, registers))
     if lanes > 4:
-        found.append(Width("four", 4, 1, registers, few=True))
+        found.append(Width("four", 4, 1, registers, few=lanes))
     return found

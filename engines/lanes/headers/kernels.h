@@ -85,67 +85,86 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   }
 }
 
-#if !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
-// As `weighted_block`, for kR rows of a block, whose other rows are copies of the first: the lanes are sums, of kBlocks blocks
-// of kJ. Each sum takes its steps in the same order.
-template <int kR, int kM, int kBlocks, int kJ, int kLeft, class S, class V, class N, class Out>
+#if defined(__FMA__) && !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
+// A whole register of the processor: sums of one row, beside each other.
+#if defined(__AVX512F__)
+#define WHOLE(name) _mm512_##name
+constexpr int kWholeBytes = 64, kRegisters = 32;
+#else
+#define WHOLE(name) _mm256_##name
+constexpr int kWholeBytes = 32, kRegisters = 16;
+#endif
+template <class N>
+struct Beside;
+#define BESIDE(N, fmadd)                                                            \
+  template <>                                                                       \
+  struct Beside<N> {                                                                \
+    typedef N V __attribute__((vector_size(kWholeBytes), may_alias));               \
+    V sums;                                                                         \
+    INLINE_MEMBER void add(const Beside &weights, N own) {                          \
+      sums = (V)WHOLE(fmadd)(weights.sums, own - V{}, sums); /* -0 stays -0 */      \
+    }                                                                               \
+  };
+BESIDE(float, fmadd_ps) BESIDE(double, fmadd_pd)
+#undef BESIDE
+#undef WHOLE
+// The sums of kR rows and kM rows of the left operand, kBlocks registers for each. A block of four rows has copies of the
+// first row behind its own kR rows. Each sum takes its steps in the same order as in `weighted_block`.
+template <class K, int kR, int kM, int kBlocks, class S, class V, class N, class Out>
 INLINE void few_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
-  constexpr int kInBlock = kJ / kRows, kVectors = kBlocks * kInBlock, kSums = kBlocks * kJ;
-  V sums[kR][kM][kVectors];
-  UNROLL for (int q = 0; q < kR * kM * kVectors; ++q) (&sums[0][0][0])[q] = V{};
+  constexpr int kJ = K::most_j, kSums = kBlocks * kJ;
+  static_assert(sizeof(Beside<N>) == kJ * sizeof(N), "weights that lie beside each other fill a register");
+  Beside<N> sums[kR][kM][kBlocks];
+  UNROLL for (int q = 0; q < kR * kM * kBlocks; ++q) (&sums[0][0][0])[q] = Beside<N>{};
   walk(steps, left, left, [&](const V *x, const V *) ALWAYS_INLINE {
-    V own[kR][kM];
+    Beside<N> own[kBlocks];
+    UNROLL for (int q = 0; q < kBlocks; ++q) __builtin_memcpy(&own[q], weights + q * kJ * S::count, sizeof own[q]);
     UNROLL for (int r = 0; r < kR; ++r) {
-      UNROLL for (int a = 0; a < kM; ++a) own[r][a] = splat(((const N *)(x + a * kLeft))[r]);
-    }
-    UNROLL for (int q = 0; q < kVectors; ++q) {
-      V weight;
-      __builtin_memcpy(&weight, weights + q / kInBlock * kJ * S::count + q % kInBlock * kRows, sizeof weight);
-      UNROLL for (int r = 0; r < kR; ++r) {
-        UNROLL for (int a = 0; a < kM; ++a) sums[r][a][q] = fma(weight, own[r][a], sums[r][a][q]);
+      UNROLL for (int a = 0; a < kM; ++a) {
+        const N value = ((const N *)(x + a * K::left))[r];
+        UNROLL for (int q = 0; q < kBlocks; ++q) sums[r][a][q].add(own[q], value);
       }
     }
     weights += kJ;
   });
-  N made[kR][kM * kSums];
+  N made[kR][kM][kSums];
   __builtin_memcpy(&made, &sums, sizeof made);
-  LOOP for (int k = 0; k < kM * kSums; ++k) {
-    V sum = splat(made[0][k]);
-    if constexpr (kR > 1) __builtin_memcpy((N *)&sum + 1, &made[kR - 1][k], sizeof(N));
-    out(m + k / kSums, j + k % kSums, 0, sum);
+  const int count = K::j - j < kSums ? K::j - j : kSums;  // behind them are zeros
+  UNROLL for (int a = 0; a < kM; ++a) {
+    LOOP for (int k = 0; k < count; ++k) {
+      N rows[kRows];
+      UNROLL for (int r = 0; r < kRows; ++r) rows[r] = made[r < kR ? r : 0][a][k];
+      out(m + a, j + k, 0, same_bits<V>(rows));
+    }
   }
 }
 template <class K, int kR, int kM, class S, class V, class N, class Out>
 INLINE void few_rows(S steps, const V *left, const N *weights, int m, const Out &out) {
-  constexpr int kJ = K::most_j, kAtOnce = 8 * kRows / (kR * kM * kJ), kBlocks = kAtOnce > 0 ? kAtOnce : 1;
-  int j = 0;
-  LOOP for (; j + kBlocks * kJ <= K::j; j += kBlocks * kJ) {
-    few_block<kR, kM, kBlocks, kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
+  constexpr int kJ = K::most_j, kAll = (K::j + kJ - 1) / kJ, kFit = (kRegisters - 1) / (kR * kM + 1);
+  constexpr int kPasses = (kAll + kFit - 1) / kFit, kBlocks = (kAll + kPasses - 1) / kPasses;
+  int q = 0;
+  LOOP for (; q + kBlocks <= kAll; q += kBlocks) {
+    few_block<K, kR, kM, kBlocks>(steps, left, weights + q * kJ * S::count, m, q * kJ, out);
   }
-  if constexpr (K::j % (kBlocks * kJ) >= kJ) {
-    LOOP for (; j + kJ <= K::j; j += kJ) few_block<kR, kM, 1, kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
-  }
-  if constexpr (K::j % kJ != 0) {
-    weighted_block<K::loop != 0, kM, K::j % kJ, K::left>(steps, left, weights + j * S::count, m, j, out);
+  if constexpr (kAll % kBlocks != 0) {
+    few_block<K, kR, kM, kAll % kBlocks>(steps, left, weights + q * kJ * S::count, m, q * kJ, out);
   }
 }
 template <class K, int kR, class S, class V, class N, class Out>
 INLINE void few_products(S steps, const V *left, const N *weights, const Out &out) {
-  constexpr int kM = K::m > 1 ? 2 : 1;
+  constexpr int kM = K::m < 4 / kR ? K::m : 4 / kR;
   int m = 0;
   LOOP for (; m + kM <= K::m; m += kM) few_rows<K, kR, kM>(steps, left + m * K::left, weights, m, out);
-  if constexpr (K::m % kM != 0) few_rows<K, kR, 1>(steps, left + m * K::left, weights, m, out);
+  if constexpr (K::m % kM != 0) {
+    LOOP for (; m < K::m; ++m) few_rows<K, kR, 1>(steps, left + m * K::left, weights, m, out);
+  }
 }
-// As `weighted`, for a block of which `own_rows` rows are not copies of the first.
+// As `weighted`, for a block of four rows, of which `own_rows` are not copies of the first.
 template <class K, class S, class V, class N, class Out>
 INLINE void weighted_few(int own_rows, S steps, const V *left, const N *weights, const Out &out) {
-  if (own_rows == 1) {
-    few_products<K, 1>(steps, left, weights, out);
-  } else if (own_rows == 2) {
-    few_products<K, 2>(steps, left, weights, out);
-  } else {
-    weighted<K>(steps, left, weights, out);
-  }
+  if (own_rows == 1) few_products<K, 1>(steps, left, weights, out);
+  else if (own_rows == 2) few_products<K, 2>(steps, left, weights, out);
+  else few_products<K, 4>(steps, left, weights, out);
 }
 #endif
 

@@ -13,11 +13,12 @@ from engines.lanes.index import Index, Variable
 from engines.lanes.planning.plan import Kernel
 from engines.lanes.tensors import Constant, Elements, Product
 from engines.lanes.values import Read, Tensor
+from soa.dtypes import itemsize
 
 _NONE = Variable("", 1)
 _SUMS, _STEPS = 16, 16
-"""The least numbers of sums and of their steps for which lanes are sums: handing them out costs
-time, too."""
+"""The least numbers of sums and of their steps for which registers hold sums of one row: handing
+them out costs time, too."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Weights:
 class Blocked:
     """A product in blocks. Only the left operand depends on the loop `m`, only the right operand on
     `j`. A block has at most `most_m` * `most_j` sums in registers. `steps`: a C++ value whose type
-    lists the loops of a sum. `few`: the lanes are sums, as a block has few rows."""
+    lists the loops of a sum. `few`: a register holds `most_j` sums of one row."""
 
     outer: tuple[Variable, ...]
     m: Variable
@@ -59,10 +60,10 @@ class Blocked:
 
     @classmethod
     def of(
-        cls, kernel: Kernel, elements: Elements, registers: int, vectors: int, few: bool = False
+        cls, kernel: Kernel, elements: Elements, registers: int, vectors: int, few: int = 0
     ) -> Blocked | None:
         """The blocks of a kernel. None if an operand is a number, or if an address is not linear
-        in each loop variable."""
+        in each loop variable. `few`: see `Width`."""
         product = kernel.inner
         assert isinstance(product, Product)
         left, right = product.operands(kernel.inner_at, elements.at)
@@ -82,21 +83,21 @@ class Blocked:
         rests = [_only(address, outer) for address in (one, other)]
         first = Operand(left.tensor, rests[0], by_m=one.factor(m) or 0)
         second, weights = None, None
-        few = few and isinstance(right.tensor, Constant) and j.extent >= _SUMS
-        few = few and math.prod(v.extent for v in steps) >= _STEPS
+        beside = 4 * few // itemsize(product.dtype)
+        if j.extent < _SUMS or math.prod(v.extent for v in steps) < _STEPS:
+            beside = 0
         if isinstance(right.tensor, Constant):
-            # Also right for three or four rows, whose sums lie in a register each.
-            adjacent = registers // (2 if m.extent == 1 else 4) if few else None
-            most = _best(m.extent, j.extent, registers, vectors, adjacent)
-            weights = _packed(right.tensor.data, other, outer, j, steps, most[1])
+            most = (1, beside) if beside else _best(m.extent, j.extent, registers, vectors)
+            filled = -j.extent % beside if beside else 0
+            weights = _packed(right.tensor.data, other, outer, j, steps, most[1], filled)
         else:
-            most = _best(m.extent, j.extent, registers, 1)
+            beside, most = 0, _best(m.extent, j.extent, registers, 1)
             second = Operand(right.tensor, rests[1], by_j=other.factor(j) or 0)
         types = ", ".join(
             f"Loop<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
             for v in steps
         )
-        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights, few)
+        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights, beside > 0)
 
 
 def _variables(index: Index) -> list[Variable]:
@@ -116,11 +117,9 @@ def _only(address: Index, variables: Sequence[Variable]) -> Index:
     return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
 
 
-def _best(
-    m: int, j: int, registers: int, vectors: int, adjacent: int | None = None
-) -> tuple[int, int]:
+def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
     """The block size with the fewest estimated cycles: two fma and two loads for each cycle, with
-    four cycles of latency. `adjacent`: so many values of `j`."""
+    four cycles of latency."""
 
     def cycles(most: tuple[int, int]) -> tuple[float, int]:
         total = 0.0
@@ -133,12 +132,10 @@ def _best(
 
     fit = [
         (a, b)
-        for a, b in itertools.product(
-            range(1, min(m, 8) + 1), [adjacent] if adjacent else range(1, min(j, 16) + 1)
-        )
+        for a, b in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
         if (a * b + a) * vectors + 1 <= registers
     ]
-    return min(fit or [(1, adjacent or 1)], key=cycles)
+    return min(fit or [(1, 1)], key=cycles)
 
 
 def _pieces(size: int, most: int) -> list[tuple[int, int]]:
@@ -148,20 +145,19 @@ def _pieces(size: int, most: int) -> list[tuple[int, int]]:
 
 def _packed(
     data: torch.Tensor, address: Index, outer: Sequence[Variable], j: Variable,
-    steps: Sequence[Variable], most: int,
+    steps: Sequence[Variable], most: int, filled: int,
 ) -> Weights:  # fmt: skip
     """Weights by the outer loops, then by blocks of at most `most` values of `j`, then by the steps
-    of the sum. The values of a block for one step are adjacent."""
+    of the sum. The values of a block for one step are adjacent. `filled`: so many zeros fill the
+    last block."""
     own = [v for v in outer if address.factor(v)]
     place = torch.tensor(address.constant)
     for v in (*own, j, *steps):
         place = place.unsqueeze(-1) + (address.factor(v) or 0) * torch.arange(v.extent)
     whole = data.flatten()[place]
     whole = whole.flatten(len(own) + 1) if steps else whole.unsqueeze(-1)
-    blocks = [
-        whole.narrow(len(own), at, min(most, j.extent - at)).transpose(-1, -2).flatten(len(own))
-        for at in range(0, j.extent, most)
-    ]
+    whole = torch.nn.functional.pad(whole, (0, 0, 0, filled))
+    blocks = [each.transpose(-1, -2).flatten(len(own)) for each in whole.split(most, dim=len(own))]
     packed = torch.cat(blocks, dim=-1)
     rest, size = Index(), packed.shape[-1]
     for v in reversed(own):

@@ -102,7 +102,7 @@ class Writer:
     `store`: where a kernel keeps the stored tensors of a row; None for a CPU, where they lie in an
     arena. In `registers` each is an array of its own, which a compiler may keep there. With
     `shared`, the threads of a GPU's block compute one row together: they divide the elements of a
-    step, and wait for each other after it. `few`: a block may have copies of one row only.
+    step, and wait for each other after it. `few`: see `Width`.
     `timed`: the ticks of each step are counted.
     """
 
@@ -113,7 +113,7 @@ class Writer:
         registers: int,
         vectors: int,
         store: Store | None = None,
-        few: bool = False,
+        few: int = 0,
         timed: bool = False,
     ) -> None:
         self.timed = timed
@@ -318,7 +318,7 @@ class Writer:
         kind = _SCALARS[carrier(source.dtype)]
         rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
         equal, trees = "true" if forest.equal else "false", self.table("int32_t", forest.trees)
-        if forest.ranks is None or not self.few:
+        if forest.ranks is None or self.few == 0:
             tables = [self.table(kind, forest.thresholds), self.table("int32_t", forest.nodes),
                       self.table("int32_t", forest.words), trees]  # fmt: skip
             to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"

@@ -19,13 +19,14 @@ _L1 = 24 << 10  # bytes for what a step of a row block reads, out of 32 kB of L1
 @dataclass(frozen=True)
 class Width:
     """A variant of the code: `lanes` rows in a vector, `vectors` vectors in a row block, and the
-    number of vector registers of the processor. `few`: it runs a few rows only."""
+    number of vector registers of the processor. `few`: it runs a few rows only, where a
+    register holds so many sums of 4 bytes; 0: it runs any rows."""
 
     name: str
     lanes: int
     vectors: int
     registers: int
-    few: bool = False
+    few: int = 0
 
 
 def vectors_in_l1(plan: Plan, lanes: int) -> int:
