@@ -141,6 +141,20 @@ def _cluster_files(
     return files
 
 
+class _Backends(click.Choice[str]):
+    def convert(
+        self, value: Any, option: click.Parameter | None, context: click.Context | None
+    ) -> str:
+        if value == "tensorrt":
+            self.fail(
+                "TensorRT plans are gone: write --device cuda:0 with a target for CUDA, which the "
+                "Python backend runs, or --backend onnxruntime",
+                option,
+                context,
+            )
+        return super().convert(value, option, context)
+
+
 @command()
 @click.argument("ref", shell_complete=refs)
 @click.option(
@@ -150,10 +164,9 @@ def _cluster_files(
 @_service_options
 @click.option(
     "--backend", default="python", show_default=True,
-    type=click.Choice(["python", "onnxruntime", "pytorch", "tensorrt"]),
+    type=_Backends(["python", "onnxruntime", "pytorch"]),
     help="The Triton backend: soa-pipeline in the Python backend, or one of Triton's own, for a "
-    "version with a valid artifact of onnxruntime or torchscript. A plan for tensorrt is built "
-    "here from that of onnxruntime, on a GPU of the kind that serves it.",
+    "version with a valid artifact of onnxruntime or torchscript.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace existing files.")
 @_cluster_options

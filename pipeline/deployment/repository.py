@@ -21,14 +21,7 @@ from runtime.session import Session
 from serving.client import RemoteOptions
 from serving.errors import ServerError, ServingError
 from serving.local import Fleet, TritonServer
-from serving.native import (
-    Backend,
-    PlanTuning,
-    ProgramExecutable,
-    artifact_of,
-    make_native,
-    plan_for,
-)
+from serving.native import Backend, ProgramExecutable, engine_for, make_native
 from serving.remote import connect
 from serving.triton import (
     BLOCKS_ALONE,
@@ -86,8 +79,7 @@ def deploy(
     if number is None:
         raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
-    plan = plan_for(devices, target) if backend == "tensorrt" else None
-    chosen = str(plan.target) if plan else _target(opened, devices, target)
+    chosen = _target(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
@@ -112,7 +104,6 @@ def deploy(
         queue_delay_us=queue_delay_us,
         requests=requests,
         backend=backend,
-        plan=plan,
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
@@ -139,13 +130,9 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     """Make the file for one of Triton's own backends. ServingError if its answers on the reference
     are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
-    target, engine = artifact_of(bundle, service.target, service.backend)
-    artifact = copy_artifact(opened, target, engine, scratch / "artifact")
-    tuning = None
-    if service.plan is not None:
-        tf32 = bundle.manifest.capture.precision == "tf32"
-        tuning = PlanTuning(service.plan, service.preferred, tf32)
-    made = make_native(artifact, service.backend, signature, wire, scratch, tuning)
+    engine = engine_for(service.backend, bundle, service.target)
+    artifact = copy_artifact(opened, service.target, engine, scratch / "artifact")
+    made = make_native(artifact, service.backend, signature, wire, scratch)
     session = Session(signature, ProgramExecutable(signature, wire, made.program))
     report = _compared(session, service.backend, bundle, signature)
     if not report.valid:

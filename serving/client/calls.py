@@ -131,31 +131,11 @@ class Client:
         """Tell the server to forget a region, without waiting. Returns gRPC's future of the answer,
         or None if the connection is closed."""
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-        return self._started(self._stub.SystemSharedMemoryUnregister, request)
-
-    def share_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
-        """Register a region of a GPU's memory with the server, by its IPC handle."""
-        request = service_pb2.CudaSharedMemoryRegisterRequest(
-            name=name, raw_handle=handle, device_id=device, byte_size=size
-        )
-        self._call(self._stub.CudaSharedMemoryRegister, request)
-
-    def unshare_cuda(self, name: str) -> Any:
-        """Like `unshare`. The server forgets a region in use when its requests have ended."""
-        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
-        return self._started(self._stub.CudaSharedMemoryUnregister, request)
-
-    def _started(self, method: Any, request: Any) -> Any:
         try:
+            method = self._stub.SystemSharedMemoryUnregister
             return method.future(request, timeout=self.options.deadline_s)
         except ValueError:  # raised by gRPC for a closed channel
             return None
-
-    def cuda_status(self, name: str, within_s: float) -> Any:
-        """The status of a region. Raises VersionMismatchError if the server has no region of that
-        name."""
-        request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
-        return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
 
     def close(self) -> None:
         self._closed = True

@@ -19,8 +19,6 @@ LARGEST = 2**31 - 1
 HEADERS = 1 << 14
 """A generous estimate of the size of a message without its arrays, in bytes."""
 
-_GPU = re.compile(r"cuda(:\d+)?")
-
 
 @dataclass(frozen=True)
 class Tls:
@@ -59,8 +57,7 @@ class RemoteOptions:
     model twice is harmless.
 
     `in_flight`: the largest number of requests of `run_async` at the same time. `shared_memory`:
-    pass arrays through memory that client and server share, so both must be on one host: True or
-    "system" for collections on the CPU, "cuda" or "cuda:<number>" for collections on that GPU.
+    pass arrays through system memory that client and server share, so both must be on one host.
     `message_bytes`: the largest message; if the rows are independent, more rows than fit are sent
     in several messages. `allow_nan`: accept NaN answers to inputs without NaN or infinity.
 
@@ -93,17 +90,17 @@ class RemoteOptions:
             )
         if self.compression not in ("none", "gzip", "deflate"):
             raise ServingError(f"compression {self.compression!r}: use none, gzip or deflate")
-        if self.shared_memory not in (True, False, "system") and self.cuda is None:
+        if str(self.shared_memory).startswith("cuda"):
             raise ServingError(
-                f"shared_memory={self.shared_memory!r}: use True or 'system', 'cuda' or "
-                "'cuda:<number>', or False"
+                f"shared_memory={self.shared_memory!r}: GPU memory is no longer shared: use True, "
+                "with collections on the CPU"
             )
+        if self.shared_memory not in (True, False, "system"):
+            raise ServingError(f"shared_memory={self.shared_memory!r}: use True or False")
 
     @property
-    def cuda(self) -> str | None:
-        """torch's name of the GPU whose memory is shared, or None."""
-        shared = self.shared_memory
-        return shared if isinstance(shared, str) and _GPU.fullmatch(shared) else None
+    def cuda(self) -> None:
+        """Always None: GPU memory is no longer shared. This property ends with version 1."""
 
 
 def address_of(url: str) -> str:

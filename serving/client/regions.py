@@ -1,4 +1,4 @@
-"""Shared memory between a client and a server on one host, in regions.
+"""System shared memory between a client and a server on one host, in regions.
 
 Each request in progress has one region, which a later request uses again. After a failure or a
 retry the region is given up, because a late server may still write into it. The server does not
@@ -12,17 +12,15 @@ import os
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
-import torch
 
 from serving.client.calls import Client
-from serving.errors import RefusedError, RemoteError, ServingError, VersionMismatchError
+from serving.errors import RefusedError, ServingError
 
 _CLOSE_S = 1.0  # how long `close` waits for the server's answers; a dead server sends none
 _REMIND_S = 1.0  # the time between two requests to forget a region
@@ -32,13 +30,13 @@ _SMALLEST = 1 << 16
 
 @dataclass(eq=False)
 class Region:
-    """A region, registered with the server as `name`. `memory`: all its bytes, as a NumPy array or
-    a torch tensor. `owner`: the object that frees it."""
+    """A region, registered with the server as `name`. `memory`: all its bytes. `handle`: that of
+    tritonclient."""
 
     name: str
     size: int
-    memory: Any
-    owner: Any
+    memory: np.ndarray[Any, np.dtype[np.uint8]]
+    handle: Any
     doubtful: bool = False
 
     def doubt(self) -> None:
@@ -50,16 +48,13 @@ class Region:
 class _Leaving:
     """A region that the server was asked to forget at the time `since`; `answer`: gRPC's future."""
 
-    region: Region
+    name: str
     answer: Any
     since: float
 
 
-class Pool(ABC):
-    """A client's regions of one kind. Any number of threads may take one at once."""
-
-    freed_first = True
-    """True if our side may be freed while the server still has the region open."""
+class Regions:
+    """A client's regions. Any number of threads may take one at once."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -117,144 +112,63 @@ class Pool(ABC):
 
     def _new(self, size: int) -> Region:
         name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
-        region = self._allocate(name, size)
+        region = _allocated(name, size)
         try:
-            self._share(region)
-        except RefusedError:
-            self._release(region)
-            raise
+            self._client.share(name, f"/{name}", size)
+        except RefusedError as error:
+            _release(region)
+            raise RefusedError(
+                f"{error}: shared memory needs client and server on one host"
+            ) from None
         except BaseException:
             self._let_go(region)  # the server may have received the request
             raise
         return region
 
     def _let_go(self, region: Region) -> None:
-        """Give up a region; it is never used again."""
-        if self.freed_first:
-            self._release(region)
-        self._tell(region)
+        """Give up a region; it is never used again. Our side is freed now; the server's when it
+        forgets the region."""
+        _release(region)
+        self._tell(region.name)
 
-    def _tell(self, region: Region) -> None:
-        answer = self._unshare(region.name)
-        with self._lock:
-            if answer is None:  # the connection is closed, so the server cannot answer
-                self._leaving.pop(region.name, None)
-            else:
-                self._leaving[region.name] = _Leaving(region, answer, time.monotonic())
+    def _tell(self, name: str) -> None:
+        answer = self._client.unshare(name)
+        if answer is not None:  # else the connection is closed, so the server cannot answer
+            with self._lock:
+                self._leaving[name] = _Leaving(name, answer, time.monotonic())
 
     def _look_after(self, after_s: float | None = None) -> None:
-        """Free the regions that the server has forgotten, and ask it again to forget the others."""
+        """Ask the server again to forget the regions that it still knows."""
         if not self._leaving:
             return
         after_s = _REMIND_S if after_s is None else after_s
         with self._lock:  # afterwards no other thread handles these regions
             answered = [each for each in self._leaving.values() if each.answer.done()]
             for each in answered:
-                del self._leaving[each.region.name]
+                del self._leaving[each.name]
         for each in answered:
-            region = each.region
-            if each.answer.code() is grpc.StatusCode.OK and self._is_forgotten(region):
-                if not self.freed_first:
-                    self._release(region)
-            elif time.monotonic() - each.since >= after_s:
-                self._tell(region)
+            if each.answer.code() is grpc.StatusCode.OK:
+                continue
+            if time.monotonic() - each.since >= after_s:
+                self._tell(each.name)
             else:
                 with self._lock:
-                    self._leaving[region.name] = each
-
-    @abstractmethod
-    def _allocate(self, name: str, size: int) -> Region:
-        """Allocate memory that the server does not know yet. Raises ServingError."""
-
-    @abstractmethod
-    def _share(self, region: Region) -> None:
-        """Register the region with the server. Raises RemoteError."""
-
-    @abstractmethod
-    def _unshare(self, name: str) -> Any:
-        """Ask the server to forget the region, without waiting. Returns gRPC's future, or None if
-        the connection is closed."""
-
-    @abstractmethod
-    def _release(self, region: Region) -> None:
-        """Free the memory on our side."""
-
-    def _is_forgotten(self, region: Region) -> bool:
-        """True if no request in the server uses the region any more, after its OK to forget it."""
-        return True
+                    self._leaving[each.name] = each
 
 
-class Regions(Pool):
-    """Regions of system shared memory, as NumPy arrays."""
+def _allocated(name: str, size: int) -> Region:
+    """Memory that the server does not know yet. Raises ServingError."""
+    from tritonclient.utils import shared_memory
 
-    def _allocate(self, name: str, size: int) -> Region:
-        from tritonclient.utils import shared_memory
-
-        try:
-            handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
-            memory = shared_memory.get_contents_as_numpy(handle, np.uint8, [size])
-        except (OSError, shared_memory.SharedMemoryException) as error:
-            raise ServingError(f"no shared memory of {size} bytes on this host: {error}") from None
-        return Region(name, size, memory, handle)
-
-    def _share(self, region: Region) -> None:
-        try:
-            self._client.share(region.name, f"/{region.name}", region.size)
-        except RefusedError as error:
-            raise RefusedError(
-                f"{error}: shared memory needs client and server on one host"
-            ) from None
-
-    def _unshare(self, name: str) -> Any:
-        return self._client.unshare(name)
-
-    def _release(self, region: Region) -> None:
-        from tritonclient.utils import shared_memory
-
-        shared_memory.destroy_shared_memory_region(region.owner)
+    try:
+        handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
+        memory = shared_memory.get_contents_as_numpy(handle, np.uint8, [size])
+    except (OSError, shared_memory.SharedMemoryException) as error:
+        raise ServingError(f"no shared memory of {size} bytes on this host: {error}") from None
+    return Region(name, size, memory, handle)
 
 
-class CudaRegions(Pool):
-    """Regions of memory of one GPU, as torch tensors. No Triton with a GPU has run this.
+def _release(region: Region) -> None:
+    from tritonclient.utils import shared_memory
 
-    CUDA allows memory to be freed only after the other process has closed it. That is the case once
-    Triton no longer knows the region. If this never happens, the region is kept until this process
-    ends.
-    """
-
-    freed_first = False
-
-    def __init__(self, client: Client, device: torch.device) -> None:
-        super().__init__(client)
-        self._device = device
-
-    def _allocate(self, name: str, size: int) -> Region:
-        from serving.client.cuda_memory import CudaMemory
-
-        owner = CudaMemory(size, self._device)
-        return Region(name, size, owner.tensor, owner)
-
-    def _share(self, region: Region) -> None:
-        index = self._device.index
-        try:
-            self._client.share_cuda(region.name, region.owner.handle, index, region.size)
-        except RefusedError as error:
-            raise RefusedError(
-                f"{error}: CUDA shared memory needs a server with CUDA on this host, which sees "
-                f"GPU {index} under that number: else use shared_memory='system', or none"
-            ) from None
-
-    def _unshare(self, name: str) -> Any:
-        return self._client.unshare_cuda(name)
-
-    def _release(self, region: Region) -> None:
-        region.owner.free()
-
-    def _is_forgotten(self, region: Region) -> bool:
-        try:
-            self._client.cuda_status(region.name, _CLOSE_S)
-        except VersionMismatchError:  # not found
-            return True
-        except RemoteError:
-            pass
-        return False
+    shared_memory.destroy_shared_memory_region(region.handle)

@@ -220,11 +220,8 @@ def object_name(model: str) -> str:
 
 
 def _artifact_bytes(bundle: Bundle, target: str) -> int:
-    """Bytes of the target's artifacts, or of all targets' artifacts if the bundle does not have the
-    target (a TensorRT plan)."""
-    targets = bundle.manifest.targets
-    records = [targets[target]] if target in targets else list(targets.values())
-    names = {n for r in records for each in r.engines() for n in r.candidates[each].files}
+    record = bundle.manifest.targets[target]
+    names = {name for each in record.engines() for name in record.candidates[each].files}
     return sum(bundle.file(name).stat().st_size for name in names)
 
 

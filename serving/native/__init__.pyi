@@ -1,10 +1,5 @@
-from .artifact import ENGINES as ENGINES
 from .artifact import FILES as FILES
 from .artifact import Backend as Backend
 from .artifact import ProgramExecutable as ProgramExecutable
-from .artifact import artifact_of as artifact_of
+from .artifact import engine_for as engine_for
 from .artifact import make_native as make_native
-from .tensorrt import PlanFor as PlanFor
-from .tensorrt import PlanTuning as PlanTuning
-from .tensorrt import plan_for as plan_for
-from .tensorrt import require_gpus as require_gpus

@@ -7,7 +7,7 @@ arguments. So the file contains the artifact in a shell, which takes the tensors
 
 The files were never run in a Triton with these backends. But `pipeline deploy` tests each file that
 it writes: it runs the reference with ONNX Runtime or libtorch in this process, with the arguments
-that Triton would pass. A TensorRT plan is made from the ONNX file: see serving/native/tensorrt.py.
+that Triton would pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,28 +23,18 @@ import torch
 from engines.base import Executable
 from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
-from serving.arrays import Arrays
 from serving.errors import ServingError
 from serving.wire import Program, Wire, locations
 from soa.signature import Signature
 
-if TYPE_CHECKING:
-    from serving.native.tensorrt import PlanTuning
+Backend = Literal["python", "onnxruntime", "pytorch"]
 
-Backend = Literal["python", "onnxruntime", "pytorch", "tensorrt"]
-
-ENGINES: dict[Backend, str] = {
-    "onnxruntime": "onnxruntime",
-    "pytorch": "torchscript",
-    "tensorrt": "onnxruntime",
-}
-"""The engine whose artifact each backend gets; a TensorRT plan is made from the ONNX file."""
+_ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
 
 FILES: dict[Backend, str] = {
     "python": "model.py",
     "onnxruntime": "model.onnx",
     "pytorch": "model.pt",
-    "tensorrt": "model.plan",
 }
 
 
@@ -56,21 +46,16 @@ class Native:
     program: Program
 
 
-def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str]:
-    """The target and the engine of the artifact for a backend. Raises ServingError if none exists.
-
-    For a TensorRT plan the artifact of any target can be used, because the export to ONNX does not
-    depend on the target, and the plan is tested anyway.
-    """
-    name, targets = ENGINES[backend], bundle.manifest.targets
+def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
+    """The engine whose artifact a backend gets. Raises ServingError if the target has none that is
+    valid."""
+    name, targets = _ENGINES[backend], bundle.manifest.targets
     candidates = {each: record.candidates.get(name) for each, record in targets.items()}
     valid = [
         each for each, c in candidates.items() if c is not None and c.status == "valid" and c.files
     ]
     if target in valid:
-        return target, name
-    if backend == "tensorrt" and valid:
-        return valid[0], name
+        return name
     candidate = candidates.get(target)
     why = candidate.reason or candidate.status if candidate else "it was built without it"
     more = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
@@ -81,26 +66,14 @@ def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str
 
 
 def make_native(
-    artifact: Path,
-    backend: Backend,
-    signature: Signature,
-    wire: Wire,
-    folder: Path,
-    tuning: PlanTuning | None = None,
+    artifact: Path, backend: Backend, signature: Signature, wire: Wire, folder: Path
 ) -> Native:
     """Write the file that Triton's `backend` would load into `folder`, and open it.
 
-    `tuning`: only for a TensorRT plan. Raises ServingError if the backend lacks a dtype of the
-    wire, or if the file cannot be made.
+    Raises ServingError if the backend lacks a dtype of the wire, or if the file cannot be made.
     """
     file = folder / FILES[backend]
     try:
-        if tuning is not None:
-            from serving.native.tensorrt import OpenPlan, write_plan
-
-            graph = folder / FILES["onnxruntime"]
-            write_plan(artifact, signature, wire, tuning, graph, file)
-            return Native(file, OpenPlan(file, wire, tuning.plan.gpu))
         if backend == "onnxruntime":
             from serving.native.onnx import open_onnx, write_onnx
 
@@ -125,7 +98,7 @@ class ProgramExecutable(Executable):
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
-        memory = Arrays().of(arguments)
+        memory = [argument.numpy() for argument in arguments]
         given = [
             np.ascontiguousarray(
                 t.gather(self._given[t.name].parts(memory), 0, rows[t.rows])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from engines.base import Executable
 from engines.processes import OwnProcess
 from runtime.opening import Opened
-from serving.arrays import Arrays, Tensors
 from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.remote.request_codec import Codec, Progress
@@ -20,7 +20,7 @@ from soa.dtypes import is_float
 from soa.errors import needs_extra
 
 if TYPE_CHECKING:
-    from serving.client import Client
+    from serving.client import Client, Regions
 
 
 class RemoteModel(Executable):
@@ -28,18 +28,11 @@ class RemoteModel(Executable):
 
     Nothing is written unless the whole answer has the right names, shapes and dtypes. `look` must
     be called first: it finds the form of the server's requests. `close` also closes `regions`, the
-    shared memory, and `client`. `arrays` accesses the arguments' memory.
+    shared memory, and `client`.
     """
 
-    def __init__(
-        self,
-        opened: Opened,
-        client: Client,
-        regions: Any = None,
-        arrays: Arrays | None = None,
-    ) -> None:
+    def __init__(self, opened: Opened, client: Client, regions: Regions | None = None) -> None:
         self.opened, self.client = opened, client
-        self.arrays = arrays or Arrays()
         self.target = ""
         """The target that the server runs, from its configuration."""
         self._signature = opened.signature
@@ -90,7 +83,7 @@ class RemoteModel(Executable):
         merge, now = config.max_batch_size > 0, self._codec
         self.target = config.parameters[TARGET].string_value
         if now is None or (now.form, now.merge) != (form, merge):
-            self._codec = Codec(self._signature, form, merge, self.arrays)
+            self._codec = Codec(self._signature, form, merge)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self._process.require()
@@ -111,10 +104,13 @@ class RemoteModel(Executable):
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
             full = all(t.nbytes(left[t.rows]) for t in codec.tensors)
-            shared = self._regions is not None and full  # Triton cannot share an empty array
-            rows = left if shared else self._fitting(codec, left)
+            regions = self._regions if full else None  # Triton cannot share an empty array
+            rows = self._fitting(codec, left) if regions is None else left
             given = codec.encode(progress.arguments, progress.at, rows)
-            answers = (self._ask_shared if shared else self._ask)(codec, given, rows)
+            if regions is None:
+                answers = self._ask(codec, given, rows)
+            else:
+                answers = self._ask_shared(codec, given, rows, regions)
             self._check_values(codec, answers, given, progress.at)
             progress.take(codec, None if rows == left else sum(rows.values()), answers)
 
@@ -151,7 +147,7 @@ class RemoteModel(Executable):
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
         request = self._request(codec, rows)
-        raws = (self.arrays.to_bytes(given[t.name]) for t in codec.wire.inputs)
+        raws = (given[t.name].tobytes() for t in codec.wire.inputs)
         request.raw_input_contents.extend(raws)
         answer = self.client.infer(request)
         self._check_shapes(codec, answer, rows)
@@ -165,28 +161,28 @@ class RemoteModel(Executable):
                 raise AnswerError(
                     f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
                 )
-            answers[t.name] = self.arrays.view(t, self.arrays.from_bytes(raw), n)
+            answers[t.name] = np.frombuffer(raw, t.dtype).reshape(t.shape(n))
         return answers
 
     def _ask_shared(
-        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
         """Ask through shared memory, and again with new regions if the server does not know the
         old ones."""
         try:
-            return self._ask_in_region(codec, given, rows)
+            return self._ask_in_region(codec, given, rows, regions)
         except (RefusedError, VersionMismatchError) as error:
             if "shared memory region" not in str(error):
                 raise
-            self._regions.forget()
-            return self._ask_in_region(codec, given, rows)
+            regions.forget()
+            return self._ask_in_region(codec, given, rows, regions)
 
     def _ask_in_region(
-        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
         request = self._request(codec, rows)
         slices, size = codec.in_region(rows)
-        with self._regions.taken(size) as region:
+        with regions.taken(size) as region:
             for described in (*request.inputs, *request.outputs):
                 where = slices[described.name]
                 parameters = described.parameters
@@ -194,19 +190,16 @@ class RemoteModel(Executable):
                 parameters["shared_memory_offset"].int64_param = where.start
                 parameters["shared_memory_byte_size"].int64_param = where.stop - where.start
             arrays = {
-                t.name: self.arrays.view(t, region.memory[slices[t.name]], rows[t.rows])
+                t.name: region.memory[slices[t.name]].view(t.dtype).reshape(t.shape(rows[t.rows]))
                 for t in codec.tensors
             }
             for t in codec.wire.inputs:
                 arrays[t.name][...] = given[t.name]
-            self.arrays.wait()
             answer = self.client.infer(request, region.doubt)
             self._check_shapes(codec, answer, rows)
             if any(answer.raw_output_contents):  # the region holds old data
                 raise AnswerError(f"{self}: its answer is not in the memory that it shares with us")
-            answers = {name: self.arrays.copy(arrays[name]) for name in codec.outputs}
-            self.arrays.wait()
-            return answers
+            return {name: np.array(arrays[name], order="C") for name in codec.outputs}
 
     def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
         names = [described.name for described in answer.outputs]
@@ -230,13 +223,12 @@ class RemoteModel(Executable):
         """Check the values of the rows from row `at` of the request on."""
         if self.client.options.allow_nan:
             return
-        library = self.arrays.library
         for t in codec.wire.outputs:
-            if not is_float(t.column_dtype) or not library.isnan(answers[t.name]).any():
+            if not is_float(t.column_dtype) or not np.isnan(answers[t.name]).any():
                 continue
             floats = [given[each.name] for each in codec.wire.inputs if is_float(each.column_dtype)]
-            if all(library.isfinite(values).all() for values in floats):
-                nan = library.isnan(answers[t.name])
+            if all(np.isfinite(values).all() for values in floats):
+                nan = np.isnan(answers[t.name])
                 by_row = nan.T if t.rows_last else nan
                 by_row = by_row.reshape(1 if t.scalar else len(by_row), -1).any(1)
                 raise AnswerError(
@@ -250,23 +242,9 @@ class RemoteModel(Executable):
 
 
 def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
-    """A connection to `address` (`host:port`). No request is sent yet, except that the server must
-    open a region of the GPU's memory if that is shared.
-
-    Raises ServingError if tritonclient, a certificate or the GPU is missing, and RemoteError if the
-    server cannot open the GPU's memory.
-    """
+    """A connection to `address` (`host:port`). No request is sent yet. Raises ServingError if
+    tritonclient or a certificate is missing."""
     with needs_extra("serve", ServingError):
-        from serving.client import Client, CudaRegions, Regions, require_cuda
+        from serving.client import Client, Regions
     client = Client(address, options)
-    if options.cuda is None:
-        return RemoteModel(opened, client, Regions(client) if options.shared_memory else None)
-    try:
-        device = require_cuda(torch.device(options.cuda))
-        regions = CudaRegions(client, device)
-        with regions.taken(1):
-            pass  # an error is raised now and not at the first event
-        return RemoteModel(opened, client, regions, Tensors(device))
-    except BaseException:
-        client.close()
-        raise
+    return RemoteModel(opened, client, Regions(client) if options.shared_memory else None)

@@ -26,11 +26,10 @@ from soa.signature import Signature
 
 
 class RemoteSession(Session):
-    """Runs one model in a server, on CPU collections, or with shared CUDA memory on GPU ones.
+    """Runs one model in a server, on CPU collections.
 
     Any number of threads may bind and run. The session's own threads keep up to `in_flight`
-    requests of `run_async` and `run_many` in progress. On a GPU the outputs are complete when a
-    call returns.
+    requests of `run_async` and `run_many` in progress.
 
     Examples
     --------
@@ -46,9 +45,8 @@ class RemoteSession(Session):
         executable: Executable,
         in_flight: int,
         origin: Origin | None = None,
-        device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(signature, executable, device, origin, any_start=True)  # rows are copied
+        super().__init__(signature, executable, "cpu", origin, any_start=True)  # rows are copied
         self._pool = ThreadPoolExecutor(in_flight, "soa-remote")
         self._process = OwnProcess()
 
@@ -59,7 +57,7 @@ class RemoteSession(Session):
 
         The future gives the output collections once they are written, or raises the errors of
         `run`. Until then do not use the memory. Each future belongs to its own call; requests may
-        finish in another order. On a GPU the request uses the stream that is current at the call.
+        finish in another order.
 
         Examples
         --------
@@ -67,7 +65,7 @@ class RemoteSession(Session):
         >>> list(served.run_async(jets, tags).result())
         ['tags']
         """
-        return self._send(self.bind(inputs, outputs), self._on(None))
+        return self._send(self.bind(inputs, outputs))
 
     @takes_bindings
     def run_many(
@@ -75,11 +73,12 @@ class RemoteSession(Session):
     ) -> None:
         """Send all requests, at most `in_flight` at a time, and wait for them. Raises the first
         error."""
-        handle = self._on(stream)
+        if stream is not None:
+            raw_stream(stream, self.device)  # raises: a CPU has no streams
         sent: list[Future[Mapping[str, Collection]]] = []
         try:
             for binding in bindings:
-                sent.append(self._send(binding, handle))
+                sent.append(self._send(binding))
             wait(sent)
         finally:  # after Ctrl-C, too, all requests must end before the caller uses the memory again
             for future in sent:
@@ -94,21 +93,16 @@ class RemoteSession(Session):
             self._pool.shutdown()
             super().close()
 
-    def _send(self, binding: Binding, stream: int | None) -> Future[Mapping[str, Collection]]:
+    def _send(self, binding: Binding) -> Future[Mapping[str, Collection]]:
         self._process.require()
         try:
-            return self._pool.submit(_run, binding, stream)
+            return self._pool.submit(_run, binding)
         except RuntimeError:  # raised by a closed thread pool
             raise RunError("the session is closed") from None
 
-    def _on(self, stream: Any) -> int | None:
-        """The stream as a raw handle that any thread can use; None on a CPU."""
-        on_gpu = stream is not None or self.device.type != "cpu"
-        return raw_stream(stream, self.device) if on_gpu else None
 
-
-def _run(binding: Binding, stream: int | None) -> Mapping[str, Collection]:
-    binding(stream=stream)
+def _run(binding: Binding) -> Mapping[str, Collection]:
+    binding()
     return binding.outputs
 
 
@@ -133,5 +127,5 @@ def connect(
         raise
     origin = opened.origin(model.target, f"triton at {address}")
     if not opened.production:
-        return checked(opened, model, model.arrays.device, origin, any_start=True)
-    return RemoteSession(opened.signature, model, options.in_flight, origin, model.arrays.device)
+        return checked(opened, model, torch.device("cpu"), origin, any_start=True)
+    return RemoteSession(opened.signature, model, options.in_flight, origin)

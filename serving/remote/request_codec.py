@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from serving.arrays import Arrays
 from serving.wire import Form, Wire, locations
 from soa.signature import Signature
 
@@ -19,20 +18,17 @@ _ALIGNMENT = 64  # of each array in shared memory, in bytes
 
 
 class Codec:
-    """The tensors of one server's requests and answers. `arrays`: how arguments become arrays.
+    """The tensors of one server's requests and answers.
 
     `merge`: rows are independent, so rows that do not fit into one message are sent in several.
     """
 
-    def __init__(
-        self, signature: Signature, form: Form, merge: bool, arrays: Arrays | None = None
-    ) -> None:
+    def __init__(self, signature: Signature, form: Form, merge: bool) -> None:
         """Raises ServingError for a signature that cannot be sent in this form."""
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
         self.outputs = {t.name: t for t in self.wire.outputs}
-        self._arrays = arrays or Arrays()
         self._columns = {
             **locations(signature, self.wire.inputs, "input"),
             **locations(signature, self.wire.outputs, "output"),
@@ -43,7 +39,7 @@ class Codec:
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
         """The inputs from row `at` on, as views if possible. `rows`: row counts by dimension."""
-        memory = self._arrays.of(arguments)
+        memory = [argument.numpy() for argument in arguments]
         return {
             t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
             for t in self.wire.inputs
@@ -52,10 +48,9 @@ class Codec:
     def decode(
         self, arguments: Sequence[torch.Tensor], at: int, answers: Mapping[str, Any]
     ) -> None:
-        memory = self._arrays.of(arguments)
+        memory = [argument.numpy() for argument in arguments]
         for t in self.wire.outputs:
             t.scatter(self._columns[t.name].parts(memory), at, answers[t.name])
-        self._arrays.wait()
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The row counts of the next message, whose arrays may have `room` bytes.

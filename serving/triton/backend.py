@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.session import Binding, Session
-from serving.arrays import Arrays, Tensors
 from serving.errors import RequestError, WrongVersionError
+from serving.triton.arrays import Arrays, Tensors
 from serving.wire import Form, Parts, Wire, WireTensor, library_of, locations
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, argument_tensors

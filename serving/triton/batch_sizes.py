@@ -57,10 +57,8 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
 def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
     """By row count: the time of a run in microseconds, with the fastest of the engines that a
     session of the target runs."""
-    record = manifest.targets.get(target)  # a TensorRT plan may be for a GPU without a record
+    record = manifest.targets[target]
     times: dict[int, float] = {}
-    if record is None:
-        return times
     for engine in record.engines():
         for rows, stats in record.candidates[engine].benchmark.items():
             if rows.isdecimal():

@@ -13,7 +13,7 @@ from typing import Any
 
 from engines.target import Target
 from serving.errors import ServingError
-from serving.native import FILES, Backend, PlanFor, require_gpus
+from serving.native import FILES, Backend
 from serving.wire import Form, Wire, WireTensor, mergeable
 from soa.errors import needs_extra
 from soa.signature import Signature
@@ -37,8 +37,7 @@ class Service:
     requests may share a run, and a client may cut a long request. `batching`: Triton's batcher
     joins requests, and waits at most `queue_delay_us` for more of them. `preferred`: the preferred
     row counts of a batch. `requests`: the form of requests and answers, see serving/wire.py.
-    `backend`: the Triton backend that runs the model, see serving/native/artifact.py. `plan`: the
-    GPU for which a TensorRT plan was built.
+    `backend`: the Triton backend that runs the model, see serving/native/artifact.py.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Service:
     queue_delay_us: int = 0
     requests: Form = "columns"
     backend: Backend = "python"
-    plan: PlanFor | None = None
 
     def __post_init__(self) -> None:
         if not (1 <= self.instances <= _MOST and 0 <= self.queue_delay_us <= _MOST):
@@ -73,9 +71,9 @@ class Service:
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
         if self.merge and self.requests == "blocks":
             raise ServingError(f"{self.name}: {BLOCKS_ALONE}")
-        if self.backend == "tensorrt":
-            require_gpus(self.devices)
-        elif self.backend != "python" and self.devices != ("cpu",):
+        if self.backend not in FILES:
+            raise ServingError(f"backend {self.backend!r}: use {', '.join(FILES)}")
+        if self.backend != "python" and self.devices != ("cpu",):
             raise ServingError(
                 f"a model for Triton's {self.backend} backend is tried here, on the CPU, before it "
                 f"is written: it cannot be for {', '.join(self.devices)}"
@@ -114,7 +112,6 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
     config = schema.ModelConfig(
         name=service.name, backend=service.backend, max_batch_size=service.max_batch_size
     )
-    config.platform = _PLATFORMS.get(service.backend, "")
     config.default_model_filename = FILES[service.backend]
     config.version_policy.specific.versions.append(service.number)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
@@ -137,7 +134,6 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
         TARGET: service.target,
         REQUESTS: service.requests,
         **_SETTINGS[service.backend],
-        **(service.plan.parameters if service.plan else {}),
     }
     if service.backend == "python" and service.devices != ("cpu",):
         facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # tensors in GPU memory stay there
@@ -153,9 +149,7 @@ _SETTINGS: dict[Backend, dict[str, str]] = {
     "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # NumPy reads the arrays of requests
     "onnxruntime": {},
     "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # the same as in the torchscript engine
-    "tensorrt": {},
 }
-_PLATFORMS: dict[Backend, str] = {"tensorrt": "tensorrt_plan"}
 
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.arrays import Arrays
 from serving.errors import ServingError
 from serving.wire import (
     FORMS,
@@ -73,7 +72,7 @@ def parts_of(
     """The parts of each tensor, as in a session that is bound to the collections."""
     arguments = argument_tensors(signature, collections, {"n": n})
     places = locations(signature, tensors, role)
-    return {t.name: places[t.name].parts(Arrays().of(arguments)) for t in tensors}
+    return {t.name: places[t.name].parts([a.numpy() for a in arguments]) for t in tensors}
 
 
 @forms

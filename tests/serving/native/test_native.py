@@ -25,6 +25,21 @@ from tests.models import served
 
 
 @pytest.fixture(scope="module")
+def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A version with several row dimensions, and scalars."""
+    return served.shared(tmp_path_factory, "event", served.Event(), served.EVENT)
+
+
+@pytest.fixture(scope="module")
+def event_onnx(tmp_path_factory: pytest.TempPathFactory, event: Bundle) -> Path:
+    """The ONNX file of `event`."""
+    folder = tmp_path_factory.mktemp("onnx")
+    source = Portable(event.file(event.manifest.program), None)
+    engine("onnxruntime").compile(source, Target.parse("cpu"), {}, folder)
+    return folder / "model.onnx"
+
+
+@pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A version with every dtype and kind of column."""
     return served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED)

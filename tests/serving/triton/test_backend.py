@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from engines.base import engine
 from engines.errors import RunError
 from runtime.session.session import Session
-from serving.arrays import Arrays, Tensors
 from serving.errors import RequestError, WrongVersionError
+from serving.triton.arrays import Arrays, Tensors
 from serving.triton.backend import Core, Request
 from serving.wire import FORMS, Array, Form, Wire
 from tests.models import served, tagged

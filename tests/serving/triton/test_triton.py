@@ -42,10 +42,10 @@ def connect(shop: Shop, server: TritonServer, name: str, **options: Any) -> Remo
     return shop.connect(server.url, name, RemoteOptions(**options))
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
+@pytest.mark.parametrize("shared", [False, "system"], ids=["messages", "shared memory"])
 @pytest.mark.parametrize("name", ["jets", "mixed", "event"])
 def test_the_answers_are_the_references(
-    triton: TritonServer, shop: Shop, name: str, shared: bool
+    triton: TritonServer, shop: Shop, name: str, shared: bool | str
 ) -> None:
     session = connect(shop, triton, name, shared_memory=shared, allow_nan=True)
     shop.require_valid(name, session)
