@@ -47,6 +47,8 @@ def parse_ref(text: str) -> Ref | Path:
     if match := _REF.fullmatch(text):
         version = match["version"]
         return Ref(match["name"], None if version is None else int(version), match["alias"])
+    if text.startswith("oci://"):
+        raise RegistryError(f"{text}: `pipeline pull` copies it to a folder, to be named instead")
     if text and "\0" not in text and ("/" in text or text[0] in ".~"):
         try:
             return Path(text).expanduser()

@@ -16,6 +16,7 @@ from soa.records import as_record, parse_json
 from soa.text import plain
 
 if TYPE_CHECKING:
+    from registry.bundle import Bundle
     from registry.promotion import PromotionRefused
     from registry.ref import Ref
     from registry.store import Entry, Registry
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", metavar="REF|oci://HOST/NAME:TAG", shell_complete=refs)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--runtime", is_flag=True,
@@ -33,39 +34,56 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     """Copy the bundle of REF to the new FOLDER and check its digests.
 
     If the version was promoted to production, the copy can be loaded in production mode without a
-    registry.
+    registry. From an OCI registry, what `pipeline push` stored there is copied; after a break, the
+    same command goes on where it stopped.
     """
-    from pipeline.promotion import pull as pull_bundle
     from runtime.opening import engine_without_torch
 
     with steps() as show, show(f"pulling {ref}", None):
-        version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
+        name, bundle = _pulled(ref, folder, runtime, registry)
     engines = {t: engine_without_torch(record) for t, record in bundle.manifest.targets.items()}
     without = {target: engine for target, engine in engines.items() if engine}
     data = {
-        "version": version.ref,
+        "version": name,
         "digest": bundle.digest,
         "folder": str(bundle.path),
         "without_torch": without,
     }
-    said = [f"{version.ref} is in {folder}"]
+    said = [f"{name} is in {folder}"]
     if runtime:
         said += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
     return Answer(data, said)
 
 
+def _pulled(ref: str, folder: Path, runtime: bool, registry: Registry) -> tuple[str, Bundle]:
+    """The version that was pulled, and its bundle."""
+    from pipeline.promotion import pull as pull_bundle
+    from pipeline.promotion import pull_artifact
+
+    if ref.startswith("oci://"):
+        return pull_artifact(ref, folder, runtime=runtime)
+    version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
+    return version.ref, bundle
+
+
 @command()
 @click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("to", metavar="[oci://HOST/NAME:TAG]", required=False)
 @click.option(
     "--name", metavar="NAME", help="The model that gets the version. Default: as its manifest says."
 )
-def push(folder: Path, name: str | None, registry: Registry) -> Answer:
-    """Add FOLDER, which `pull` made, to a registry as a new version.
+def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> Answer:
+    """Add FOLDER, which `pull` made, to a registry as a new version, or to an OCI registry.
 
     The digests are checked. Targets that were built later and the signature are copied too. The new
     version has no alias: promotions are not copied. If the registry has this bundle already, its
-    version gets only the missing targets and signature.
+    version gets only the missing targets and signature. An OCI registry gets the files that it
+    lacks; `docker login` stores its password.
     """
+    if to is not None:
+        if name is not None:
+            raise click.UsageError("--name is for a registry of MLflow: an OCI address has its own")
+        return _push_artifact(folder, to)
     from registry.housekeeping import push as push_bundle
 
     with steps() as show, show(f"pushing {folder}", None):
@@ -88,6 +106,25 @@ def push(folder: Path, name: str | None, registry: Registry) -> Answer:
     more = f", and has {', '.join(done.added)} now" if done.added else ""
     said = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
     return Answer(data, [said])
+
+
+def _push_artifact(folder: Path, to: str) -> Answer:
+    from registry.housekeeping import oci
+
+    with steps() as show, show(f"pushing {folder}", None):
+        done = oci.push(folder, to)
+    if done.replaced is not None:
+        say(f"{to} was sha256:{done.replaced} before")
+    data = {
+        "version": done.address,
+        "digest": done.digest,
+        "new": done.new,
+        "added": [],
+        "kept": [],
+        "signature": "carried" if done.signed else "none",
+        "origin": {},
+    }
+    return Answer(data, [f"{folder} is {done.address} " + ("now" if done.new else "already")])
 
 
 @command()

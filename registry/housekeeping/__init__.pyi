@@ -1,3 +1,4 @@
+from . import oci as oci
 from .export_import import Imported as Imported
 from .export_import import export_to as export_to
 from .export_import import import_from as import_from

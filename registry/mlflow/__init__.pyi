@@ -1,6 +1,7 @@
 from . import description as description
 from . import models as models
 from .access import Access as Access
+from .access import reason as reason
 from .access import sent_once as sent_once
 from .access import translated as translated
 from .client_store import ClientStore as ClientStore

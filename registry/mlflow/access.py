@@ -212,7 +212,7 @@ class Access:
                 socket.create_connection(where, ANSWER_WAIT_S).close()
         except OSError as error:
             raise RegistryUnavailableError(
-                f"registry {self.shown}: no answer from the {what}: {_reason(error)}"
+                f"registry {self.shown}: no answer from the {what}: {reason(error)}"
             ) from error
         if status in (502, 503, 504):  # a proxy that has lost its server
             raise RegistryUnavailableError(
@@ -391,7 +391,7 @@ def translated(error: Exception, shown: str) -> RegistryError:
     reached. NotFoundError: it is not there. RegistryError: anything else, such as a damaged
     database, for which MLflow has no code, as for a network that fails.
     """
-    text = f"registry {shown}: {_reason(error)}"
+    text = f"registry {shown}: {reason(error)}"
     code = getattr(error, "error_code", None)
     if isinstance(error, ImportError):
         return RegistryError(f"{text}: install what this kind of store needs")
@@ -408,7 +408,7 @@ def translated(error: Exception, shown: str) -> RegistryError:
     return RegistryError(text)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
     cause: BaseException | None = error
     while cause is not None:

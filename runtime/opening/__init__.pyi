@@ -9,6 +9,7 @@ from .lookup import name_of as name_of
 from .lookup import open_version as open_version
 from .production_trust import keys_asked_for as keys_asked_for
 from .production_trust import require_promoted as require_promoted
+from .production_trust import require_vouched as require_vouched
 from .request import LOOKUPS as LOOKUPS
 from .request import LookupPolicy as LookupPolicy
 from .request import Mode as Mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -35,8 +36,12 @@ def certify(
     may_sign: bool = True,
     began: datetime = TODAY,
     days: int = 3650,
+    address: str = "127.0.0.1",
 ) -> Certified:
-    """A certificate for a new key, signed by `issuer`; without an issuer it signs itself."""
+    """A certificate for a new key, signed by `issuer`; without an issuer it signs itself.
+
+    `address`: of the server that may use it.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(
@@ -60,6 +65,9 @@ def certify(
         .not_valid_after(began + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         .add_extension(usage, critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))]), critical=False
+        )
         .sign(key if issuer is None else issuer.key, hashes.SHA256())
     )
     pair = write_keys(folder, name, key)

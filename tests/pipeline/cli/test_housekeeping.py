@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pipeline
 from registry.housekeeping import push
 from registry.housekeeping.garbage import Garbage
 from registry.store.registry import Registry
+from tests.models import oci_server
 from tests.models.project import PASSED, Built, answer, cli, described, refusal
 from tests.models.versions import copy_of
 
@@ -41,6 +43,45 @@ def refusal_of_production(registry: Registry) -> str:
     with pytest.raises(pipeline.LoadError) as caught:
         pipeline.load("jets/1", registry=registry)
     return str(caught.value)
+
+
+@pytest.mark.skipif(oci_server.PROGRAM is None, reason="no docker-registry")
+def test_by_way_of_an_oci_registry(
+    registry: Registry, away: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that was promoted here runs there in production mode, without a registry."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    here, there = tmp_path / "here", tmp_path / "there"
+    cli("pull", "jets@production", here, "--registry", registry.uri)
+    server = oci_server.OciServer(tmp_path / "server")
+    try:
+        address = f"oci://{server.host}/physics/jets:1"
+        pushed = answer("push", here, address, registry=away)
+        pinned, digest = pushed["version"], registry.find("jets/1").digest
+        assert pinned.startswith(f"oci://{server.host}/physics/jets@sha256:")
+        assert (pushed["new"], pushed["digest"], pushed["signature"]) == (True, digest, "none")
+        assert cli("push", here, address).stdout == f"{here} is {pinned} already\n"
+        assert cli("pull", address, there).stdout == f"{pinned} is in {there}\n"
+        assert refusal("pull", address, there) == f"{there}: exists already"
+        got = answer("pull", pinned, tmp_path / "again", registry=away)
+        assert (got["version"], got["digest"]) == (pinned, digest)
+        assert pipeline.load(there).layout("jets")
+        (here / "PROMOTED.json").unlink()
+        cli("push", here, f"{address}.1")
+        said = refusal("pull", f"{address}.1", tmp_path / "none", "--runtime")
+        assert "no promotion vouches for" in said
+        assert not (tmp_path / "none").exists()
+        assert cli("push", there, "--registry", away.uri).stdout == f"{there} is jets/1 now\n"
+    finally:
+        server.kill()
+    assert "`pipeline pull` copies it to a folder" in refusal("show", address)
+    assert "is no address of a version" in refusal("push", here, "host/jets:1")
+    used = cli("push", here, address, "--name", "other", code=2).stderr
+    assert "--name is for a registry of MLflow" in used
+    monkeypatch.setitem(sys.modules, "registry.housekeeping.oci_client", None)
+    assert "soa-pipeline[oci]" in refusal("push", here, address)
 
 
 def test_rm(registry: Registry, jets: Built, tmp_path: Path) -> None:

@@ -1,0 +1,513 @@
+"""A bundle goes to a real OCI registry and comes back, or is refused with one line."""
+
+from __future__ import annotations
+
+import fcntl
+import filecmp
+import hashlib
+import json
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import oras.client
+import pytest
+import urllib3
+
+from registry import BundleError, NotFoundError, RegistryError, TrustError
+from registry.bundle import Bundle, PulledNote, open_folder, seal, write_note
+from registry.errors import RegistryUnavailableError
+from registry.housekeeping import oci, oci_client
+from registry.trust import read_trusted, require_signature, sign
+from tests.models import oci_server
+from tests.models.authorities import certify
+from tests.models.bundles import MakeBundle, write_annex
+from tests.models.keys import make_keys
+from tests.models.oci_server import OciServer, answering, relayed, store_password
+from tests.registry.trust.test_signing import standard
+
+pytestmark = pytest.mark.skipif(
+    oci_server.PROGRAM is None, reason="no docker-registry: apt install docker-registry"
+)
+V4 = "cpu/x86-64-v4"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+    made = OciServer(tmp_path_factory.mktemp("oci") / "server")
+    yield made
+    made.kill()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No password or proxy of this host; a request that fails is repeated once."""
+    monkeypatch.setattr(oci_client, "RETRIES", urllib3.Retry(1))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "*")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Callable[..., OciServer]]:
+    """Starts a server that the test may kill."""
+    made: list[OciServer] = []
+
+    def start(**settings: Any) -> OciServer:
+        made.append(OciServer(tmp_path / f"server{len(made)}", **settings))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture
+def pulled(make_bundle: MakeBundle) -> Path:
+    """A folder as `pull` makes it: with an annex, an empty file, a signature to come, a note."""
+    folder = make_bundle()
+    bundle = Bundle.open(folder)
+    write_annex(folder / "annexes" / V4, bundle, V4)
+    write_note(folder, PulledNote("jets/1", bundle.digest, "ada", "2026-01-01T00:00:00+00:00"))
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def beside(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.parent.iterdir() if folder.name in path.name)
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_there_and_back(server: OciServer, pulled: Path, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path, "release")
+    sign(Bundle.open(pulled), keys.private)
+    address = f"oci://{server.host}/physics/jets:1.0"
+    done = oci.push(pulled, address)
+    assert (done.new, done.replaced, done.signed) == (True, None, True)
+    assert done.digest == Bundle.open(pulled).digest
+    uploads = len(server.asked("PUT"))
+
+    again = oci.push(pulled, address)
+    assert (again.address, again.new) == (done.address, False)
+    paths = server.asked("PUT")[uploads:]
+    assert all("/manifests/" in path for path in paths), "no file is uploaded twice"
+
+    for number, where in enumerate((address, done.address)):  # by tag, by digest
+        name, bundle = oci.pull(where, tmp_path / f"back{number}")
+        assert (name, bundle.digest) == (done.address, done.digest)
+        assert files_of(bundle.path) == files_of(pulled)
+        assert beside(bundle.path) == [f"back{number}"]
+    require_signature(bundle, [read_trusted(keys.public)])
+    other = make_keys(tmp_path, "other")
+    with pytest.raises(TrustError):
+        require_signature(bundle, [read_trusted(other.public)])
+
+    # The digest of each file is that of its blob, and what a bundle lists.
+    for name, digest in open_folder(pulled).files.items():
+        assert server.blob(digest).read_bytes() == (pulled / name).read_bytes()
+
+
+def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path, "release")
+    sign(Bundle.open(pulled), keys.private)
+    done = oci.push(pulled, f"oci://{server.host}/physics/read-by-others:1")
+    digest = done.address.rpartition(":")[2]
+    stock = oras.client.OrasClient(insecure=True)
+    place = f"{server.host}/physics/read-by-others"
+    stock.pull(f"{place}:1", outdir=str(tmp_path / "stock"))
+    assert files_of(tmp_path / "stock") == files_of(pulled)
+
+    manifest = stock.get_manifest(f"{place}:1")
+    assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    config = json.loads(server.blob(manifest["config"]["digest"][7:]).read_bytes())
+    assert config["modelfs"]["diffIds"] == [layer["digest"] for layer in manifest["layers"]]
+    assert config["descriptor"]["version"] == done.digest
+    kinds = {
+        layer["annotations"]["org.cncf.model.filepath"]: layer["mediaType"].split(".")[-3]
+        for layer in manifest["layers"]
+    }
+    assert (kinds["program.pt2"], kinds["reference.safetensors"]) == ("weight", "dataset")
+
+    # The list of referrers as OCI 1.1 has it for older registries; then the signature alone.
+    (entry,) = stock.get_manifest(f"{place}:sha256-{digest}")["manifests"]
+    assert entry["artifactType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
+    assert stock.get_manifest(f"{place}@{entry['digest']}")["subject"]["digest"].endswith(digest)
+    stock.pull(f"{place}@{entry['digest']}", outdir=str(tmp_path / "signature"))
+    shutil.move(tmp_path / "stock" / "bundle.sig", tmp_path / "its.sig")
+    signature = tmp_path / "signature" / "bundle.sig"
+    assert filecmp.cmp(signature, tmp_path / "its.sig", shallow=False)
+    stock_folder = tmp_path / "stock"
+    unsigned = [f"--ignore-paths={stock_folder / name}" for name in ("PROMOTED.json", "annexes")]
+    command = ("verify", "key", stock_folder, *unsigned, "--signature", signature)
+    assert standard(*command, "--public_key", keys.public) == 0
+    (stock_folder / "program.pt2").write_bytes(b"other")
+    assert standard(*command, "--public_key", keys.public) != 0
+
+
+def test_a_tag_moves(server: OciServer, make_bundle: MakeBundle) -> None:
+    address = f"oci://{server.host}/moves:latest"
+    first = oci.push(make_bundle(seed=1), address)
+    second = oci.push(make_bundle(seed=2), address)
+    assert second.new
+    assert first.address.endswith(str(second.replaced))
+
+
+def test_a_tag_moves_in_mid_pull(
+    server: OciServer, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"oci://{server.host}/moving:latest"
+    first = oci.push(make_bundle(seed=1), address)
+    other, blob = make_bundle(seed=2), oci_client.Repository.blob
+
+    def moved(*arguments: Any) -> Any:
+        oci.push(other, address)
+        return blob(*arguments)
+
+    monkeypatch.setattr(oci_client.Repository, "blob", moved)
+    name, bundle = oci.pull(address, tmp_path / "back")
+    assert (name, bundle.digest) == (first.address, first.digest)
+
+
+# -- breaks ----------------------------------------------------------------------------------------
+
+
+def large(make_bundle: MakeBundle, mib: int = 2) -> Path:
+    """A bundle with a file of some MiB in the middle."""
+    folder = make_bundle()
+    (folder / "program.pt2").write_bytes(random.Random(0).randbytes(mib << 20))
+    seal(folder)
+    return folder
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_the_server_dies_while_files_are_pushed(
+    own: Callable[..., OciServer],
+    make_bundle: MakeBundle,
+    tmp_path: Path,
+    in_chunks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, folder = own(), large(make_bundle)
+    if in_chunks:
+        monkeypatch.setattr(oci_client, "IN_CHUNKS", 1 << 20)
+    with relayed(server, 1 << 20) as host, pytest.raises(RegistryUnavailableError) as caught:
+        oci.push(folder, f"oci://{host}/jets:1")
+    assert str(caught.value).startswith(f"oci://{host}/jets: ")
+    server.start()
+    address = f"oci://{server.host}/jets:1"
+    with pytest.raises(NotFoundError, match="there is no such version"):
+        oci.pull(address, tmp_path / "back")
+    before = len([p for p in server.asked("PUT") if "/blobs/" in p])
+    assert 0 < before < len(Bundle.open(folder).files)
+    oci.push(folder, address)
+    stored = len([p for p in server.asked("PUT") if "/blobs/" in p])
+    assert stored == len({*Bundle.open(folder).files.values()}) + 2, "each file once"
+    assert files_of(oci.pull(address, tmp_path / "back")[1].path) == files_of(folder)
+
+
+def test_the_server_dies_while_files_are_pulled(
+    own: Callable[..., OciServer], make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    server, folder, back = own(), large(make_bundle), tmp_path / "back"
+    done = oci.push(folder, f"oci://{server.host}/jets:1")
+    with relayed(server, 1 << 20) as host, pytest.raises(RegistryUnavailableError):
+        oci.pull(f"oci://{host}/jets:1", back)
+    (kept,) = beside(back)
+    part = (back.parent / kept / "program.pt2").stat().st_size
+    assert 0 < part < 2 << 20
+    server.start()
+    seen = len(server.log())
+    assert oci.pull(f"oci://{server.host}/jets:1", back)[1].digest == done.digest
+    assert files_of(back) == files_of(folder)
+    assert beside(back) == ["back"]
+    asked = [
+        line for line in server.log()[seen:].splitlines() if "GET" in line and "/blobs/" in line
+    ]
+    program = sha((folder / "program.pt2").read_bytes())
+    (line,) = [line for line in asked if program in line and '" 206 ' in line]
+    assert f'" 206 {(2 << 20) - part} ' in line, "only the rest of the file"
+    assert not any(sha((folder / "manifest.json").read_bytes()) in line for line in asked)
+
+
+def test_what_was_kept_is_not_believed(
+    server: OciServer, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, back = f"oci://{server.host}/kept:1", tmp_path / "back"
+    done = oci.push(pulled, address)
+    kept = tmp_path / f".back.{done.address.rpartition(':')[2][:12]}.partial"
+    kept.mkdir()
+    (kept / "program.pt2").write_bytes(b"x" * 5000)  # as long, and another content: fetched again
+    (kept / "model.ts").write_bytes(b"x" * 6000)
+    assert files_of(oci.pull(address, back)[1].path) == files_of(pulled)
+    shutil.rmtree(back)
+
+    kept.mkdir()
+    (kept / "program.pt2").write_bytes(b"x" * 100)  # a wrong beginning
+    with pytest.raises(BundleError, match=r"program\.pt2 arrived as sha256"):
+        oci.pull(address, back)
+    assert beside(back) == [], "the next try begins anew"
+    kept.mkdir()
+    (kept / "more").touch()
+    with pytest.raises(BundleError, match="more does not belong to the bundle"):
+        oci.pull(address, back)
+
+    kept.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (kept / "program.pt2").symlink_to(tmp_path / "mine")
+    with pytest.raises((BundleError, OSError)):
+        oci.pull(address, back)
+    assert (tmp_path / "mine").read_text() == "mine"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(BundleError, match="another user"):
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        oci.pull(address, back)
+    handle = os.open(kept, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(RegistryUnavailableError, match="another process is pulling it"):
+        oci.pull(address, back)
+    os.close(handle)
+    back.mkdir()
+    with pytest.raises(BundleError, match="exists already"):
+        oci.pull(address, back)
+
+
+# -- hostile content -------------------------------------------------------------------------------
+
+
+def layer(**given: Any) -> dict[str, Any]:
+    return {
+        "mediaType": "application/vnd.cncf.model.weight.v1.raw",
+        "digest": f"sha256:{sha(b'content')}",
+        "size": 7,
+        "annotations": {"org.cncf.model.filepath": "program.pt2"},
+    } | given
+
+
+def named(*names: str) -> list[dict[str, Any]]:
+    return [layer(annotations={"org.cncf.model.filepath": name}) for name in names]
+
+
+TAR = "application/vnd.cncf.model.weight.v1.tar"
+MODEL = {"artifactType": oci.MODEL}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (MODEL | {"layers": named("/etc/x")}, "layers.0: '/etc/x' is not a relative path"),
+        (MODEL | {"layers": named("../up")}, "leaves its folder"),
+        (MODEL | {"layers": named("a/../../up")}, "leaves its folder"),
+        (MODEL | {"layers": named("a\x1b[2J")}, "is not a relative path with plain"),
+        (MODEL | {"layers": named("")}, "is not a relative path"),
+        (MODEL | {"layers": named("a", "a")}, "two layers have the same name"),
+        (MODEL | {"layers": named("a", "a/b/c")}, "a/b/c lies in another file"),
+        (MODEL | {"layers": named(*map(str, range(5000)))}, "5000 layers, at most 4096"),
+        (MODEL | {"layers": [layer(size=-1)]}, "at least 0 is needed"),
+        (MODEL | {"layers": [layer(size=True)]}, "a whole number is needed"),
+        (MODEL | {"layers": [layer(size=10**18)]}, "bytes are missing, and"),
+        (MODEL | {"layers": [layer(digest="md5:0")]}, "is not a digest"),
+        (MODEL | {"layers": [layer(digest="sha256:../../x")]}, "is not a digest"),
+        (MODEL | {"layers": [layer(mediaType=TAR)]}, "as it is"),
+        (MODEL | {"layers": [layer(annotations={})]}, "is not a relative path"),
+        (MODEL | {"layers": [layer(size=6)]}, r"program\.pt2 arrived as"),
+        (MODEL | {"layers": [layer(size=8)]}, r"arrived as"),
+        (MODEL | {"layers": [layer(digest=f"sha256:{'0' * 64}")]}, "is not there any more"),
+        (MODEL | {"layers": [layer()]}, "SHA256SUMS is missing"),
+        (MODEL | {"layers": []}, "SHA256SUMS is missing"),
+        (MODEL | {"layers": {}}, "a list is needed"),
+        (MODEL, "layers: is missing"),
+        ({"artifactType": "application/other", "layers": []}, "artifactType"),
+        ({"schemaVersion": 2, "manifests": []}, "artifactType: is missing"),
+        ([], "an object is needed"),
+        ("no json", "not a version that `pipeline push` uploaded"),
+    ],
+)  # fmt: skip
+def test_a_hostile_manifest(manifest: Any, said: str, tmp_path: Path) -> None:
+    """A registry may give any bytes as a manifest, and any length."""
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    back = tmp_path / "back"
+
+    def answer(request: Any) -> oci_server.Answer:
+        if "/manifests/" in request.path:
+            return 200, {}, text.encode()
+        if "/blobs/" in request.path and sha(b"content") not in request.path:
+            return 404, {}, b""
+        return 200, {}, b"content"
+
+    with answering(answer) as host, pytest.raises(RegistryError, match=said) as caught:
+        oci.pull(f"oci://{host}/jets:1", back)
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    assert beside(back) == []
+
+
+def test_a_blob_that_was_altered(
+    own: Callable[..., OciServer], make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    server, folder = own(), make_bundle()
+    done = oci.push(folder, f"oci://{server.host}/jets:1")
+    content = (folder / "program.pt2").read_bytes()
+    for altered in (content[:-1] + bytes([content[-1] ^ 1]), content + b"more", content[:-1]):
+        server.blob(sha(content)).write_bytes(altered)
+        with pytest.raises(BundleError, match=r"program\.pt2 arrived as sha256") as caught:
+            oci.pull(done.address, tmp_path / "back")
+        assert caught.value.code == "bundle-altered"
+        assert beside(tmp_path / "back") == []
+
+
+def test_what_a_registry_may_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oci_client, "ANSWER_S", 0.3)
+    monkeypatch.setattr(oci_client, "RETRIES", 0)
+    release = threading.Event()
+    answers: dict[str, Callable[[Any], oci_server.Answer]] = {
+        "has more than 4 MiB": lambda _: (200, {}, b" " * (5 << 20)),
+        "another manifest": lambda _: (200, {}, b"{}"),
+        "without TLS": lambda _: (302, {"Location": "http://192.0.2.1/"}, b""),
+        "HTTP 418, TEAPOT: short": lambda r: (
+            (418, {}, b'{"errors": [{"code": "TEAPOT", "message": "short"}]}')
+            if "/manifests/" in r.path
+            else (200, {}, b"")
+        ),
+        "HTTP 503": lambda _: (503, {}, b"busy"),
+        "broke off|IncompleteRead": lambda _: (200, {"Content-Length": "99"}, b"{"),
+        "did not answer in time": lambda _: (200, {}, b"x" * (not release.wait(5))),
+    }
+    for said, answer in answers.items():
+        with answering(answer) as host, pytest.raises(RegistryError, match=said):
+            try:
+                oci.pull(f"oci://{host}/jets@sha256:{'0' * 64}", tmp_path / "back")
+            finally:
+                release.set() if "in time" in said else None
+    assert beside(tmp_path / "back") == []
+
+
+def test_a_hostile_folder_is_not_pushed(server: OciServer, pulled: Path, tmp_path: Path) -> None:
+    address = f"oci://{server.host}/hostile:1"
+    (pulled / "link").symlink_to("/etc/passwd")
+    with pytest.raises(BundleError, match="link is a symbolic link"):
+        oci.push(pulled, address)
+    (pulled / "link").unlink()
+    (pulled / "program.pt2").write_bytes(b"other")
+    with pytest.raises(BundleError, match="truncated or altered"):
+        oci.push(pulled, address)
+    with pytest.raises(NotFoundError):
+        oci.pull(address, tmp_path / "back")
+
+
+# -- addresses, passwords, TLS ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["oci://", "oci://host", "oci://host/Upper:1", "oci://host/a", "oci://host/a:", "oci://host/../a:1",
+     "oci://host/a//b:1", "oci://u:p@host/a:1", "oci://host/a:1@sha256:12", "oci://host/a:1?x=1",
+     "oci://host:99999999/a:1", "oci://host/a:" + "x" * 200, "oci://ho st/a:1", "https://host/a:1"],
+)  # fmt: skip
+def test_an_address_that_is_none(text: str, pulled: Path, tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match="is no address of a version"):
+        oci.pull(text, tmp_path / "back")
+    with pytest.raises(RegistryError, match="is no address of a version"):
+        oci.push(pulled, text)
+
+
+def test_a_push_needs_a_tag(pulled: Path) -> None:
+    with pytest.raises(RegistryError, match="to push, a tag is needed"):
+        oci.push(pulled, f"oci://127.0.0.1:1/jets@sha256:{'0' * 64}")
+    with pytest.raises(RegistryUnavailableError, match="Connection refused"):
+        oci.push(pulled, "oci://127.0.0.1:1/jets:1")
+
+
+def test_passwords(own: Callable[..., OciServer], pulled: Path, tmp_path: Path, home: Path) -> None:
+    server = own(password=True)
+    address = f"oci://{server.host}/jets:1"
+
+    def refused() -> str:
+        for attempt in (
+            lambda: oci.push(pulled, address),
+            lambda: oci.pull(address, tmp_path / "b"),
+        ):
+            with pytest.raises(RegistryError, match="docker login") as caught:
+                attempt()
+            assert caught.value.code == "registry-login"
+        return str(caught.value)
+
+    assert "HTTP 401" in refused()
+    store_password(home, server.host, "wrong")
+    assert "wrong" not in refused()
+    store_password(home, "another.example")
+    refused()
+    (home / ".docker/config.json").write_text("{")
+    with pytest.raises(RegistryError, match=r"config\.json has no password"):
+        oci.push(pulled, address)
+    store_password(home, server.host)
+    # The password of ~/.netrc is for other programs.
+    (home / ".netrc").write_text("machine 127.0.0.1 login eve password wrong\n")
+    oci.push(pulled, address)
+    assert files_of(oci.pull(address, tmp_path / "back")[1].path) == files_of(pulled)
+
+
+def test_tokens(own: Callable[..., OciServer], pulled: Path, tmp_path: Path, home: Path) -> None:
+    tokens = oci_server.Tokens(tmp_path)
+    with answering(tokens.answer) as host:
+        server = own(auth=tokens.settings(host))
+        address = f"oci://{server.host}/jets:1"
+        for password in (None, "wrong"):
+            if password:
+                store_password(home, server.host, password)
+            with pytest.raises(RegistryError) as caught:
+                oci.push(pulled, address)
+            assert caught.value.code == "registry-login"
+        assert tokens.asked == []
+        store_password(home, server.host)
+        oci.push(pulled, address)  # it needs a second token, since the first is for reading only
+        oci.pull(address, tmp_path / "back")
+    actions = {frozenset(scope.split(":")[2].split(",")) for scope in tokens.asked}
+    assert actions == {frozenset({"pull"}), frozenset({"pull", "push"})}
+    with answering(
+        lambda _: (401, {"WWW-Authenticate": 'Bearer realm="http://192.0.2.1/t"'}, b"")
+    ) as host:
+        store_password(home, host)
+        with pytest.raises(RegistryError, match=r"192\.0\.2\.1: not asked, as it is without TLS"):
+            oci.pull(f"oci://{host}/jets:1", tmp_path / "none")
+
+
+def test_tls(
+    own: Callable[..., OciServer], pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On loopback TLS is not used; here the server is taken for one on another host."""
+    root = certify(tmp_path, "root", authority=True)
+    site = certify(tmp_path, "site", root)
+    server = own(http={"tls": {"certificate": str(site.pem), "key": str(site.private)}})
+    address = f"oci://{server.host}/jets:1"
+    monkeypatch.setattr(oci_client, "is_loopback", lambda host: False)
+    with pytest.raises(RegistryError, match=r"no trusted certificate .*REQUESTS_CA_BUNDLE"):
+        oci.push(pulled, address)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(root.pem))
+    oci.push(pulled, address)
+    assert files_of(oci.pull(address, tmp_path / "back")[1].path) == files_of(pulled)
+
+
+def test_a_proxy_is_asked(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(request: Any) -> oci_server.Answer:
+        asked.append(request.path)
+        return 404, {}, b""
+
+    with answering(answer) as host:
+        monkeypatch.delenv("NO_PROXY")
+        monkeypatch.setenv("HTTP_PROXY", f"http://{host}")
+        with pytest.raises(RegistryError):
+            oci.push(pulled, "oci://127.0.0.2:1/jets:1")
+    assert asked[0] == "http://127.0.0.2:1/v2/"
