@@ -59,8 +59,18 @@ def _version(version: Version) -> dict[str, Any]:
 @command()
 @click.argument("ref", metavar="REF|FILE", shell_complete=refs)
 @click.argument("other", metavar="[REF]", required=False, shell_complete=refs)
+@click.option(
+    "--bom", "document", flag_value="bom",
+    help="Print a bill of materials (CycloneDX, JSON) instead: files, data, libraries, compiler.",
+)  # fmt: skip
+@click.option(
+    "--provenance", "document", flag_value="provenance",
+    help="Print how it was built (SLSA, an in-toto statement) instead.",
+)  # fmt: skip
 @html_option
-def show(ref: str, other: str | None, html: Path | None, registry: Registry) -> Answer:
+def show(
+    ref: str, other: str | None, html: Path | None, document: str | None, registry: Registry
+) -> Answer:
     """Show one version, what changed between two, or how a scored FILE was made.
 
     With one REF: blocks, targets, candidates, deviations, times, provenance. With two: what changed
@@ -68,6 +78,10 @@ def show(ref: str, other: str | None, html: Path | None, registry: Registry) -> 
     Nothing is measured again: deviations and times were recorded when each was built. With a FILE
     that `pipeline apply` wrote: the version that made it, its gates, its inputs.
     """
+    if document is not None:
+        if other is not None or html is not None:
+            raise click.UsageError(f"--{document} prints one version as JSON, and nothing else")
+        return _document(ref, document, registry)
     if other is not None:
         return _difference(ref, other, html, registry)
     if _is_a_file(ref):
@@ -91,6 +105,15 @@ def show(ref: str, other: str | None, html: Path | None, registry: Registry) -> 
         "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
     }
     return Answer(data, said or describe_bundle(bundle, version))
+
+
+def _document(ref: str, kind: str, registry: Registry) -> Answer:
+    """A version in a format of other tools. It is JSON with `--json` and without."""
+    from pipeline.report import bill_of_materials, build_provenance
+
+    bundle = opened_at(ref, registry).bundle
+    data = bill_of_materials(bundle) if kind == "bom" else build_provenance(bundle)
+    return Answer(data, json.dumps(data, indent=1).splitlines())
 
 
 def _is_a_file(ref: str) -> bool:

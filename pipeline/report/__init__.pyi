@@ -1,3 +1,5 @@
+from .bom import bill_of_materials as bill_of_materials
+from .bom import build_provenance as build_provenance
 from .difference import describe_difference as describe_difference
 from .difference import diff as diff
 from .drift import describe_drift as describe_drift
