@@ -3,8 +3,21 @@
 #include <stdint.h>
 #if defined(__aarch64__)
 #include <arm_neon.h>
-#else
+#elif defined(__clang__) || __GNUC__ > 15
 #include <immintrin.h>
+#else
+// The parts of <immintrin.h> that lanes.h needs. The other parts take g++ half a second, more than most networks; it
+// includes a part only where this macro is defined.
+#define _IMMINTRIN_H_INCLUDED
+#include <smmintrin.h>
+#if defined(__AVX2__)
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <fmaintrin.h>
+#endif
+#if defined(__AVX512F__)
+#include <avx512fintrin.h>
+#endif
 #endif
 #define HIDDEN __attribute__((visibility("hidden")))
 // A network's file is compiled as a whole, or in parts: -DPART=0 and so on.
@@ -25,7 +38,7 @@ static inline int64_t ticks() {
   asm volatile("mrs %0, cntvct_el0" : "=r"(now));
   return now;
 #else
-  return (int64_t)__rdtsc();
+  return (int64_t)__builtin_ia32_rdtsc();
 #endif
 }
 #define TOOK(step) (soa_lanes_ticks[step] += ticks() - begun, begun = ticks())
