@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.speed.nvcc import nvcc
-from engines import Target
 from tests.engines.lanes.harness import MOST, Compiled, prepared
-from tests.engines.lanes.test_header import CPP, CUDA, written
+from tests.engines.lanes.test_header import CPP, CUDA, Network, written
 from tests.models.cplusplus import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -48,15 +48,12 @@ class Example:
     libraries: dict[str, Compiled]
 
 
-def network(name: str, layers: nn.Sequential, folder: Path, language: Target = CPP) -> Compiled:
-    """Writes `NAME.h` to a folder. Returns the library."""
-    rows = torch.randn(MOST, len(INPUTS[name]))
-    made = prepared(Scores(layers), [rows], ["score"])
-    (folder / name).mkdir()
-    text = written(made, rows, folder / name, language).file.read_text()
-    text = text.replace("net_", f"{name}_").replace("namespace net ", f"namespace {name} ")
-    (folder / f"{name}.h").write_text(text)
-    return made.compiled()
+def networks(layers: Mapping[str, nn.Sequential]) -> dict[str, Network]:
+    found: dict[str, Network] = {}
+    for name, own in layers.items():
+        rows = torch.randn(MOST, len(INPUTS[name]))
+        found[name] = Network(prepared(Scores(own), [rows], ["score"]), rows)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +64,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
         "purity": nn.Sequential(nn.Linear(15, 32), nn.ELU(), nn.Linear(32, 1)),
         "vertex": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)),
     }
-    libraries = {name: network(name, own, folder) for name, own in layers.items()}
+    made = networks(layers)
+    written(made, folder, CPP)
     program = folder / "select_tracks"
     command = ["g++", "-std=c++17", "-O2", *WARNINGS, "-pthread", "-I", folder, "-o", program]
     command.append(ROOT / "examples" / "kernel" / "main.cpp")
     subprocess.run([str(word) for word in command], check=True)
-    return Example(program, libraries)
+    return Example(program, {name: own.library for name, own in made.items()})
 
 
 def random_tracks(n: int) -> dict[str, Array]:
@@ -137,8 +135,9 @@ def test_nvcc_takes_the_program_for_a_gpu(tmp_path: Path) -> None:
         compiler = nvcc()
     except RuntimeError as error:
         pytest.skip(str(error))
-    for name, layer in (("purity", nn.Linear(15, 1)), ("vertex", nn.Linear(6, 1))):
-        network(name, nn.Sequential(layer), tmp_path, CUDA)
+    layers = {"purity": nn.Linear(15, 1), "vertex": nn.Linear(6, 1)}
+    made = networks({name: nn.Sequential(layer) for name, layer in layers.items()})
+    written(made, tmp_path, CUDA)
     words = ["-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-I", tmp_path, "-cubin"]
     words += ["-o", tmp_path / "main.cubin", ROOT / "examples" / "kernel" / "main.cu"]
     done = subprocess.run([compiler, *map(str, words)], capture_output=True, text=True, check=False)

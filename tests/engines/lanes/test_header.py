@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from engines.lanes import Rows, members_of, named_header
 from engines.lanes.compiling.devices import nvrtc, nvrtc_image
 from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
+from soa.signature import BoundBlock
 from tests.engines.lanes.harness import Compiled, Prepared, prepared
 from tests.models.forests import drawn_forest
 
@@ -89,32 +93,43 @@ class Forest(nn.Module):
         return (self.trees(x).unsqueeze(1),)
 
 
-NETWORKS = {
-    "track purity": (TrackPurity, (15,), torch.float32, ("p",)),
+NETWORKS = {  # by the names of their headers
+    "purity": (TrackPurity, (15,), torch.float32, ("p",)),
     "lstm": (Steps, (8, 3), torch.float32, ("a", "b")),
-    "edge convolution": (Neighbours, (10, 4), torch.float32, ("f",)),
+    "edges": (Neighbours, (10, 4), torch.float32, ("f",)),
     "trees": (Forest, (6,), torch.float32, ("score",)),
     "integers": (Whole, (6,), torch.int64, ("sums", "above")),
 }
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def network(request: pytest.FixtureRequest) -> tuple[Prepared, Tensor]:
-    kind, shape, dtype, names = NETWORKS[request.param]
-    torch.manual_seed(5)
-    rows = (
-        torch.randn(64, *shape) if dtype.is_floating_point else torch.randint(-9, 9, (64, *shape))
-    )
-    return prepared(kind(), [rows.to(dtype)], names), rows.to(dtype)
+@dataclass(frozen=True)
+class Network:
+    prepared: Prepared
+    rows: Tensor
+
+    @cached_property
+    def library(self) -> Compiled:
+        return self.prepared.compiled()
 
 
 @dataclass(frozen=True)
-class Written:
-    """A header with its name and a self-test, as `pipeline source` writes it."""
+class Headers:
+    """Headers with their names and a self-test, as `pipeline source` writes them."""
 
-    file: Path
-    library: Compiled
-    """What includes it."""
+    folder: Path
+    libraries: dict[str, Compiled]
+    """The library that includes each."""
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, Network]:
+    found: dict[str, Network] = {}
+    for name, (kind, shape, dtype, names) in NETWORKS.items():
+        torch.manual_seed(5)
+        floats = dtype.is_floating_point
+        rows = torch.randn(64, *shape) if floats else torch.randint(-9, 9, (64, *shape))
+        found[name] = Network(prepared(kind(), [rows.to(dtype)], names), rows.to(dtype))
+    return found
 
 
 def made(network: Prepared, target: Target, folder: Path) -> Compiled:
@@ -126,26 +141,32 @@ def made(network: Prepared, target: Target, folder: Path) -> Compiled:
 
 
 @pytest.fixture(scope="module")
-def cpp(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return written(*network, tmp_path_factory.mktemp("cpp"), CPP)
+def cpp(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory) -> Headers:
+    return written(networks, tmp_path_factory.mktemp("cpp"), CPP)
 
 
 @pytest.fixture(scope="module")
-def cuda(network: tuple[Prepared, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Written:
+def cuda(networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory) -> Headers:
     _require_nvrtc()
-    return written(*network, tmp_path_factory.mktemp("cuda"), CUDA)
+    return written(networks, tmp_path_factory.mktemp("cuda"), CUDA)
+
+
+@pytest.fixture(scope="module")
+def purity(cpp: Headers) -> Path:
+    return cpp.folder / "purity.h"
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
 def test_a_header_has_the_bits_of_the_library(
-    network: tuple[Prepared, Tensor], language: str, request: pytest.FixtureRequest
+    networks: dict[str, Network], language: str, request: pytest.FixtureRequest
 ) -> None:
     """`rows` for C++; `row`, as in a thread of a GPU, for CUDA."""
-    prepared, rows = network
-    header, library = request.getfixturevalue(language).library, prepared.compiled()
-    for n in (0, 1, 7, 33, 64):
-        wanted, found = library(rows[:n]), header(rows[:n])
-        assert all(torch.equal(found[name], wanted[name]) for name in wanted), n
+    headers: Headers = request.getfixturevalue(language)
+    for name, network in networks.items():
+        header = headers.libraries[name]
+        for n in (0, 1, 7, 33, 64):
+            wanted, found = network.library(network.rows[:n]), header(network.rows[:n])
+            assert all(torch.equal(found[each], wanted[each]) for each in wanted), (name, n)
 
 
 def _require_nvrtc() -> None:
@@ -155,26 +176,37 @@ def _require_nvrtc() -> None:
         pytest.skip(str(error))
 
 
-def written(prepared: Prepared, rows: Tensor, folder: Path, target: Target) -> Written:
-    library = made(prepared, target, folder)
-    answers = library(rows)
-    (bound,) = prepared.signature.inputs
-    flat = rows.reshape(len(rows), -1)
-    values = {
-        (bound.block.collection, c): [flat[:, k].numpy()] for k, c in enumerate(bound.block.columns)
+def written(networks: Mapping[str, Network], folder: Path, target: Target) -> Headers:
+    libraries: dict[str, Compiled] = {}
+    for name, network in networks.items():
+        (folder / name).mkdir()
+        libraries[name] = made(network.prepared, target, folder / name)
+        signature, rows = network.prepared.signature, network.rows
+        values = _columns(signature.inputs, [rows])
+        answers = libraries[name](rows)
+        values |= _columns(signature.outputs, [answers[out.name] for out in signature.outputs])
+        text = (folder / name / "network.h").read_text()
+        whole = named_header(text, name, members_of(signature), Rows(values, len(rows)))
+        (folder / f"{name}.h").write_text(whole)
+    return Headers(folder, libraries)
+
+
+def _columns(
+    blocks: Iterable[BoundBlock], tensors: Iterable[Tensor]
+) -> dict[tuple[str, str], list[np.ndarray[Any, Any]]]:
+    """The columns of tensors of rows, by collection and column."""
+    return {
+        (bound.block.collection, column): [values.flatten(1)[:, k].numpy()]
+        for bound, values in zip(blocks, tensors, strict=True)
+        for k, column in enumerate(bound.block.columns)
     }
-    for out in prepared.signature.outputs:
-        own = answers[out.name].reshape(len(rows), -1)
-        values |= {
-            (out.block.collection, c): [own[:, k].numpy()] for k, c in enumerate(out.block.columns)
-        }
-    text = (folder / "network.h").read_text()
-    members = members_of(prepared.signature)
-    whole = named_header(text, "net", members, Rows(values, len(rows)))
-    (folder / "net.h").write_text(whole)
-    return Written(folder / "net.h", library)
 
 
+NUMBERS: tuple[np.number[Any], ...] = (
+    np.float32(-0.0), np.float32(1e-45), np.float32(3.4028235e38), np.float64(0.1),
+    np.float64(-5e-324), np.int32(-(2**31)), np.int64(-(2**63)), np.uint8(255), np.int8(-128),
+    np.uint32(2**32 - 1), np.float32(np.inf), np.float64(-np.inf),
+)  # fmt: skip
 COMPILERS = [
     "g++ -std=c++17 -O0",
     "g++ -std=c++20 -O3 -march=native -Wall -Wextra -Wpedantic -Werror",
@@ -210,21 +242,16 @@ def run(words: str, folder: Path, text: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([str(program)], capture_output=True, text=True, check=False)
 
 
-TEST = '#include "net.h"\nint main() { return net::self_test(); }\n'
+TEST = '#include "purity.h"\nint main() { return purity::self_test(); }\n'
 
 
 @pytest.mark.parametrize("words", COMPILERS)
-def test_any_compiler_gives_the_bits(cpp: Written, words: str) -> None:
-    done = run(words, cpp.file.parent, TEST)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def purity(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(5)
-    rows = torch.randn(64, 15)
-    folder = tmp_path_factory.mktemp("purity")
-    return written(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP).file
+def test_any_compiler_gives_the_bits(cpp: Headers, words: str) -> None:
+    """All networks in one program, which prints how many numbers of each are wrong."""
+    includes = "".join(f'#include "{name}.h"\n' for name in NETWORKS)
+    prints = " ".join(f'std::printf("%d\\n", {name}::self_test());' for name in NETWORKS)
+    done = run(words, cpp.folder, f"{includes}#include <cstdio>\nint main() {{ {prints} }}\n")
+    assert done.stdout.split() == ["0"] * len(NETWORKS), done.stderr
 
 
 def test_fast_math_is_refused(purity: Path) -> None:
@@ -238,22 +265,20 @@ def test_the_self_test_sees_other_arithmetic(purity: Path) -> None:
     assert run("g++ -std=c++17 -O2", purity.parent, twice + TEST).returncode != 0
 
 
-def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(tmp_path: Path) -> None:
+def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(cuda: Headers) -> None:
     """`nvcc` makes an fma of each product and sum unless `--fmad=false` is given."""
-    _require_nvrtc()
-    torch.manual_seed(5)
-    rows = torch.randn(64, 15)
-    written(prepared(TrackPurity(), [rows], ["p"]), rows, tmp_path, CUDA)
-    kernel = '#include "net.h"\nextern "C" __global__ void k(int *n) { *n = net::self_test(); }\n'
+    kernel = 'extern "C" __global__ void k(int *n) { *n = purity::self_test(); }\n'
     plain, contracted = (
-        nvrtc_image(kernel.encode(), "sm_80", tmp_path, fmad=fmad) for fmad in (False, True)
+        nvrtc_image(f'#include "purity.h"\n{kernel}'.encode(), "sm_80", cuda.folder, fmad=fmad)
+        for fmad in (False, True)
     )
     assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0
 
 
-def test_device_code_has_no_vector_and_no_lambda(cuda: Written) -> None:
+@pytest.mark.parametrize("name", NETWORKS)
+def test_device_code_has_no_vector_and_no_lambda(cuda: Headers, name: str) -> None:
     """NVRTC takes vectors, which nvcc does not; before 13.1 it takes no lambda."""
-    command = ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(cuda.file)]
+    command = ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(cuda.folder / f"{name}.h")]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "self_test" in said.stdout and "vector_size" not in said.stdout
     assert not re.search(r"= \[[&=]?\]\s*\(", said.stdout)
@@ -266,13 +291,13 @@ def _nvcc() -> str:
         pytest.skip(str(error))
 
 
-def test_nvcc_takes_the_file(cuda: Written, tmp_path: Path) -> None:
-    compiler = _nvcc()
-    shutil.copy(cuda.file, tmp_path)
-    kernel = '#include "net.h"\n__global__ void k(int *n) { *n = net::self_test(); }\n'
+def test_nvcc_takes_the_files(cuda: Headers, tmp_path: Path) -> None:
+    includes = "".join(f'#include "{cuda.folder}/{name}.h"\n' for name in NETWORKS)
+    wrong = " + ".join(f"{name}::self_test()" for name in NETWORKS)
+    kernel = f"{includes}__global__ void k(int *n) {{ *n = {wrong}; }}\n"
     (tmp_path / "main.cu").write_text(f"{kernel}int main() {{}}\n")
     done = subprocess.run(
-        [compiler, "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
+        [_nvcc(), "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -283,7 +308,7 @@ def test_the_self_test_sees_another_weight(purity: Path, tmp_path: Path) -> None
     weight = re.search(r"// w0: .*\n    (-?[0-9.]+)f,", text)
     assert weight is not None
     changed = text[: weight.start(1)] + "0.75" + text[weight.end(1) :]
-    (tmp_path / "net.h").write_text(changed)
+    (tmp_path / "purity.h").write_text(changed)
     assert run("g++ -O1", tmp_path, TEST).returncode != 0
 
 
@@ -291,12 +316,8 @@ def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
     purity: Path, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
-        text = (
-            purity.read_text()
-            .replace("net_", f"{name}_")
-            .replace("namespace net ", f"namespace {name} ")
-        )
-        (tmp_path / f"{name}.h").write_text(text)
+        text = purity.read_text().replace("purity_", f"{name}_")
+        (tmp_path / f"{name}.h").write_text(text.replace("namespace purity ", f"namespace {name} "))
     program = (
         "#define SOA_FN __attribute__((cold))\n#include <cmath>\n"
         '#include "one.h"\n#include "two.h"\n#include "one.h"\n'
@@ -309,18 +330,17 @@ def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
 
 def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path) -> None:
     """In one file their names are ambiguous; in two files of one program each keeps its own."""
-    shutil.copy(purity, tmp_path / "net.h")
     torch.manual_seed(6)
     rows = torch.randn(64, 15)
-    folder = tmp_path / "other"
-    folder.mkdir()
-    other = written(prepared(TrackPurity(), [rows], ["p"]), rows, folder, CPP).file
-    both = f'#include "net.h"\n#include "{other}"\nint main() {{ return net::self_test(); }}\n'
+    version = Network(prepared(TrackPurity(), [rows], ["p"]), rows)
+    other = written({"purity": version}, tmp_path, CPP).folder / "purity.h"
+    first = f'#include "{purity}"\n'
+    both = f'{first}#include "{other}"\nint main() {{ return purity::self_test(); }}\n'
     assert "ambiguous" in run("g++ -std=c++17", tmp_path, both).stderr
     (tmp_path / "second.cpp").write_text(
-        f'#include "{other}"\nint second() {{ return net::self_test(); }}\n'
+        f'#include "{other}"\nint second() {{ return purity::self_test(); }}\n'
     )
-    first = '#include "net.h"\nint second();\nint main() { return net::self_test() + second(); }\n'
+    first += "int second();\nint main() { return purity::self_test() + second(); }\n"
     done = run(f"g++ -std=c++17 -O1 {tmp_path / 'second.cpp'}", tmp_path, first)
     assert done.returncode == 0, done.stderr
 
@@ -329,27 +349,22 @@ def test_a_row_takes_and_gives_numbers(purity: Path, tmp_path: Path) -> None:
     """One output is a number: what ROOT's `Define` takes."""
     numbers = ", ".join(["0.5f"] * 15)
     program = (
-        f'#include "net.h"\n#include <cstdio>\nint main() {{ net::Input in = {{{numbers}}};\n'
-        f'std::printf("%.9g %.9g", net::row({numbers}), net::row(in).p_0); }}\n'
+        f'#include "purity.h"\n#include <cstdio>\nint main() {{ purity::Input in = {{{numbers}}};\n'
+        f'std::printf("%.9g %.9g", purity::row({numbers}), purity::row(in).p_0); }}\n'
     )
     first, second = run("g++ -std=c++17", purity.parent, program).stdout.split()
     assert first == second and 0 < float(first) < 1
 
 
-@pytest.mark.parametrize(
-    "number",
-    [np.float32(-0.0), np.float32(1e-45), np.float32(3.4028235e38), np.float64(0.1),
-     np.float64(-5e-324), np.int32(-(2**31)), np.int64(-(2**63)), np.uint8(255), np.int8(-128),
-     np.uint32(2**32 - 1), np.float32(np.inf), np.float64(-np.inf)],
-)  # fmt: skip
-def test_a_number_keeps_its_bits(number: np.generic, tmp_path: Path) -> None:
+def test_numbers_keep_their_bits(tmp_path: Path) -> None:
     kinds = {"f4": "float", "f8": "double"}
-    kind = kinds.get(number.dtype.str[1:], f"{number.dtype}_t")
-    wanted = ", ".join(map(str, number.tobytes()))
-    program = (
-        "#include <cstdint>\n#include <cstring>\n"
-        f"int main() {{ const {kind} x = {number_text(number)};"
-        f" const unsigned char w[] = {{{wanted}}}; return std::memcmp(&x, w, sizeof x) != 0; }}"
-    )
-    done = run("g++ -std=c++17 -Wall -Werror", tmp_path, program)
+    lines: list[str] = []
+    for k, number in enumerate(NUMBERS):
+        kind = kinds.get(number.dtype.str[1:], f"{number.dtype}_t")
+        wanted = ", ".join(map(str, number.tobytes()))
+        lines += [f"const {kind} x{k} = {number_text(number)};"]
+        lines += [f"const unsigned char w{k}[] = {{{wanted}}};"]
+        lines += [f"if (std::memcmp(&x{k}, w{k}, sizeof x{k}) != 0) return {k + 1};"]
+    head = "#include <cstdint>\n#include <cstring>\nint main() {\n"
+    done = run("g++ -std=c++17 -Wall -Werror", tmp_path, head + "\n".join([*lines, "}\n"]))
     assert done.returncode == 0, done.stderr
