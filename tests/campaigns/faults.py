@@ -1095,6 +1095,12 @@ FAULTS = (
         ("test_few_rows_have_the_bits_of_many",),
     ),
     Fault(
+        "the last row alone is the first row",
+        "return width::block(columns, items, row, scratch, 1);",
+        "return width::block(columns, items, 0, scratch, 1);",
+        ("test_few_rows_have_the_bits_of_many",),
+    ),
+    Fault(
         "a block with few rows is told that it has one",
         "block(own, items, 0, scratch, (int)(end - row))",
         "block(own, items, 0, scratch, 1)",

@@ -30,7 +30,7 @@ _SHAPES = {
     "x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32),
     "aarch64": (4, 32), "armv8.2-a": (4, 32),
 }  # fmt: skip
-_WHOLE = 20_000  # characters: a shorter text is compiled faster as a whole
+_WHOLE = 40_000  # characters: a shorter text is compiled faster as a whole
 _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate values
 
 
@@ -96,7 +96,7 @@ def _compile(source: Source, target: Target, out: Path, parts: int) -> None:
 
 def choose_widths(plan: Plan, target: Target) -> list[Width]:
     """The widths of row blocks, largest first: several vectors, if what each step reads fits into
-    L1; one vector; and one vector of four lanes, for calls with few rows."""
+    L1; one vector; four lanes, for up to four rows; and one row, whose elements fill the vectors."""
     if target.arch not in _SHAPES:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]
@@ -105,4 +105,5 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
     found.append(Width("one", lanes, 1, registers))
     if lanes > 4:
         found.append(Width("four", 4, 1, registers, few=lanes))
+        found.append(Width("single", 1, 1, registers, few=lanes))
     return found

@@ -5,6 +5,8 @@
 #define RUN_BLOCKS(width)                                  \
   for (; end - row >= width::kRows; row += width::kRows) \
     width::block(columns, items, row, scratch, width::kRows);
+#define RUN_ONE(width) \
+  if (end - row == 1) return width::block(columns, items, row, scratch, 1);
 #define RUN_FEW(width)                       \
   if (row < end && end - row <= width::kRows) \
     return few(width::block, width::kRows, columns, items, row, end, scratch);

@@ -134,7 +134,9 @@ INLINE void few_block(S steps, const V *left, const N *weights, int m, int j, co
     LOOP for (int k = 0; k < count; ++k) {
       N rows[kRows];
       UNROLL for (int r = 0; r < kRows; ++r) rows[r] = made[r < kR ? r : 0][a][k];
-      out(m + a, j + k, 0, same_bits<V>(rows));
+      V sum;
+      __builtin_memcpy(&sum, rows, sizeof sum);
+      out(m + a, j + k, 0, sum);
     }
   }
 }
@@ -162,9 +164,13 @@ INLINE void few_products(S steps, const V *left, const N *weights, const Out &ou
 // As `weighted`, for a block of four rows, of which `own_rows` are not copies of the first.
 template <class K, class S, class V, class N, class Out>
 INLINE void weighted_few(int own_rows, S steps, const V *left, const N *weights, const Out &out) {
-  if (own_rows == 1) few_products<K, 1>(steps, left, weights, out);
-  else if (own_rows == 2) few_products<K, 2>(steps, left, weights, out);
-  else few_products<K, 4>(steps, left, weights, out);
+  if constexpr (kRows == 1) {
+    few_products<K, 1>(steps, left, weights, out);
+  } else if (own_rows == 2) {
+    few_products<K, 2>(steps, left, weights, out);
+  } else {
+    few_products<K, 4>(steps, left, weights, out);
+  }
 }
 #endif
 

@@ -1,6 +1,5 @@
-// Included before lanes.h, functions.h and kernels.h, which are then included once for each width, each time
+// Included before lanes.h or threads.h, functions.h and kernels.h, which are then included once for each width, each time
 // in a separate namespace.
-#include <stdint.h>
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #elif defined(__clang__) || __GNUC__ > 15
@@ -43,9 +42,8 @@ static inline int64_t ticks() {
 }
 #define TOOK(step) (soa_lanes_ticks[step] += ticks() - begun, begun = ticks())
 #endif
-#define INLINE static inline __attribute__((always_inline))
-#define INLINE_MEMBER inline __attribute__((always_inline))
-#define ALWAYS_INLINE __attribute__((always_inline))
+#define DEVICE
+#include "arithmetic.h"
+#undef FAR
 #define FAR inline
 #define LOOP
-#define UNROLL _Pragma("GCC unroll 64")

@@ -152,7 +152,7 @@ _BLOCK = """\
 #define RV {vectors}
 namespace {name} {{
 #if HAS_PART({part})
-#include "lanes.h"
+#include "{header}.h"
 #include "functions.h"
 #include "kernels.h"
 OF_PART void block(void *const *columns, const int64_t *items, int64_t row, char *arena,
@@ -172,8 +172,9 @@ HIDDEN void block(void *const *columns, const int64_t *items, int64_t row, char 
 
 def _block(part: int, width: Width, body: str) -> str:
     return _BLOCK.format(
-        part=part, name=width.name, lanes=width.lanes, vectors=width.vectors, body=body
-    )
+        part=part, name=width.name, lanes=width.lanes, vectors=width.vectors, body=body,
+        header="threads" if width.lanes == 1 else "lanes",
+    )  # fmt: skip
 
 
 def _entry(plan: Plan, widths: Sequence[Width]) -> str:
@@ -192,6 +193,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     }
     whole = [w for w in widths if w.lanes == widths[0].lanes]
     rest = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
+    last = (f"{'RUN_ONE' if w.lanes == 1 else 'RUN_FEW'}({w.name})" for w in rest)
     return "\n".join(
         [
             *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
@@ -199,7 +201,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
             array("int", "kBytes", [column.bytes for column in columns]),
             array("bool", "kWritten", [int(column.output) for column in columns]),
             "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
-            "#define LAST_ROWS " + " ".join(f"RUN_FEW({w.name})" for w in rest),
+            "#define LAST_ROWS " + " ".join(last),
             '#if HAS_PART(0)\n#include "entry.h"\n#endif',
             "",
         ]

@@ -199,7 +199,7 @@ def _direct(network: Together, device: str) -> Compiled:
         build = build_row if target.device == "cpu" else build_row_kernel
         files = build(program, target, folder)
         opened = engine("lanes").open(folder / files[0], place)
-    return Compiled(network, signature, Session(signature, opened, place))
+    return Compiled(network, signature, Session(signature, opened, place), device == "cpu")
 
 
 def _one_row(network: Together) -> OneRow:
