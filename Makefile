@@ -63,6 +63,7 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.engines.lanes.waits
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
+	$(BIN)/python -m tests.serving.campaigns.loading
 	$(BIN)/python -m tests.campaigns.networks
 	$(BIN)/python -m tests.registry.campaigns.postgres
 

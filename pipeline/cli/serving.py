@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.deployment import ClusterFiles, Deployed
     from registry.store import Registry
     from serving.native import Backend
+    from stages.reports import ValidationReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,11 +123,7 @@ def _cluster_files(
     """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
     ServingError."""
     if helm is None:
-        for name in ("image", "servers", *rest):
-            source = click.get_current_context().get_parameter_source(name)
-            if source is ParameterSource.COMMANDLINE:
-                option = name.replace("_", "-")
-                raise click.UsageError(f"--{option} is for a cluster: add --helm")
+        _refuse(("image", "servers", *rest), "is for a cluster: add --helm")
         return None
     from pipeline.deployment import ClusterFiles
     from serving.cluster import ClusterOptions
@@ -188,14 +186,14 @@ def deploy(
     files = _cluster_files(replace=replace, **options)
     done = write(registry, ref, out, backend=backend, replace=replace, **service)
     said = files.write(done) if files else []
-    made = f"{done.service.name}/{done.service.number} ({done.service.target}) is in {done.folder}"
+    made = f"{_ref(done)} ({done.service.target}) is in {done.folder}"
     data = _described(done) | ({"cluster": said} if files else {})
     return Answer(data, [made, _batching(done), *said])
 
 
 def _described(done: Deployed) -> dict[str, Any]:
     return {
-        "version": f"{done.service.name}/{done.service.number}",
+        "version": _ref(done),
         "digest": done.service.digest,
         "target": done.service.target,
         "requests": done.service.requests,
@@ -213,74 +211,153 @@ def _batching(done: Deployed) -> str:
     return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
 
 
+_STARTING = ("servers", "check", "explicit", "host", "grpc_port", "http_port", "metrics_port",
+             "tritonserver")  # fmt: skip
+
+
 @command()
 @click.argument("ref", shell_complete=refs)
 @_service_options
+@click.option(
+    "--to", metavar="URL",
+    help="Load REF into the Triton that runs at triton://HOST:PORT, beside the models and versions "
+    "that it serves, instead of starting one.",
+)  # fmt: skip
+@click.option(
+    "--replace", is_flag=True,
+    help="With --to: afterwards unload the other versions of the model there.",
+)  # fmt: skip
+@click.option("--unload", is_flag=True, help="With --to: unload REF there instead.")
 @click.option(
     "--servers", default=1, show_default=True,
     help="Number of Triton servers; several get an Envoy proxy in front.",
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
+@click.option(
+    "--explicit", is_flag=True,
+    help="Let `serve --to` load models: whoever reaches the server's port can run programs there.",
+)  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--grpc-port", default=0, help="Default: a free one.")
 @click.option("--http-port", default=0, help="Default: a free one.")
 @click.option("--metrics-port", default=0, help="Default: a free one.")
 @click.option(
-    "--ready-s", default=120.0, show_default=True, help="How long starting may take, in seconds."
-)
+    "--ready-s", default=120.0, show_default=True,
+    help="How long starting or loading may take, in seconds.",
+)  # fmt: skip
 @click.option(
     "--tritonserver", metavar="FILE",
     help="The server to start. Default: $PIPELINE_TRITONSERVER, that of `make triton`, or PATH.",
 )  # fmt: skip
 def serve(
     ref: str,
-    servers: int,
-    check: bool,
-    host: str,
-    grpc_port: int,
-    http_port: int,
-    metrics_port: int,
+    to: str | None,
+    replace: bool,
+    unload: bool,
     ready_s: float,
-    tritonserver: str | None,
     registry: Registry,
-    **service: Any,
+    **options: Any,
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
     It serves until Ctrl-C, SIGTERM or SIGHUP. A signal that was ignored when it started stays
     ignored; nohup does this with SIGHUP. If answers are out of tolerance, it exits with 1.
+
+    With --to, REF is loaded into a running Triton, without a lost request, and compared likewise.
+    If that fails, the server has what it had before.
     """
+    service = {name: options.pop(name) for name in _SERVICE}
+    if to is None:
+        _refuse(("replace", "unload"), "is for a running server: add --to")
+        _serve_here(registry, ref, ready_s, service, **options)
+        return
+    _refuse(_STARTING, "starts a server, and --to names one that runs")
+    from pipeline.deployment import LOADING, load_on, unload_from
+
+    connection = dataclasses.replace(LOADING, deadline_s=ready_s)
+    if unload:
+        _refuse(("replace", *_SERVICE), "does not go with --unload")
+        ref, left = unload_from(registry, ref, to, options=connection)
+        give(_of_versions(ref, to, left, {}, [f"{ref} is unloaded"]))
+        return
+    say(f"loading {ref} at {to}, and comparing its answers with the reference")
+    done = load_on(registry, ref, to, replace=replace, options=connection, **service)
+    data, shown = _compared(done.deployed, done.report)
+    shown = [*shown, _batching(done.deployed)]
+    data |= {"metrics": {}, "folder": ""}
+    give(_of_versions(_ref(done.deployed), to, done.versions, data, shown))
+
+
+def _refuse(names: Sequence[str], why: str) -> None:
+    """Raises UsageError if one of these options is on the command line."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        source = context.get_parameter_source(str(each.name))
+        if each.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{each.opts[0]} {why}")
+
+
+def _ref(done: Deployed) -> str:
+    return f"{done.service.name}/{done.service.number}"
+
+
+def _of_versions(
+    ref: str, url: str, versions: Sequence[int], data: dict[str, Any], shown: Sequence[str]
+) -> Answer:
+    """The answer about a running server, which serves these versions of the model of `ref`."""
+    name = ref.partition("/")[0]
+    serves = ", ".join(f"{name}/{number}" for number in versions) or f"no version of {name}"
+    more = {"version": ref, "endpoints": {"gRPC": url}, "versions": list(versions)}
+    return Answer(data | more, [*shown, f"{url} serves {serves}"])
+
+
+def _serve_here(
+    registry: Registry,
+    ref: str,
+    ready_s: float,
+    service: dict[str, Any],
+    *,
+    servers: int,
+    check: bool,
+    explicit: bool,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    tritonserver: str | None,
+) -> None:
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
-    from serving.local import Ports, ServerOptions, find_triton, serve_by
+    from serving.local import EXPLICIT, Ports, ServerOptions, find_triton, serve_by
 
     find_triton(tritonserver)  # before any work
-    options = ServerOptions(host, Ports(grpc_port, http_port, metrics_port), ready_s, tritonserver)
+    ports = Ports(grpc_port, http_port, metrics_port)
+    options = ServerOptions(host, ports, ready_s, tritonserver, EXPLICIT if explicit else ())
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(registry, ref, Path(scratch), **service)
-        version = f"{done.service.name}/{done.service.number}"
-        say(f"starting Triton with {version}; {_batching(done)}")
+        say(f"starting Triton with {_ref(done)}; {_batching(done)}")
         with serve_by(servers, Path(scratch), options) as server:
             say("comparing its answers with the reference")
-            report = check_answers(server, done)
+            data, shown = _compared(done, check_answers(server.url, done))
             endpoints, metrics = server.endpoints(), server.metrics(done.service.name)
-            worst = {name: d.max_abs for name, d in report.worst.items()}
-            more = {"endpoints": endpoints, "worst": worst, "metrics": metrics}
             counts = [f"nv_inference_{n}" for n in ("request_success", "count", "exec_count")]
-            shown = [
-                f"{version} answers as its reference does",
-                *(
-                    f"  {name}: largest deviation {number(found, 2)}"
-                    for name, found in worst.items()
-                ),
+            shown += [
                 *(f"{protocol:8} {address}" for protocol, address in endpoints.items()),
                 *(f"{name} {metrics.get(name, 0.0):.0f}" for name in counts),
             ]
-            give(Answer(_described(done) | more, shown))
+            give(Answer(data | {"endpoints": endpoints, "metrics": metrics}, shown))
             if not check:
                 with contextlib.suppress(KeyboardInterrupt):
                     server.wait()
                 say("stopping")
+
+
+def _compared(done: Deployed, report: ValidationReport) -> tuple[dict[str, Any], list[str]]:
+    """The facts of a version that serves, and lines about its largest deviations."""
+    worst = {name: each.max_abs for name, each in report.worst.items()}
+    shown = [f"{_ref(done)} answers as its reference does"]
+    shown += [f"  {name}: largest deviation {number(value, 2)}" for name, value in worst.items()]
+    return _described(done) | {"worst": worst}, shown
 
 
 @contextlib.contextmanager

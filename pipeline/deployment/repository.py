@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from runtime.opening import Opened, Opening, copy_artifact, open_program, open_v
 from runtime.session import Session
 from serving.client import RemoteOptions
 from serving.errors import ServerError, ServingError
-from serving.local import Fleet, TritonServer
 from serving.native import Backend, ProgramExecutable, engine_for, make_native
 from serving.remote import connect
 from serving.triton import (
@@ -42,7 +41,7 @@ from stages.reports import ValidationReport
 _CALL_S = 60.0  # enough for the largest batch of a large model
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Deployed:
     """A model in a repository. `why_alone` says why requests are not merged, if they are not."""
 
@@ -143,15 +142,17 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     return made.file
 
 
-def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> ValidationReport:
+def check_answers(
+    url: str, deployed: Deployed, options: RemoteOptions | None = None
+) -> ValidationReport:
     """Send the whole reference to the server, and compare the answers as in a validation.
 
     Raises ServerError if an answer is out of the version's tolerances.
     """
     folder = deployed.folder / str(deployed.service.number) / BUNDLE
     # The reference has rows to which the model itself answers NaN: the comparison judges those.
-    options = RemoteOptions(deadline_s=_CALL_S, allow_nan=True)
-    session = connect(Opening(folder), server.url, options)
+    options = dataclasses.replace(options or RemoteOptions(), deadline_s=_CALL_S, allow_nan=True)
+    session = connect(Opening(folder), url, options)
     try:
         report = _compared(session, "triton", deployed.bundle, deployed.service.signature)
     finally:

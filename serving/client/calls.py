@@ -11,13 +11,14 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from serving.client.options import LARGEST, RemoteOptions, Tls
+from serving.client.options import HEADERS, LARGEST, RemoteOptions, Tls
 from serving.errors import (
     BusyError,
     DeadlineError,
@@ -113,12 +114,46 @@ class Client:
         return self._call(self._stub.ModelConfig, request, within_s).config
 
     def ready(self, name: str, version: str, within_s: float) -> bool:
-        """True if the server reports that it and the model are ready. Raises RemoteError."""
-        server = service_pb2.ServerReadyRequest()
-        if not self._call(self._stub.ServerReady, server, within_s).ready:
-            return False
+        """True if the server reports that the model is ready. Raises RemoteError.
+
+        The server itself is not asked: while it loads any model, and after any model failed to
+        load, it reports that it is not ready, but answers requests to the others.
+        """
         model = service_pb2.ModelReadyRequest(name=name, version=version)
         return bool(self._call(self._stub.ModelReady, model, within_s).ready)
+
+    def versions(self, name: str) -> list[int]:
+        """The numbers of a model's versions that the server serves now; raises RemoteError."""
+        request = service_pb2.ModelMetadataRequest(name=name)
+        try:
+            return sorted(map(int, self._call(self._stub.ModelMetadata, request).versions))
+        except VersionMismatchError:  # it has no such model
+            return []
+
+    def load(self, name: str, config: Any, files: Mapping[str, Path]) -> None:
+        """Send a model's ModelConfig and files to the server, which serves it when this returns.
+
+        If it serves the model already, it loads these versions beside the others, then changes over
+        at once; requests that it has accepted are answered by the version that they were sent to.
+        Raises RemoteError if the load failed: then it serves what it served before.
+        """
+        from google.protobuf import json_format
+
+        size = HEADERS + sum(file.stat().st_size for file in files.values())
+        if size > self.options.message_bytes:
+            raise self.too_large(size, f"the model {name}")
+        request = service_pb2.RepositoryModelLoadRequest(model_name=name)
+        text = json_format.MessageToJson(config, preserving_proto_field_name=True)
+        request.parameters["config"].string_param = text
+        for inside, file in files.items():
+            request.parameters[f"file:{inside}"].bytes_param = file.read_bytes()  # ours
+        self._call(self._stub.RepositoryModelLoad, request)
+
+    def unload(self, name: str) -> None:
+        """Let the server accept no more requests to a model. Requests that it has accepted are
+        answered. Raises RemoteError."""
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
+        self._call(self._stub.RepositoryModelUnload, request)
 
     def share(self, name: str, key: str, size: int) -> None:
         """Register a region of system shared memory with the server."""
@@ -174,6 +209,10 @@ class Client:
     def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
         code, details = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
+        if "explicit model load / unload is not allowed" in details:
+            return RefusedError(
+                f"{where}: it loads no models: start it with --model-control-mode=explicit"
+            )
         if code is grpc.StatusCode.UNAVAILABLE:
             kind = BusyError if "maximum queue size" in details else ServerGoneError
             return kind(f"{where}: no answer after {attempts} attempts: {details}")

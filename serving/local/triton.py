@@ -16,6 +16,8 @@ from serving.errors import ServerError
 from serving.local.external_program import LocalProgram, find_program, free_ports
 
 VARIABLE = "PIPELINE_TRITONSERVER"
+EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
+"""Options of tritonserver: clients may load and unload models, and meanwhile it is ready."""
 _HOME = ".venv-triton"
 _WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
 _STUB = "triton_python_backend_stub"

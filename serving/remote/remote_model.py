@@ -14,7 +14,7 @@ from runtime.opening import Opened
 from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.remote.request_codec import Codec, Progress
-from serving.triton import DIGEST, REQUESTS, TARGET
+from serving.triton import DIGEST, REQUESTS, TARGET, fact
 from serving.wire import FORMS
 from soa.dtypes import is_float
 from soa.errors import needs_extra
@@ -45,7 +45,7 @@ class RemoteModel(Executable):
         return "" if self.opened.number is None else str(self.opened.number)  # "": any version
 
     def ready(self, within_s: float) -> bool:
-        """True if the server reports that it and the model are ready. Raises RemoteError."""
+        """True if the server reports that the model is ready. Raises RemoteError."""
         return self.client.ready(self.opened.name, self._version, within_s)
 
     def look(self, within_s: float | None = None) -> None:
@@ -60,7 +60,7 @@ class RemoteModel(Executable):
             config = self.client.model_config(self.opened.name, self._version, within_s)
         except RefusedError as error:
             raise VersionMismatchError(f"{what} is not served there: {error}") from None
-        theirs = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
+        theirs = fact(config, DIGEST, self._version)
         if not theirs:
             raise VersionMismatchError(f"{where}: its {what} was not made by `pipeline deploy`")
         if theirs != digest:
@@ -73,7 +73,7 @@ class RemoteModel(Executable):
                 f"{where}: Triton's {config.backend} backend runs its {what}, and it cannot check "
                 "a request's bundle: use tritonclient, or deploy it with --backend python"
             )
-        given = config.parameters[REQUESTS].string_value or "columns"
+        given = fact(config, REQUESTS) or "columns"
         form = next((form for form in FORMS if form == given), None)
         if form is None:
             raise VersionMismatchError(
@@ -81,7 +81,7 @@ class RemoteModel(Executable):
                 f"{', '.join(FORMS)}"
             )
         merge, now = config.max_batch_size > 0, self._codec
-        self.target = config.parameters[TARGET].string_value
+        self.target = fact(config, TARGET, self._version)
         if now is None or (now.form, now.merge) != (form, merge):
             self._codec = Codec(self._signature, form, merge)
 

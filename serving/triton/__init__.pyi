@@ -6,6 +6,13 @@ from .config import DIGEST as DIGEST
 from .config import REQUESTS as REQUESTS
 from .config import TARGET as TARGET
 from .config import Service as Service
+from .config import config_message as config_message
 from .repository import BUNDLE as BUNDLE
 from .repository import write_native_repository as write_native_repository
 from .repository import write_repository as write_repository
+from .repository import write_version as write_version
+from .versions import beside as beside
+from .versions import fact as fact
+from .versions import files_of as files_of
+from .versions import other_requests as other_requests
+from .versions import without as without

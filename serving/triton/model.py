@@ -47,8 +47,10 @@ class TritonPythonModel:
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         facts = {name: each["string_value"] for name, each in config["parameters"].items()}
         keep_freed_memory()
-        self._session = load(folder, device=device, mode="production", target=facts["target"])
-        digest = facts["digest"]
+        number = args["model_version"]  # other versions may be served beside it
+        target = facts.get(f"target:{number}", facts["target"])
+        digest = facts.get(f"digest:{number}", facts["digest"])
+        self._session = load(folder, device=device, mode="production", target=target)
         loaded = self._session.origin.digest if self._session.origin else None
         if loaded != digest:
             raise pb_utils.TritonModelException(

@@ -37,14 +37,17 @@ def write_repository(
         )
 
     def fill(version: Path) -> None:
-        bundle = place(version / BUNDLE)
-        if bundle.digest != service.digest:
-            raise ServingError(
-                f"{bundle.path}: bundle {bundle.digest[:12]} instead of {service.digest[:12]}"
-            )
-        shutil.copyfile(Path(__file__).with_name(_MODEL), version / "model.py")
+        write_version(version, place(version / BUNDLE), service.digest)
 
     return _write(out, service, fill, replace)
+
+
+def write_version(folder: Path, bundle: Bundle, digest: str) -> None:
+    """Write the model.py into a version's folder, which has the bundle already. Raises ServingError
+    for a bundle with another digest."""
+    if bundle.digest != digest:
+        raise ServingError(f"{bundle.path}: bundle {bundle.digest[:12]} instead of {digest[:12]}")
+    shutil.copyfile(Path(__file__).with_name(_MODEL), folder / _MODEL)
 
 
 def write_native_repository(

@@ -86,11 +86,16 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self._lock = threading.Lock()
 
     def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=self.ready)
+        """As a Triton that loads another model."""
+        return service_pb2.ServerReadyResponse(ready=False)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
         known = request.name == self.service.name and request.version == str(self.service.number)
-        return service_pb2.ModelReadyResponse(ready=known)
+        return service_pb2.ModelReadyResponse(ready=known and self.ready)
+
+    def ModelMetadata(self, request: Any, context: Any) -> Any:
+        number = str(self.service.number)
+        return service_pb2.ModelMetadataResponse(name=self.service.name, versions=[number])
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         if request.name != self.service.name or request.version not in (

@@ -15,7 +15,7 @@ import torch
 
 from runtime.session.session import Session
 from serving.errors import NowhereError
-from serving.site.site_session import SiteSession
+from serving.remote.remote_session import RemoteSession
 from tests.models.tagged import Event
 
 _KEPT = 200  # answers that a client keeps and checks once more later
@@ -69,7 +69,7 @@ class Client(threading.Thread):
     """
 
     def __init__(
-        self, session: SiteSession, local: Session, tally: Tally, seed: int, *,
+        self, session: RemoteSession, local: Session, tally: Tally, seed: int, *,
         ahead: bool, patient: bool,
     ) -> None:  # fmt: skip
         super().__init__(name=f"client-{seed}", daemon=True)

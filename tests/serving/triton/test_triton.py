@@ -32,6 +32,7 @@ from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.remote.remote_session import RemoteSession
 from serving.wire import Form
 from tests.models.mlps import CLASSES, FEATURES
+from tests.models.project import refusal
 from tests.serving.campaigns.servers import certificate
 from tests.serving.conftest import Shop, until
 
@@ -158,6 +159,14 @@ def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop)
     session.close()
 
 
+def test_a_server_that_loads_no_models(triton: TritonServer, shop: Shop) -> None:
+    where = ("--to", triton.url, "--registry", shop.registry.uri)
+    said = refusal("serve", "jets/1", *where)
+    assert said.endswith("it loads no models: start it with --model-control-mode=explicit")
+    said = refusal("serve", "event/1", *where, "--unload")
+    assert said.endswith("it loads no models: start it with --model-control-mode=explicit")
+
+
 def stopped(pid: int) -> bool:
     """Whether all threads are stopped: those on other cores may run on for a moment."""
     states = [
@@ -255,7 +264,7 @@ def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Sh
     """It runs as a daemon under nohup, which survives the end of its terminal."""
     command = [sys.executable, "-c", "import soa_pipeline; soa_pipeline.main()", "serve", "jets/1"]
     process = subprocess.Popen(
-        ["nohup", *command, "--json", "--registry", shop.registry.uri],
+        ["nohup", *command, "--explicit", "--json", "--registry", shop.registry.uri],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Loads a version into a Triton that runs already and serves others, and unloads it again.
+
+The files travel in the request, so the server's model repository is neither read nor written, and
+a server that is restarted does not have the model. Two loads of one model at the same time are not
+kept apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.deployment.repository import Deployed, check_answers, deploy
+from pipeline.promotion import pull
+from registry.store import Registry
+from serving.client import RemoteOptions, address_of
+from serving.errors import ServingError
+from serving.triton import (
+    BUNDLE,
+    DIGEST,
+    beside,
+    config_message,
+    fact,
+    files_of,
+    other_requests,
+    without,
+    write_version,
+)
+from soa.errors import needs_extra
+from stages.reports import ValidationReport
+
+if TYPE_CHECKING:
+    from serving.client import Client
+
+LOADING = RemoteOptions(deadline_s=120.0, retries=0)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A version in a running server. `report`: the comparison of its answers with the reference.
+    `versions`: the numbers of the model's versions that the server serves now."""
+
+    deployed: Deployed
+    report: ValidationReport
+    versions: list[int]
+
+
+def load_on(
+    registry: Registry,
+    ref: str,
+    url: str,
+    *,
+    replace: bool = False,
+    options: RemoteOptions = LOADING,
+    **service: Any,
+) -> Loaded:
+    """Load a version in production into the Triton at `url`, beside the versions of its model that
+    are there, and compare its answers with the reference. No request is lost.
+
+    `replace`: unload the others afterwards. `options.deadline_s`: the time limit of a load.
+    `service`: the arguments of `deploy`. Raises ServingError, ServerError if the answers are out of
+    tolerance, or the registry's errors; then the server has what it had before.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
+        _client(url, options) as client,
+    ):
+        done = deploy(registry, ref, Path(scratch), **service)
+        new = config_message(done.service)
+        there = _There.on(client, done.service.name, done.folder)
+        there.fetch(registry, there.numbers)
+        others = [number for number in there.numbers if number != done.service.number]
+        different = other_requests(there.config, new) if others else None
+        if different and not replace:
+            raise ServingError(
+                f"{url} cannot serve {new.name}/{others[0]} and {done.service.number} together, "
+                f"which have other {different}: --replace changes over at once"
+            )
+        both = beside(there.config, others, new) if others and not different else new
+        there.send(both)
+        try:
+            report = check_answers(url, done, options)
+        except BaseException:
+            there.put_back()
+            raise
+        if replace and both is not new:
+            there.send(new)
+        return Loaded(done, report, client.versions(new.name))
+
+
+def unload_from(
+    registry: Registry, ref: str, url: str, *, options: RemoteOptions = LOADING
+) -> tuple[str, list[int]]:
+    """Unload a version from the Triton at `url`, which answers the requests that it has accepted.
+    Returns the version's name, and the numbers of the model's versions that are still there.
+
+    Raises ServingError, or the registry's errors; then the server has what it had before.
+    """
+    version = registry.find(ref)
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
+        _client(url, options) as client,
+    ):
+        there = _There.on(client, version.name, Path(scratch))
+        if version.number not in there.numbers:
+            have = ", ".join(map(str, there.numbers)) or "none"
+            raise ServingError(f"{url} does not serve {version.ref}; versions there: {have}")
+        left = [number for number in there.numbers if number != version.number]
+        if left:
+            there.fetch(registry, left)
+            there.send(without(there.config, left, version.number))
+        else:
+            client.unload(version.name)
+        return version.ref, left
+
+
+@contextlib.contextmanager
+def _client(url: str, options: RemoteOptions) -> Iterator[Client]:
+    address = address_of(url)
+    with needs_extra("serve", ServingError):
+        from serving.client import Client
+    with contextlib.closing(Client(address, options)) as client:
+        yield client
+
+
+@dataclass(frozen=True)
+class _There:
+    """The versions of a model in a server, and its `ModelConfig`, which is None if there are none.
+    `folder`: here, with a folder for each version that may be sent."""
+
+    client: Client
+    name: str
+    folder: Path
+    numbers: list[int]
+    config: Any
+
+    @classmethod
+    def on(cls, client: Client, name: str, folder: Path) -> _There:
+        numbers = client.versions(name)
+        config = client.model_config(name, "") if numbers else None
+        if config is not None:
+            if config.backend != "python" or not fact(config, DIGEST):
+                raise ServingError(
+                    f"server {client.address}: its {name} was not made by `pipeline deploy`: "
+                    "unload it first"
+                )
+            config.ClearField("model_repository_agents")  # they check files on the server's disk
+        return cls(client, name, folder, numbers, config)
+
+    def fetch(self, registry: Registry, numbers: Sequence[int]) -> None:
+        """Get the bundles of versions that are there. Raises ServingError if the registry has
+        another bundle."""
+        for number in numbers:
+            version = registry.find(f"{self.name}/{number}")
+            digest = fact(self.config, DIGEST, number)
+            if version.digest != digest:
+                raise ServingError(
+                    f"server {self.client.address}: its {version.ref} is bundle {digest[:12]}, the "
+                    f"registry's is {version.digest[:12]}: unload it first"
+                )
+            folder = self.folder / str(number)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                write_version(folder, pull(registry, version.ref, folder / BUNDLE)[1], digest)
+
+    def send(self, config: Any) -> None:
+        """Load exactly the versions of `config`."""
+        versions = config.version_policy.specific.versions
+        self.client.load(self.name, config, files_of(self.folder, versions))
+
+    def put_back(self) -> None:
+        if self.config is None:
+            self.client.unload(self.name)
+        else:
+            self.send(self.config)

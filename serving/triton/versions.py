@@ -1,0 +1,76 @@
+"""Several versions of a model in one server, which gives them one configuration.
+
+The parameters of that configuration describe the version that was there first. If there are
+several, those of version 4 are also there as `digest:4` and `target:4`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serving.triton.config import DIGEST, REQUESTS, TARGET
+
+_OF_A_VERSION = (DIGEST, TARGET)
+
+
+def fact(config: Any, key: str, number: int | str | None = None) -> str:
+    """A parameter of a `ModelConfig`, or of one version in it; "" if it is not there."""
+    for name in (f"{key}:{number}", key):
+        if name in config.parameters:
+            return str(config.parameters[name].string_value)
+    return ""
+
+
+def other_requests(served: Any, new: Any) -> str | None:
+    """In what the requests to two `ModelConfig`s of a model differ; None: one may serve both."""
+    ours = _requests(new)
+    return next((part for part, theirs in _requests(served).items() if theirs != ours[part]), None)
+
+
+def beside(served: Any, others: Sequence[int], new: Any) -> Any:
+    """The `ModelConfig` that serves the version of `new` and `others`, which `served` describes."""
+    (number,) = new.version_policy.specific.versions
+    made = _copy(new)
+    made.version_policy.specific.versions[:] = [*others, number]
+    for key in _OF_A_VERSION:
+        for each in others:
+            made.parameters[f"{key}:{each}"].string_value = fact(served, key, each)
+        made.parameters[f"{key}:{number}"].string_value = fact(new, key)
+        made.parameters[key].string_value = fact(served, key, others[0])
+    if served.model_warmup != new.model_warmup:  # another number of rows may not fit the others
+        made.ClearField("model_warmup")
+    return made
+
+
+def without(served: Any, left: Sequence[int], number: int) -> Any:
+    """The `ModelConfig` that serves the versions `left` of `served`, and `number` no longer."""
+    made = _copy(served)
+    made.version_policy.specific.versions[:] = left
+    for key in _OF_A_VERSION:
+        made.parameters[key].string_value = fact(served, key, left[0])
+        made.parameters.pop(f"{key}:{number}", None)
+    return made
+
+
+def files_of(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
+    """The files of versions in a model's folder, by their paths there."""
+    files = (file for number in numbers for file in (model / str(number)).rglob("*"))
+    return {str(file.relative_to(model)): file for file in files if file.is_file()}
+
+
+def _requests(config: Any) -> dict[str, object]:
+    """What a request depends on, by its name in a message."""
+    return {
+        "inputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.input],
+        "outputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.output],
+        "forms of requests": fact(config, REQUESTS),
+        "largest batches": config.max_batch_size,
+    }
+
+
+def _copy(config: Any) -> Any:
+    made = type(config)()
+    made.CopyFrom(config)
+    return made

@@ -1,0 +1,189 @@
+"""Versions that are loaded into a Triton that runs already, and unloaded again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import pipeline
+from pipeline.deployment import load_on, unload_from
+from runtime.loader import load as load_here
+from runtime.session.session import Session
+from serving.client.options import HEADERS, RemoteOptions
+from serving.errors import ServingError, TooLargeError
+from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
+from serving.triton.config import Service, config_message
+from serving.triton.versions import beside, fact, other_requests, without
+from tests.models.project import PASSED, answer, cli, refusal, resealed
+from tests.models.tagged import NAME, Event, Tags
+from tests.serving.campaigns import loading
+from tests.serving.grpc_server import Server
+
+
+@pytest.fixture(scope="module")
+def local(tags: Tags) -> Iterator[Session]:
+    session = load_here(f"{NAME}/1", registry=tags.registry)
+    yield session
+    session.close()
+
+
+def refused(tags: Tags, *words: str) -> str:
+    return refusal(*words, "--registry", tags.registry.uri)
+
+
+def service(tags: Tags, number: int, **changes: Any) -> Service:
+    digest = str(number) * 64
+    return replace(tags.deployed.service, number=number, digest=digest, **changes)
+
+
+# -- the configuration of several versions --------------------------------------------------------
+
+
+def test_each_version_keeps_its_digest(tags: Tags) -> None:
+    """Also for a client that only knows the digest of the version that was there before."""
+    one, two, five = (config_message(service(tags, number)) for number in (1, 2, 5))
+    both = beside(one, [1], two)
+    assert list(both.version_policy.specific.versions) == [1, 2]
+    assert [fact(both, "digest", n) for n in (1, 2)] == ["1" * 64, "2" * 64]
+    assert fact(both, "digest") == fact(both, "digest", "") == "1" * 64
+    three = beside(both, [1, 2], five)
+    assert [fact(three, "digest", n) for n in (1, 2, 5)] == [str(n) * 64 for n in (1, 2, 5)]
+    left = without(three, [2, 5], 1)
+    assert list(left.version_policy.specific.versions) == [2, 5]
+    assert fact(left, "digest") == fact(left, "digest", 1) == "2" * 64
+    assert fact(left, "target", 5) == tags.deployed.service.target
+    assert fact(left, "requests", 5) == "columns" and fact(left, "nothing", 5) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"requests": "rows"}, "inputs"), ({"merge": False}, "inputs"), ({"instances": 3}, None)],
+    ids=str,
+)
+def test_versions_that_take_other_requests(
+    tags: Tags, changes: dict[str, Any], part: str | None
+) -> None:
+    one, two = config_message(service(tags, 1)), config_message(service(tags, 2, **changes))
+    assert other_requests(one, two) == part
+
+
+def test_rows_that_warm_up_one_version_may_not_fit_another(tags: Tags) -> None:
+    one, two = config_message(service(tags, 1)), config_message(service(tags, 2, preferred=(7, 9)))
+    assert beside(one, [1], config_message(service(tags, 2))).model_warmup
+    assert not beside(one, [1], two).model_warmup
+
+
+# -- what cannot be loaded ------------------------------------------------------------------------
+
+
+def test_a_bundle_that_the_registry_does_not_have(tags: Tags, local: Session) -> None:
+    foreign = Server(local, service(tags, 1))
+    with foreign.listening() as url:
+        for ref in (f"{NAME}/1", f"{NAME}/2"):
+            with pytest.raises(ServingError, match="its tagged/1 is bundle 111111111111, the"):
+                load_on(tags.registry, ref, url)
+    plain = Server(local, replace(tags.deployed.service, backend="onnxruntime"))
+    with (
+        plain.listening() as url,
+        pytest.raises(ServingError, match="its tagged was not made by `pipeline deploy`: unload"),
+    ):
+        unload_from(tags.registry, f"{NAME}/1", url)
+
+
+def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> None:
+    options = RemoteOptions(message_bytes=HEADERS + 100)
+    with (
+        Server(local, tags.deployed.service).listening() as url,
+        pytest.raises(TooLargeError, match=r"the model tagged of \d+ bytes is more than"),
+    ):
+        load_on(tags.registry, f"{NAME}/1", url, options=options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--replace",), "--replace is for a running server: add --to"),
+        (("--to", "triton://h:1", "--check"), "--check starts a server, and --to names one"),
+        (("--to", "triton://h:1", "--unload", "--alone"), "--merge does not go with --unload"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(tags: Tags, options: tuple[str, ...], says: str) -> None:
+    done = cli("serve", f"{NAME}/1", *options, "--registry", tags.registry.uri, code=2)
+    assert says in done.stderr and done.stdout == ""
+
+
+# -- a real server --------------------------------------------------------------------------------
+
+
+def altered(tags: Tags, folder: Path) -> str:
+    """Registers a version whose reference has other answers than its network."""
+
+    def edit(path: Path, manifest: dict[str, Any]) -> None:
+        file = path / "reference.safetensors"
+        with safe_open(file, "pt") as stored:
+            about = stored.metadata()
+        tensors = load_file(file)
+        changed = {k: v + 1 if v.dtype == torch.float32 and "output" in k else v
+                   for k, v in tensors.items()}  # fmt: skip
+        save_file(changed, file, about)
+
+    version = tags.registry.register(resealed(tags.bundle, folder, edit))
+    return tags.registry.promote(version, "production", PASSED).ref
+
+
+@pytest.mark.long
+def test_versions_come_and_go(
+    real_triton: None, tags: Tags, local: Session, tmp_path: Path
+) -> None:
+    wrong = altered(tags, tmp_path / "altered")
+    (tmp_path / "empty").mkdir()
+    with ExitStack() as stack:
+        server = TritonServer(tmp_path / "empty", ServerOptions(extra=EXPLICIT))
+        url = stack.enter_context(server).url
+
+        def serve(ref: str, *more: str) -> Any:
+            return answer("serve", ref, "--to", url, *more, registry=tags.registry)["versions"]
+
+        def opened(ref: str) -> Session:
+            session = pipeline.load(ref, device=url, registry=tags.registry)
+            stack.callback(session.close)
+            return session
+
+        def right(session: Session, number: int) -> None:
+            event = Event.make(session, number, 9)
+            session.run(event.given, event.found)
+            event.require_right(local, exact=False)
+
+        assert serve(f"{NAME}/1") == [1]
+        one = opened(f"{NAME}/1")
+        right(one, 1)
+        said = refused(tags, "serve", wrong, "--to", url)
+        assert said.startswith("the server's answers are not the reference's: output 'score' at")
+        right(one, 2)
+        said = refused(tags, "serve", f"{NAME}/2", "--to", url, "--requests", "rows")
+        assert "tagged/1 and 2 together, which have other inputs: --replace changes over" in said
+        assert serve(f"{NAME}/2") == [1, 2]
+        two = opened(f"{NAME}/2")
+        right(one, 3)
+        right(two, 4)
+        assert serve(f"{NAME}/1", "--unload") == [2]
+        right(two, 5)
+        assert serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
+        right(opened(f"{NAME}/1"), 6)
+        assert serve(f"{NAME}/1", "--unload") == []
+
+
+@pytest.mark.long
+def test_no_request_is_lost(real_triton: None, tags: Tags, tmp_path: Path) -> None:
+    said: list[str] = []
+    if not loading.run(1, tags, tmp_path, said.append):
+        pytest.fail("\n".join(said))
