@@ -96,7 +96,7 @@ def _compile(source: Source, target: Target, out: Path, parts: int) -> None:
 
 def choose_widths(plan: Plan, target: Target) -> list[Width]:
     """The widths of row blocks, largest first: several vectors, if what each step reads fits into
-    L1; one vector; four lanes, for up to four rows; and one row, whose elements fill the vectors."""
+    L1; one vector; four lanes, for up to four rows; and one row, whose elements fill vectors."""
     if target.arch not in _SHAPES:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]

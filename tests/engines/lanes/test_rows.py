@@ -75,7 +75,7 @@ def products(steps: int, outputs: int, dtype: torch.dtype) -> tuple[Prepared, Te
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize(("steps", "outputs"), [(16, 16), (17, 37), (40, 64)])
 def test_few_rows_have_the_bits_of_many(steps: int, outputs: int, level: str) -> None:
-    """Registers hold sums of one row there, if there are enough of them; one row has its own code."""
+    """Registers hold sums of one row there, if there are many; one row has code of its own."""
     target = Target("cpu", level)
     if not host_runs(target):
         pytest.skip(f"this processor does not run {level}")
