@@ -2,11 +2,11 @@
 // in a separate namespace.
 #if defined(__aarch64__)
 #include <arm_neon.h>
-#elif defined(__clang__) || __GNUC__ > 15
+#elif defined(__clang__) || __GNUC__ != 12
 #include <immintrin.h>
 #else
 // The parts of <immintrin.h> that lanes.h needs. The other parts take g++ half a second, more than most networks; it
-// includes a part only where this macro is defined.
+// includes a part only where this macro is defined. Tried with g++ 12 alone.
 #define _IMMINTRIN_H_INCLUDED
 #include <smmintrin.h>
 #if defined(__AVX2__)
