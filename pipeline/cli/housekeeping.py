@@ -16,7 +16,6 @@ from soa.records import as_record, parse_json
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from registry.bundle import Bundle
     from registry.promotion import PromotionRefused
     from registry.ref import Ref
     from registry.store import Entry, Registry
@@ -37,10 +36,11 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     registry. From an OCI registry, what `pipeline push` stored there is copied; after a break, the
     same command goes on where it stopped.
     """
+    from pipeline.promotion import pull as pull_bundle
     from runtime.opening import engine_without_torch
 
     with steps() as show, show(f"pulling {ref}", None):
-        name, bundle = _pulled(ref, folder, runtime, registry)
+        name, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
     engines = {t: engine_without_torch(record) for t, record in bundle.manifest.targets.items()}
     without = {target: engine for target, engine in engines.items() if engine}
     data = {
@@ -53,17 +53,6 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     if runtime:
         said += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
     return Answer(data, said)
-
-
-def _pulled(ref: str, folder: Path, runtime: bool, registry: Registry) -> tuple[str, Bundle]:
-    """The version that was pulled, and its bundle."""
-    from pipeline.promotion import pull as pull_bundle
-    from pipeline.promotion import pull_artifact
-
-    if ref.startswith("oci://"):
-        return pull_artifact(ref, folder, runtime=runtime)
-    version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
-    return version.ref, bundle
 
 
 @command()
@@ -80,12 +69,16 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
     version gets only the missing targets and signature. An OCI registry gets the files that it
     lacks; `docker login` stores its password.
     """
+    from registry.housekeeping import oci
+    from registry.housekeeping import push as push_bundle
+
     if to is not None:
         if name is not None:
             raise click.UsageError("--name is for a registry of MLflow: an OCI address has its own")
-        return _push_artifact(folder, to)
-    from registry.housekeeping import push as push_bundle
-
+        with steps() as show, show(f"pushing {folder}", None):
+            address, bundle = oci.push(folder, to)
+        pushed = {"version": address, "digest": bundle.digest, "folder": str(bundle.path)}
+        return Answer(pushed, [f"{folder} is {address} now"])
     with steps() as show, show(f"pushing {folder}", None):
         done = push_bundle(registry, folder, name)
     version = done.version
@@ -106,25 +99,6 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
     more = f", and has {', '.join(done.added)} now" if done.added else ""
     said = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
     return Answer(data, [said])
-
-
-def _push_artifact(folder: Path, to: str) -> Answer:
-    from registry.housekeeping import oci
-
-    with steps() as show, show(f"pushing {folder}", None):
-        done = oci.push(folder, to)
-    if done.replaced is not None:
-        say(f"{to} was sha256:{done.replaced} before")
-    data = {
-        "version": done.address,
-        "digest": done.digest,
-        "new": done.new,
-        "added": [],
-        "kept": [],
-        "signature": "carried" if done.signed else "none",
-        "origin": {},
-    }
-    return Answer(data, [f"{folder} is {done.address} " + ("now" if done.new else "already")])
 
 
 @command()

@@ -59,14 +59,8 @@ def _version(version: Version) -> dict[str, Any]:
 @command()
 @click.argument("ref", metavar="REF|FILE", shell_complete=refs)
 @click.argument("other", metavar="[REF]", required=False, shell_complete=refs)
-@click.option(
-    "--bom", "document", flag_value="bom",
-    help="Print a bill of materials (CycloneDX, JSON) instead: files, data, libraries, compiler.",
-)  # fmt: skip
-@click.option(
-    "--provenance", "document", flag_value="provenance",
-    help="Print how it was built (SLSA, an in-toto statement) instead.",
-)  # fmt: skip
+@click.option("--bom", "document", flag_value="bom", help="Print a CycloneDX bill of materials.")
+@click.option("--provenance", "document", flag_value="provenance", help="Print SLSA provenance.")
 @html_option
 def show(
     ref: str, other: str | None, html: Path | None, document: str | None, registry: Registry

@@ -3,4 +3,3 @@ from .measuring import runnable as runnable
 from .promoting import import_with_aliases as import_with_aliases
 from .promoting import promote as promote
 from .pulling import pull as pull
-from .pulling import pull_artifact as pull_artifact

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from registry.errors import BundleError
+from registry.errors import BundleError, RegistryUnavailableError
 
 # Errors that a user can fix; others are faults of the program.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR,
+                 errno.EEXIST, errno.ENAMETOOLONG)  # fmt: skip
 
 
 @contextlib.contextmanager
-def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
+def write_atomically(
+    dest: str | Path, *, replace: bool = False, resume: str = ""
+) -> Iterator[Path]:
     """Yield an empty folder next to `dest`. When the block ends, it is written to disk (fsync) and
     renamed to `dest`. After an exception it is removed.
 
     An existing `dest` is refused before the block runs, unless `replace`. Errors such as a full
     disk become a BundleError with a message of one line.
+
+    `resume`: the name of this work. After a RegistryUnavailableError or Ctrl-C the folder stays as
+    it is, and a later call with the same name yields it again. One process at a time has it.
     """
     final = Path(dest).absolute()
-    partial = final.parent / f".{final.name}.{os.urandom(4).hex()}.partial"
+    partial = final.parent / f".{final.name}.{resume or os.urandom(4).hex()}.partial"
     with _disk_errors(final):
         if not replace and os.path.lexists(final):
             raise BundleError(f"{final}: exists already")
@@ -34,17 +41,34 @@ def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Pat
         except FileExistsError:
             raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
         try:
-            partial.mkdir()
+            partial.mkdir(exist_ok=bool(resume))
         except FileNotFoundError as error:  # in /proc, or if somebody has removed the parent
             raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
-        try:
-            yield partial
-            _sync_tree(partial)
-            _move_into_place(partial, final, replace=replace)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        with _alone(partial):
+            try:
+                yield partial
+                _sync_tree(partial)
+                _move_into_place(partial, final, replace=replace)
+            except BaseException as error:
+                if not (resume and isinstance(error, RegistryUnavailableError | KeyboardInterrupt)):
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
         _sync(final.parent)
+
+
+@contextlib.contextmanager
+def _alone(partial: Path) -> Iterator[None]:
+    """Hold the folder, which may be another process's if its name could be foreseen."""
+    handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            raise BundleError(f"{partial}: belongs to another user; it was not used")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RegistryUnavailableError(f"{partial}: another process is writing it") from None
+    finally:
+        os.close(handle)
 
 
 def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:

@@ -1,7 +1,7 @@
 """One repository of an OCI registry, through oras-py.
 
 oras reads the passwords that `docker login` has stored, gets tokens, and uploads in one piece or in
-chunks. This file changes four things. oras would repeat a failed request for two minutes, wait for
+chunks. Four things are changed here. oras would repeat a failed request for two minutes, wait for
 an answer without end, and keep a token that has expired or that only lets it read. And a registry
 could send a password or a token to any place without TLS.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import ipaddress
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -27,216 +26,128 @@ from requests.adapters import HTTPAdapter
 
 from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
 from registry.mlflow import reason
+from soa.errors import SoaPipelineError
 
 ANSWER_S = 120.0
 """How long to wait for an answer; a registry may take a minute to store a large file."""
-RETRIES = urllib3.Retry(
-    3, backoff_factor=0.3, status_forcelist=(429, 502, 503, 504), raise_on_status=False,
-    respect_retry_after_header=False,
-)  # fmt: skip
+RETRIES = urllib3.Retry(3, backoff_factor=0.3, respect_retry_after_header=False)
 IN_CHUNKS = 64 << 20
 """Larger files, in bytes, are uploaded in chunks; smaller ones are held in memory."""
 LARGEST_MANIFEST = 4 << 20
 """In bytes, as the specification of OCI says."""
+THIS_HOST = ("localhost", "127.0.0.1", "::1")
+"""Hosts that are asked without TLS."""
 _PIECE = 1 << 18
 
 logging.getLogger("oras").addHandler(logging.NullHandler())  # else its warnings are printed
 
 
-class Repository:
-    """The repository `name` at `host`. Raises RegistryError with a message of one line; a
-    RegistryUnavailableError if a later try may work."""
+class Repository(oras.provider.Registry):  # type: ignore[misc]
+    """The repository `name` at `host`, and the artifact there with this digest, else this tag.
 
-    def __init__(self, host: str, name: str) -> None:
+    Raises RegistryError with a message of one line; a RegistryUnavailableError if a later try may
+    work.
+    """
+
+    def __init__(self, host: str, name: str, tag: str | None, digest: str | None) -> None:
+        super().__init__(host, insecure=urlsplit(f"//{host}").hostname in THIS_HOST)
         self.shown = f"oci://{host}/{name}"
-        here = is_loopback(urlsplit(f"//{host}").hostname)
-        self._client = _Client(host, insecure=here)
         for scheme in ("http://", "https://"):
-            self._client.session.mount(scheme, _Adapter(max_retries=RETRIES))
-        self._client.session.headers["Accept-Encoding"] = "identity"  # digests are of plain bytes
-        self._container = oras.container.Container("repository", registry=host)
-        self._container.repository = name
-        self._url = f"{self._client.prefix}://{host}/v2/"
+            self.session.mount(scheme, _Adapter(max_retries=RETRIES))
+        self.session.headers["Accept-Encoding"] = "identity"  # digests are of plain bytes
+        self.container = oras.container.Container("repository", registry=host)
+        self.container.repository, self.digest = name, digest
+        self._manifest = f"{self.prefix}://{self.container.manifest_url(digest or tag)}"
+        self.session.auth = lambda request: request  # else requests takes passwords of ~/.netrc
         with self._errors():
-            self._log_in(host)
+            answer = self.session.get(f"{self.prefix}://{host}/v2/")
+            basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
+            if basic:
+                self.auth = oras.auth.get_auth_backend("basic", self.session)
+                self.auth.set_basic_auth("", "")  # if none is stored
+            self.auth.load_configs(self.container)
+            if basic:  # at once: a registry may close the connection instead of taking a large file
+                self.headers.update(self.auth.get_auth_header())
 
-    def manifest(self, reference: str) -> bytes | None:
-        """The content of a manifest by tag or digest; None if there is none."""
-        kinds = ", ".join(oras.defaults.default_manifest_accepted_media_types)
-        with self._answer(f"manifests/{reference}", headers={"Accept": kinds}) as answer:
-            if answer is None:
-                return None
-            content: bytes = answer.raw.read(LARGEST_MANIFEST + 1, decode_content=False)
-        if len(content) > LARGEST_MANIFEST:
-            raise RegistryError(f"{self.shown}: the manifest of {reference} has more than 4 MiB")
-        return content
+    def manifest(self, media_type: str) -> bytes:
+        """The content of the artifact's manifest, of the first 4 MiB."""
+        with self._reading(self._manifest, Accept=media_type) as raw:
+            return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
 
-    def put_manifest(self, reference: str, content: bytes, media_type: str) -> Mapping[str, str]:
-        """Store a manifest under a tag or its digest; return the headers of the answer."""
-        url = f"{self._url}{self._container.api_prefix}/manifests/{reference}"
-        with self._errors():
-            answer = self._client.do_request(
-                url, "PUT", data=content, headers={"Content-Type": media_type}
-            )
-            self._require(answer, f"PUT of the manifest {reference}")
-        return answer.headers
+    def put_manifest(self, content: bytes, media_type: str) -> None:
+        self.do_request(self._manifest, "PUT", data=content, headers={"Content-Type": media_type})
 
-    def upload(self, source: Path, layer: Mapping[str, Any]) -> bool:
-        """Store a file that the registry lacks; False if it has it. `layer`: its descriptor."""
-        with self._errors():
-            answer = self._client.upload_blob(
-                str(source), self._container, dict(layer), do_chunked=layer["size"] > IN_CHUNKS
-            )
-            self._require(answer, f"upload of {source}")
-        return answer.request is not None  # oras makes an answer of its own if there is no upload
+    def upload(self, source: Path | bytes, layer: Mapping[str, Any]) -> None:
+        """Store a file or bytes, unless the registry has them. `layer`: the descriptor."""
+        with self._errors(), tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
+            if isinstance(source, bytes):
+                file.write(source)
+                file.flush()
+                source = Path(file.name)
+            in_chunks = layer["size"] > IN_CHUNKS
+            self.upload_blob(str(source), self.container, dict(layer), do_chunked=in_chunks)
 
-    def upload_bytes(self, content: bytes, layer: Mapping[str, Any]) -> bool:
-        with tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
-            file.write(content)
-            file.flush()
-            return self.upload(Path(file.name), layer)
+    def pieces(self, digest: str) -> Iterator[bytes]:
+        """The content of a blob."""
+        url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
+        with self._reading(url) as raw:
+            yield from raw.stream(_PIECE, decode_content=False)
 
     @contextlib.contextmanager
-    def blob(self, digest: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """The content of a blob: the byte with which it begins, `start` or 0, and its pieces."""
-        span = {"Range": f"bytes={start}-"} if start else {}
-        with self._answer(f"blobs/{digest}", headers=span) as answer:
-            if answer is None:
-                raise NotFoundError(f"{self.shown}: {digest[:19]}… is not there any more")
-            begin = start if answer.status_code == 206 else 0
-            yield begin, answer.raw.stream(_PIECE, decode_content=False)
+    def _reading(self, url: str, **headers: str) -> Iterator[Any]:
+        """The body of an answer, as urllib3 gives it."""
+        answer = self.do_request(url, headers=self.headers | headers, stream=True)
+        with self._errors(), answer:
+            if answer.status_code == 404:
+                raise NotFoundError(f"{self.shown}: there is no {url.rpartition('/')[2]}")
+            yield answer.raw
 
-    @contextlib.contextmanager
-    def _answer(self, place: str, **given: Any) -> Iterator[requests.Response | None]:
-        """The answer to a GET, whose body is not read yet; None if there is no such thing."""
+    def do_request(self, url: str, *given: Any, **more: Any) -> requests.Response:
+        """An answer that is no error, except HTTP 404."""
+        ask = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
         with self._errors():
-            url = f"{self._url}{self._container.api_prefix}/{place}"
-            with self._client.do_request(url, stream=True, **given) as answer:
-                if answer.status_code != 404:
-                    self._require(answer, f"GET of {place}")
-                yield answer if answer.status_code != 404 else None
-
-    def _require(self, answer: requests.Response, what: str) -> None:
-        if not 200 <= answer.status_code < 300:
-            raise RegistryError(f"{self.shown}: {what}: {_said(answer)}")
-
-    def _log_in(self, host: str) -> None:
-        """Find out which kind of login the registry asks for, and read the stored password."""
-        client = self._client
-        answer = client.session.get(self._url, verify=client._tls_verify)
-        asked = answer.headers.get("WWW-Authenticate", "") if answer.status_code == 401 else ""
-        basic = asked.lower().startswith("basic")
-        if basic:
-            client.auth = oras.auth.get_auth_backend(
-                "basic", client.session, client.prefix == "http"
-            )
-        try:
-            client.auth.load_configs(self._container)
-        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
-            raise RegistryError(
-                f"~/.docker/config.json has no password for {host} that can be read: {error}"
-            ) from error
-        if basic and not getattr(client.auth, "_basic_auth", None):
-            raise no_login(self.shown, _said(answer))
-        # A function, even one that adds nothing, keeps requests from adding passwords of ~/.netrc.
-        headers = client.auth.get_auth_header() if basic else {}
-        client.session.auth = _only_to(host, headers)
+            answer: requests.Response = ask(self, url, *given, **more)
+            if answer.status_code == 401 and getattr(self.auth, "token", None):
+                self.auth.token = None  # it has expired, or is for reading only
+                answer = ask(self, url, *given, **more)
+        if answer.ok or answer.status_code == 404:
+            return answer
+        body = " ".join(answer.text[:200].split())
+        said = f"{self.shown}: HTTP {answer.status_code} {body or answer.reason}"
+        if answer.status_code in (401, 403):
+            raise _no_login(said)
+        busy = answer.status_code == 429 or answer.status_code >= 500
+        raise (RegistryUnavailableError if busy else RegistryError)(said)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except requests.exceptions.SSLError as error:
-            raise RegistryError(
-                f"{self.shown}: no trusted certificate ({reason(error)}); REQUESTS_CA_BUNDLE names "
-                "the file of another authority"
-            ) from error
-        except (requests.exceptions.ConnectionError, requests.exceptions.Timeout,
-                urllib3.exceptions.HTTPError) as error:  # fmt: skip
+        except SoaPipelineError:
+            raise
+        except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise RegistryUnavailableError(f"{self.shown}: {reason(error)}") from error
-        except (requests.exceptions.RequestException, ValueError) as error:
-            raise RegistryError(f"{self.shown}: {reason(error)}") from error
-
-
-class _Client(oras.provider.Registry):  # type: ignore[misc]
-    def do_request(
-        self,
-        url: str,
-        method: str = "GET",
-        data: Any = None,
-        headers: Mapping[str, str] | None = None,
-        json: Any = None,
-        stream: bool = False,
-    ) -> requests.Response:
-        def ask() -> requests.Response:
-            once = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
-            try:
-                answer: requests.Response = once(
-                    self, url, method, data, dict(headers or {}), json, stream
-                )
-            except ValueError as error:
-                if str(error) == "Cannot respond to request for authentication.":
-                    raise no_login(url, "no token") from error
-                raise
-            return answer
-
-        answer = ask()
-        if answer.status_code == 401 and getattr(self.auth, "token", None):
-            self.auth.token = None  # it has expired, or is for reading only
-            answer = ask()
-        if answer.status_code in (401, 403):
-            raise no_login(url, _said(answer))
-        if answer.status_code == 429 or answer.status_code >= 500:
-            raise RegistryUnavailableError(f"{url}: {_said(answer)}")
-        return answer
+        except Exception as error:  # oras checks neither ~/.docker/config.json nor answers
+            said = f"{self.shown}: an answer, or ~/.docker/config.json, is wrong: {reason(error)}"
+            raise (_no_login if "authentication" in said else RegistryError)(said) from error
 
 
 class _Adapter(HTTPAdapter):
     """Each request has a time limit, and leaves this host by TLS only, wherever it is sent. Of an
     answer that is not streamed, or is an error, only so much is read as a manifest may have."""
 
-    def send(
-        self, request: Any, stream: bool = False, timeout: Any = None, *given: Any, **more: Any
-    ) -> requests.Response:
+    def send(self, request: Any, **more: Any) -> requests.Response:  # type: ignore[override]
         place = urlsplit(request.url)
-        if place.scheme != "https" and not is_loopback(place.hostname):
+        if place.scheme != "https" and place.hostname not in THIS_HOST:
             raise RegistryError(f"{place.scheme}://{place.netloc}: not asked, as it is without TLS")
-        answer = super().send(request, stream, ANSWER_S, *given, **more)
-        if not stream or answer.status_code >= 400:
+        answer = super().send(request, **(more | {"timeout": ANSWER_S}))
+        if not more["stream"] or answer.status_code >= 400:
             content = answer.raw.read(LARGEST_MANIFEST, decode_content=True)
             answer.close()
             answer.raw = io.BytesIO(content)
         return answer
 
 
-def is_loopback(host: str | None) -> bool:
-    """True for a name or an address that never leaves this host."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
-def no_login(where: str, why: str) -> RegistryError:
-    return RegistryError(
-        f"{where}: not allowed ({why}): `docker login`, or another program that writes "
-        "~/.docker/config.json, stores a user and a password",
-        code="registry-login",
-    )
-
-
-def _only_to(host: str, headers: Mapping[str, str]) -> Any:
-    def add(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if urlsplit(request.url or "").netloc == host:
-            request.headers.update(headers)
-        return request
-
-    return add
-
-
-def _said(answer: requests.Response) -> str:
-    """The status of an answer, and what its body says about the error."""
-    with contextlib.suppress(Exception):  # it may be of any form, or break off
-        first = answer.json()["errors"][0]
-        return f"HTTP {answer.status_code}, {first['code']}: {str(first['message'])[:200]}"
-    return f"HTTP {answer.status_code} {answer.reason or ''}".rstrip()
+def _no_login(said: str) -> RegistryError:
+    cure = "`docker login`, or what else writes ~/.docker/config.json, stores a user and a password"
+    return RegistryError(f"{said}: {cure}", code="registry-login")

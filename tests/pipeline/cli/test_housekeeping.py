@@ -61,8 +61,8 @@ def test_by_way_of_an_oci_registry(
         pushed = answer("push", here, address, registry=away)
         pinned, digest = pushed["version"], registry.find("jets/1").digest
         assert pinned.startswith(f"oci://{server.host}/physics/jets@sha256:")
-        assert (pushed["new"], pushed["digest"], pushed["signature"]) == (True, digest, "none")
-        assert cli("push", here, address).stdout == f"{here} is {pinned} already\n"
+        assert (pushed["digest"], pushed["folder"]) == (digest, str(here))
+        assert cli("push", here, address).stdout == f"{here} is {pinned} now\n"
         assert cli("pull", address, there).stdout == f"{pinned} is in {there}\n"
         assert refusal("pull", address, there) == f"{there}: exists already"
         got = answer("pull", pinned, tmp_path / "again", registry=away)

