@@ -54,6 +54,7 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.registry.campaigns.promoters
 	$(BIN)/python -m tests.registry.campaigns.bitflips
 	$(BIN)/python -m tests.campaigns.apply
+	$(BIN)/python -m tests.campaigns.canary
 	$(BIN)/python -m tests.registry.campaigns.kill
 	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
 	$(BIN)/python -m tests.engines.native.sanitize

@@ -8,6 +8,7 @@ from .loading import load as load
 from .names import BindError as BindError
 from .names import Binding as Binding
 from .names import BundleError as BundleError
+from .names import CanaryLimits as CanaryLimits
 from .names import Collection as Collection
 from .names import CollectionError as CollectionError
 from .names import EngineError as EngineError

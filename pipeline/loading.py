@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from engines.errors import EngineError
 from runtime.errors import LoadError
-from runtime.loader import load_here
-from runtime.opening import Mode, Opened, Opening, Options
+from runtime.loader import device_here, load_here, session_on
+from runtime.opening import Mode, Opened, Opening, Options, open_version
 from runtime.process import has_torch
 from runtime.session import Session
+from runtime.versions import CanaryLimits
 from serving.client import SCHEME, RemoteOptions
 from soa.options import DEVICE, FLAG, NUMBER, PATH, REF, TEXT, known_options, of_type, takes
 
@@ -18,7 +22,7 @@ if TYPE_CHECKING:  # a session whose artifact needs no torch must not import tor
     import torch
 
     from runtime.devices import MultiDeviceSession
-    from runtime.versions import LiveSession, ShadowedSession
+    from runtime.versions import CanarySession, LiveSession, ShadowedSession
     from serving.remote import RemoteSession
     from serving.site import Site, SiteSession
 
@@ -48,6 +52,12 @@ def load(
 ) -> RemoteSession: ...  # fmt: skip
 @overload
 def load(
+    ref: Ref, *, canary: Ref, share: float = ..., canary_limits: CanaryLimits = ...,
+    shadow_record: Ref | None = ..., device: Device = ..., site: Ref | Site | None = ...,
+    mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
+) -> CanarySession: ...  # fmt: skip
+@overload
+def load(
     ref: Ref, *, site: Ref | Site,
     mode: Production = ..., build: Build = ..., **options: Unpack[Options],
 ) -> SiteSession: ...  # fmt: skip
@@ -71,6 +81,9 @@ def load(
     live=FLAG,
     build=TEXT,
     remote=of_type("pipeline.RemoteOptions(…)", RemoteOptions).or_none,
+    canary=REF.or_none,
+    share=NUMBER,
+    canary_limits=of_type("pipeline.CanaryLimits(…)", CanaryLimits).or_none,
     shadow=REF.or_none,
     shadow_fraction=NUMBER,
     shadow_record=PATH.or_none,
@@ -84,6 +97,9 @@ def load(
     build: Build = "never",
     remote: RemoteOptions | None = None,
     site: Ref | Site | None = None,
+    canary: Ref | None = None,
+    share: float = 0.05,
+    canary_limits: CanaryLimits | None = None,
     shadow: Ref | None = None,
     shadow_fraction: float = 0.01,
     shadow_record: Ref | None = None,
@@ -128,6 +144,11 @@ def load(
     thread and for comparison only (docs/howto/shadow.md). The result is a `ShadowedSession`. The
     comparison is kept in the registry, or in the new file `shadow_record`.
 
+    `canary="@staging"`: that version answers a `share` of the calls, until it fails or exceeds
+    `canary_limits` (docs/howto/canary.md). The result is a `CanarySession`. In production, gates
+    must have let that version into its alias or into `staging`. The counts are kept in the record
+    of a shadow.
+
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     error type of the part that failed: registry, bundle, target or engine.
 
@@ -147,23 +168,33 @@ def load(
     if remote is not None and url is None:
         whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
-    if shadow is None and shadow_record is not None:
-        raise LoadError(f"shadow_record={str(shadow_record)!r} without a shadow: name one")
+    lacks_both = shadow is None and canary is None
+    if (lacks_both and shadow_record is not None) or (canary is None and canary_limits is not None):
+        raise LoadError("shadow_record or canary_limits without a shadow or a canary: name one")
     elsewhere = at_site or url is not None
     if live and elsewhere:
         raise LoadError(f"live with device {str(device)!r}: a server runs one version")
     if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
-    if at_site:
-        return _at_a_site(opening, site)
+    if canary is not None and (live or url is not None or device == "auto" or shadow is not None):
+        raise LoadError("a canary runs beside one version here or at a site, without a shadow")
     if url is not None:
         return _on_a_server(opening, url, remote)
-    session = load_here(opening, device, live)
-    if shadow is None:
+    open_ = _at_a_site(opening, site) if at_site else partial(session_on, device=device_here("cpu"))
+    session = open_(open_version(opening)) if at_site else load_here(opening, device, live)
+    if lacks_both:
         return session
-    from runtime.versions import shadowed
+    from runtime.versions import shadowed, with_canary
 
-    return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
+    with ExitStack() as after_an_error:
+        after_an_error.callback(session.close)
+        if canary is None:
+            both: Session = shadowed(session, opening, shadow or "", shadow_fraction, shadow_record)
+        else:
+            limits = canary_limits or CanaryLimits()
+            both = with_canary(session, opening, canary, share, limits, shadow_record, open_)
+        after_an_error.pop_all()
+    return both
 
 
 def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
@@ -205,7 +236,8 @@ def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
     return None if report.valid else report.reason or "it was not validated"
 
 
-def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
+def _at_a_site(opening: Opening, given: Ref | Site | None) -> Callable[[Opened], Session]:
+    """A function that opens a version at the site."""
     if opening.target is not None:
         raise LoadError("target with device 'site': each place chooses its own")
     from pipeline.config import find_site, load_site
@@ -221,4 +253,4 @@ def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
         raise LoadError(
             f"site is a {type(given).__name__}: give the path of a site file, or a Site"
         )
-    return connect_site(opening, given, folder)
+    return partial(connect_site, site=given, folder=folder)

@@ -15,6 +15,7 @@ from registry.errors import TrustError as TrustError
 from registry.promotion import PromotionRefused as PromotionRefused
 from runtime import BindError as BindError
 from runtime import Binding as Binding
+from runtime import CanaryLimits as CanaryLimits
 from runtime import LoadError as LoadError
 from runtime import Session as Session
 from serving import RemoteOptions as RemoteOptions

@@ -1,4 +1,4 @@
-"""The results of a shadow: a version that also ran on some events of the production version."""
+"""The results of a shadow or a canary: a version that ran beside production."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from registry.bundle import Measured
 from registry.errors import RegistryError
 from soa.records import Record, read_record
 
+_COUNTS = ("events", "dropped", "errors", "canary_calls", "production_calls", "withdrawals")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRecord(Record):
     """Sums over sessions. `events` counts the compared events. `dropped` counts sampled events that
     were not compared, because the buffers for copies were full. `errors` counts failed runs of the
     shadow; `error` is the message of the last one.
+
+    `canary_calls` counts the calls that the version answered as a canary, `production_calls` those
+    that production answered meanwhile. `withdrawals` counts the sessions that withdrew the canary;
+    `withdrawn` says when and why the last one did.
 
     `max_abs`, `max_rel`: the largest differences by output; `max_rel` is relative to the values of
     production. A NaN or an infinity on one side alone is an infinite difference.
@@ -30,6 +36,10 @@ class ShadowRecord(Record):
     dropped: int = 0
     errors: int = 0
     error: str = ""
+    canary_calls: int = 0
+    production_calls: int = 0
+    withdrawals: int = 0
+    withdrawn: str = ""
     max_abs: dict[str, Measured] = field(default_factory=dict)
     max_rel: dict[str, Measured] = field(default_factory=dict)
 
@@ -38,9 +48,10 @@ class ShadowRecord(Record):
         sums: dict[str, Any] = asdict(self)
         for other in others:
             if (other.digest, other.production_digest) == (self.digest, self.production_digest):
-                for key in ("events", "dropped", "errors"):
+                for key in _COUNTS:
                     sums[key] += getattr(other, key)
-                sums["error"] = other.error or sums["error"]
+                for key in ("error", "withdrawn"):
+                    sums[key] = getattr(other, key) or sums[key]
                 for key in ("max_abs", "max_rel"):
                     sums[key] = _largest(sums[key], getattr(other, key))
         return ShadowRecord(**sums)

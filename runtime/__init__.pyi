@@ -13,6 +13,8 @@ from .loader import load as load
 from .session import Binding as Binding
 from .session import Origin as Origin
 from .session import Session as Session
+from .versions import CanaryLimits as CanaryLimits
+from .versions import CanarySession as CanarySession
 from .versions import LiveBinding as LiveBinding
 from .versions import LiveSession as LiveSession
 from .versions import ShadowedSession as ShadowedSession

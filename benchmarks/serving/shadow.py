@@ -1,11 +1,12 @@
-"""How much a shadow slows production down: `python -m benchmarks.serving.shadow`.
+"""How much a second version slows production down: `python -m benchmarks.serving.shadow`.
 
-One thread calls production as fast as possible, without a shadow, and with shadows that get the
-fractions 0, 0.01, 0.1 and 1 of the events. The shadows run the same model.
+One thread calls production as fast as possible: alone, with shadows that get the fractions 0, 0.01,
+0.1 and 1 of the events, and with canaries that answer 5 % of the calls. All run the same model.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,12 +17,16 @@ from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from registry.shadow_record import ShadowRecord
 from runtime.session.session import Session
+from runtime.versions.canary import CanaryLimits, CanarySession
+from runtime.versions.second import Results
 from runtime.versions.shadow import ShadowedSession
 
 CAPTION = f"Time of a production call of a small MLP.\nx: to no shadow; {SPREAD} of the rounds."
+CANARIES = {"canary": CanaryLimits(), "canary, p99": CanaryLimits(max_slowdown=1e9)}
 FRACTIONS = (0.0, 0.01, 0.1, 1.0)
 _ROUNDS = 15
 _SECONDS = 0.3
+_SHARE = 0.05
 
 
 def main() -> None:
@@ -45,13 +50,17 @@ def measure(
     notes = []
     for n in sizes:
         plain = session()
-        ways = {"no shadow": plain.bind(*made.collections(n))}
+        ways: dict[str, Callable[[], None]] = {"no shadow": plain.bind(*made.collections(n))}
         seen: dict[str, list[ShadowRecord]] = {f"fraction {f:g}": [] for f in FRACTIONS}
         shadows = {
             name: _shadowed(plain, session(), f, seen[name].append)
             for name, f in zip(seen, FRACTIONS, strict=True)
         }
         ways |= {name: each.bind(*made.collections(n)) for name, each in shadows.items()}
+        for name, limits in CANARIES.items():
+            canary = CanarySession(plain, session(), _SHARE, limits, Results(_begun(), _forget))
+            ways[name] = canary.bind(*made.collections(n))
+        ways["canary, keys"] = _keyed(ways["canary"])
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, binding in ways.items():
@@ -76,11 +85,23 @@ def measure(
 def _shadowed(
     plain: Session, shadow: Session, fraction: float, keep: Callable[[ShadowRecord], None]
 ) -> ShadowedSession:
+    return ShadowedSession(plain, shadow, fraction, Results(_begun(), keep))
+
+
+def _begun() -> ShadowRecord:
     digest = "0" * 64
-    begun = ShadowRecord(
+    return ShadowRecord(
         version="mlp/2", digest=digest, production="mlp/1", production_digest=digest
     )
-    return ShadowedSession(plain, shadow, fraction, begun, keep)
+
+
+def _forget(record: ShadowRecord) -> None:
+    """Keep no record."""
+
+
+def _keyed(binding: Callable[..., None]) -> Callable[[], None]:
+    keys = itertools.count()
+    return lambda: binding(key=next(keys))
 
 
 def _mean_us(binding: Callable[[], None], seconds: float) -> float:

@@ -169,7 +169,7 @@ def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measur
 def shadowed(
     opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
 ) -> Iterator[Measured]:
-    """The results of shadows of the version, which ran next to the version in production: from the
+    """The version's results as a shadow or a canary next to the version in production: from the
     registry, and from `records`."""
     asked = BuiltFrom(opened.bundle.manifest).gates.shadow
     if asked is None or replaced is None or replaced.number == version.number:
@@ -186,6 +186,10 @@ def shadowed(
         "shadow", f"events compared {beside}", seen.events, min=asked.min_events, why=more
     )
     yield Measured("shadow", f"errors {beside}", seen.errors, max=asked.max_errors, why=seen.error)
+    if seen.canary_calls or seen.withdrawals:
+        text = f"withdrawals as a canary {beside}"
+        why = seen.withdrawn or f"it answered {seen.canary_calls:,} calls"
+        yield Measured("shadow", text, seen.withdrawals, max=0, why=why)
     for what, bound, by_output in (
         ("absolute", asked.max_abs, seen.max_abs),
         ("relative", asked.max_rel, seen.max_rel),

@@ -216,6 +216,8 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
             f"{seen.events:,} events beside {seen.production}, {seen.errors:,} errors, "
             f"{seen.dropped:,} dropped; largest differences "
             f"{', '.join(f'{name} {number(v)}' for name, v in seen.max_abs.items()) or 'none'}"
+            f"; as a canary {seen.canary_calls:,} calls, of production {seen.production_calls:,}"
+            + (f", withdrawn at {seen.withdrawn}" if seen.withdrawals else "")
             for seen in (version.shadows.values() if version else ())
         ),
     }

@@ -287,7 +287,8 @@ class Registry(Reader):
             return writer.record(event)
 
     def add_shadow(self, record: ShadowRecord) -> None:
-        """Add the results of a shadow to those that the registry has for the same two versions.
+        """Add the results of a shadow to those that the registry has for the same two versions. The
+        history gets the withdrawal of a canary as a refusal.
 
         Raises RegistryError if the digest of the version is not that of the record.
         """
@@ -297,6 +298,9 @@ class Registry(Reader):
             key = SHADOW + record.production.rpartition("/")[2]
             whole = record.plus(each for tag, each in found.shadows.items() if tag == key)
             writer.tag(found.number, key, record_to_json(whole))
+            if record.withdrawals:
+                why = f"withdrawn as a canary beside {record.production}: {record.withdrawn}"
+                writer.record(writer.event("refusal", found, PRODUCTION, reason=why))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:

@@ -40,20 +40,24 @@ from soa.text import logger
 
 if TYPE_CHECKING:  # opening a folder does not import the registry
     from registry.store import Lookup
+    from registry.version import Version
 
 log = logger("soa-pipeline")
 
 
-def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
+def open_version(
+    opening: Opening, annexes: Collection[str] | None = None, *, canary: bool = False
+) -> Opened:
     """A version, or the bundle of a folder, after all checks of its mode.
 
-    `annexes`: the only targets to use of those that were built later; None: all of them.
+    `annexes`: the only targets to use of those that were built later; None: all of them. `canary`:
+    see `Name`.
     Raises LoadError, or the error of the registry.
     """
     ref = _parsed(opening)
     if isinstance(ref, Path):
         return _open_folder(ref, opening)
-    name = Name(ref, opening)
+    name = Name(ref, opening, canary)
     return name.open(name.find(), annexes)
 
 
@@ -68,15 +72,20 @@ def _parsed(opening: Opening) -> Ref | Path:
 
 
 class Name:
-    """A reference to a version in a registry, looked up by the policy of its opening."""
+    """A reference to a version in a registry, looked up by the policy of its opening.
 
-    def __init__(self, ref: Ref, opening: Opening) -> None:
+    `canary`: production also takes a version that gates let into the alias named, or into staging.
+    """
+
+    def __init__(self, ref: Ref, opening: Opening, canary: bool = False) -> None:
         from registry.store import LookupCache, cache_root
 
         self.ref = ref
         self.opening = opening
         self._store = opening.store()
-        self._record = LookupCache(cache_root(), repr(self._store), opening.mode)
+        self._canary = canary
+        mode = "canary" if canary and opening.production else opening.mode
+        self._record = LookupCache(cache_root(), repr(self._store), mode)
 
     def find(self, *, now: bool = False) -> Lookup:
         """Find the version, in the registry or in this host's record of an earlier lookup.
@@ -124,7 +133,7 @@ class Name:
         asked = []
         try:
             if opening.production:
-                promotion = require_promoted(version, found.history)
+                promotion = require_promoted(version, found.history, self._gate(version))
                 found = replace(found, version=version.promoted(promotion))
                 asked = keys_asked_for(found.signers, opening.trusted_keys)
                 usable, withheld = usable_annexes(version, promotion, bool(asked))
@@ -147,9 +156,15 @@ class Name:
                 self._record.write(str(self.ref), found)
         return Opened(bundle, version.name, version.number, found, opening, withheld)
 
+    def _gate(self, version: Version) -> str:
+        """The alias into which gates must have let the version."""
+        from registry.history import PRODUCTION, STAGING
+
+        every = (PRODUCTION, STAGING, self.ref.alias or STAGING) if self._canary else (PRODUCTION,)
+        return next((a for a in every if version.promotion(a) is not None), every[-1])
+
     def _ask(self) -> Lookup:
         """Ask the registry for the version; in production also for its policies and promotions."""
-        from registry.history import PRODUCTION
         from registry.store import Lookup
 
         at = datetime.now(UTC)
@@ -166,7 +181,8 @@ class Name:
             return asked
         policies = self._store.policies(version.name)
         signers = {each.origin: each.policy.signed_by for each in policies if each.policy.signed_by}
-        return replace(asked, signers=signers, history=self._store.promotions(version, PRODUCTION))
+        history = self._store.promotions(version, self._gate(version))
+        return replace(asked, signers=signers, history=history)
 
     def _recorded(self) -> Lookup | None:
         last = self._record.read(str(self.ref))

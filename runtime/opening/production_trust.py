@@ -23,15 +23,15 @@ NOT_SIGNED = (
 )
 
 
-def require_promoted(version: Version, history: Sequence[Promotion] | None) -> Promotion:
-    """The promotion that lets the version into production (`Version.let_in`); else LoadError."""
-    from registry.history import PRODUCTION
-
+def require_promoted(
+    version: Version, history: Sequence[Promotion] | None, alias: str = "production"
+) -> Promotion:
+    """The promotion that lets the version into `alias` (`Version.let_in`); else LoadError."""
     try:
-        return version.let_in(PRODUCTION, history)
+        return version.let_in(alias, history)
     except NotPromotedError as error:
         raise LoadError(
-            f"{error}: run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with "
+            f"{error}: run `pipeline promote {version.ref} --to {alias}`, or load it with "
             "mode='test'",
             code="load-not-promoted",
         ) from error
@@ -44,13 +44,11 @@ def usable_annexes(
 
     `signed`: a signature is required. No signature covers a target that was built later.
     """
-    from registry.history import PRODUCTION
-
     passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
     withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
     why = (
         f"was built after the promotion: to allow it, run `pipeline promote {version.ref} --to "
-        f"{PRODUCTION}` on a host that can run this target"
+        f"{promotion.alias}` on a host that can run this target"
     )
     withheld |= {target: why for target in version.annexes if target not in passed}
     return [target for target in passed if target not in withheld], withheld

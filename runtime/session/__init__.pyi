@@ -1,3 +1,4 @@
+from .binding import Alone as Alone
 from .binding import Binding as Binding
 from .binding import Rows as Rows
 from .binding import WrappedBinding as WrappedBinding

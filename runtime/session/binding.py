@@ -87,7 +87,7 @@ class Binding:
         self.origin = session.origin
         self._any_start = session.any_start
         self._executable = session.executable
-        self._alone = _Alone()
+        self._alone = Alone()
         self._telemetry = telemetry()
         self._watcher = session.watcher
         self._process = OwnProcess()
@@ -331,12 +331,12 @@ class _Checked:
     """Arguments whose shape depends on n, with their whole memory; None for a row carrier."""
 
 
-class _Alone:
+class Alone:
     """Raises an error for a second thread: a wait would hide that two threads share a binding."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._acquire = partial(lock.acquire, blocking=False)
+        self._acquire = partial(lock.acquire, False)
         self._release = lock.release
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that choose a version: one that follows what is promoted, and one with a shadow."""
+"""Sessions that choose a version: one that follows a name, those with a shadow or a canary."""
 
 import lazy_loader
 

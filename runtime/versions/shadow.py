@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from random import Random
 from time import perf_counter, sleep
@@ -22,9 +20,7 @@ from typing import Any
 
 import torch
 
-from engines.errors import first_line
 from engines.processes import Lock, OwnProcess
-from registry.shadow_record import ShadowRecord
 from runtime.session import (
     Binding,
     Collections,
@@ -33,17 +29,16 @@ from runtime.session import (
     WrappedBinding,
     takes_bindings,
 )
-from soa.errors import SoaPipelineError
+from runtime.versions.second import Results, SecondSession
 from soa.memory import Collection, read_block
-from soa.text import logger
+from soa.signature import Signature
 
-log = logger("soa-pipeline")
 _ROOM = 8  # the most events that are copied and not yet compared
 _REST = 2.0  # more than 1, because thread switches and cold caches cost time too
 _draw = Random().random  # its own generator: the program may have seeded the common one
 
 
-class ShadowedSession(Session):
+class ShadowedSession(SecondSession):
     """Production's session with a shadow. Any number of threads may use it, as any other session.
 
     `close` ends the shadow and saves its record; `flush` saves it at any time.
@@ -55,28 +50,11 @@ class ShadowedSession(Session):
     >>> both.close()
     """
 
-    def __init__(
-        self,
-        inner: Session,
-        shadow: Session,
-        fraction: float,
-        begun: ShadowRecord,
-        keep: Callable[[ShadowRecord], None],
-    ) -> None:
-        super().__init__(
-            inner.signature, inner.executable, inner.device, inner.origin, inner.any_start
-        )
-        self.inner = inner
+    def __init__(self, inner: Session, shadow: Session, fraction: float, results: Results) -> None:
+        self._worker = _Worker(shadow, fraction, results)
+        super().__init__(inner, results, self._worker.close)
         self.fraction = fraction
-        self._worker = _Worker(shadow, fraction, begun, keep)
-        # Also called at the end of the process, if the session is still open.
-        self._end = weakref.finalize(self, self._worker.close)
         self.offer = self._worker.offer
-
-    @property
-    def seen(self) -> ShadowRecord:
-        """What the shadow has shown since the last `flush`."""
-        return self._worker.record
 
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
@@ -110,11 +88,6 @@ class ShadowedSession(Session):
         [1]
         """
         self._worker.flush()
-
-    def close(self) -> None:
-        self._end()
-        self.inner.close()
-        self.closed = True
 
 
 class ShadowedBinding(WrappedBinding):
@@ -156,22 +129,31 @@ class _Copy:
             for name, collection in memory.items():
                 collection.copy_from(theirs[name].rows(self.rows[self.signature.rows_of[name]]))
 
-    def compared(self) -> dict[str, Any]:
-        """`max_abs` and `max_rel` of an event's record. The relative difference is infinite where
-        production's answer is zero."""
-        found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
-        for bound in self.signature.outputs:
-            name = bound.block.collection
-            n = self.rows[bound.rows]
-            ours = read_block(bound, self._answer[name].rows(n))
-            theirs = read_block(bound, self._expected[name].rows(n))
-            differ = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
-            gap = (ours.double() - theirs.double()).abs()[differ]
-            if not ours.is_floating_point():
-                gap = gap.clamp_min(1)  # large integers that differ may be one double
-            found["max_abs"][bound.name] = _largest(gap)
-            found["max_rel"][bound.name] = _largest(gap / theirs[differ].abs())
-        return found
+    def differences(self) -> dict[str, Any]:
+        """How far the shadow's answer is from production's: part of an event's record."""
+        return differences(self.signature, self._answer, self._expected, self.rows)
+
+
+def differences(
+    signature: Signature,
+    ours: Mapping[str, Collection],
+    theirs: Mapping[str, Collection],
+    rows: Mapping[str, int],
+) -> dict[str, Any]:
+    """`max_abs` and `max_rel` of an event's record, of the answers of the second version and of
+    production. The relative difference is infinite where production's answer is zero."""
+    found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+    for bound in signature.outputs:
+        name = bound.block.collection
+        n = rows[bound.rows]
+        our, their = (read_block(bound, each[name].rows(n)) for each in (ours, theirs))
+        differ = (our != their) & ~(our.isnan() & their.isnan())
+        gap = (our.double() - their.double()).abs()[differ]
+        if not our.is_floating_point():
+            gap = gap.clamp_min(1)  # large integers that differ may be one double
+        found["max_abs"][bound.name] = _largest(gap)
+        found["max_rel"][bound.name] = _largest(gap / their[differ].abs())
+    return found
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -183,34 +165,14 @@ def _largest(values: torch.Tensor) -> float:
 class _Worker:
     """The thread of a shadow, and its results so far. It belongs to the process that made it."""
 
-    def __init__(
-        self,
-        shadow: Session,
-        fraction: float,
-        begun: ShadowRecord,
-        keep: Callable[[ShadowRecord], None],
-    ) -> None:
-        self._shadow, self._fraction, self._begun, self._keep = shadow, fraction, begun, keep
-        self._unsaved = begun
-        self._dropped = 0  # apart, as production's thread counts these
-        self._process, self._lock, self._saving = OwnProcess(), Lock(), Lock()
+    def __init__(self, shadow: Session, fraction: float, results: Results) -> None:
+        self._shadow, self._fraction, self._results = shadow, fraction, results
+        self._process, self._lock = OwnProcess(), Lock()
         self._closed, self._flushing = False, 0
         self._free: deque[_Copy | None] = deque([None] * _ROOM)
         self._work: SimpleQueue[_Copy | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="soa-shadow", daemon=True)
         self._thread.start()
-
-    @property
-    def record(self) -> ShadowRecord:
-        with self._lock:
-            return self._seen()
-
-    def _seen(self) -> ShadowRecord:
-        return self._unsaved.plus([replace(self._begun, dropped=self._dropped)])
-
-    def _add(self, seen: ShadowRecord) -> None:
-        with self._lock:
-            self._unsaved = self._unsaved.plus([seen])
 
     def offer(self, event: Binding) -> None:
         """Copy an event whose call has ended, if there is room."""
@@ -219,7 +181,7 @@ class _Worker:
         begun = perf_counter()
         with self._lock:
             if not self._free:
-                self._dropped += 1
+                self._results.dropped.add()
                 return
             copy = self._free.pop()
         try:
@@ -233,7 +195,7 @@ class _Worker:
             copy.seconds = perf_counter() - begun
         except Exception as error:
             self._free.append(copy)
-            self._failed(error)
+            self._results.failed(error)
         else:
             self._work.put(copy)
 
@@ -247,21 +209,7 @@ class _Worker:
             pass
         with self._lock:
             self._flushing -= 1
-        self._save()
-
-    def _save(self) -> None:
-        """Save each event exactly once, even if other threads save or run at the same time."""
-        with self._saving:
-            with self._lock:
-                seen = self._seen()
-                self._unsaved, self._dropped = self._begun, 0
-            if seen == self._begun:
-                return
-            try:
-                self._keep(seen)
-            except BaseException:
-                self._add(seen)  # it is saved the next time
-                raise
+        self._results.save()
 
     def close(self) -> None:
         """End the thread, which saves the rest. The garbage collector may call this at any
@@ -280,21 +228,13 @@ class _Worker:
             begun = perf_counter() - each.seconds
             try:
                 each.binding(each.rows)
-                self._add(replace(self._begun, events=1, **each.compared()))
+                self._results.add(events=1, **each.differences())
             except Exception as error:
-                self._failed(error)
+                self._results.failed(error)
             self._free.append(each)
             end = perf_counter()
             end += _REST * (end - begun) / self._fraction
             while not (self._closed or self._flushing) and (left := end - perf_counter()) > 0:
                 sleep(min(left, 0.05))
-        try:
-            self._save()
-        except Exception as error:  # without the record production still ends normally
-            log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
+        self._results.end()
         self._shadow.close()
-
-    def _failed(self, error: Exception) -> None:
-        ours = isinstance(error, SoaPipelineError)
-        text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
-        self._add(replace(self._begun, errors=1, error=text))

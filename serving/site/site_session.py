@@ -13,7 +13,7 @@ from engines.base import Executable
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
 from runtime.loader import AUTO, checked, device_here, session_on
-from runtime.opening import Opened, Opening, open_version
+from runtime.opening import Opened
 from runtime.session import Origin
 from serving.remote import RemoteSession, open_model
 from serving.site.options import Site
@@ -40,14 +40,13 @@ class SiteSession(RemoteSession):
         return self._router.report()
 
 
-def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | CheckedSession:
-    """A session over a site. Paths in the site are relative to `folder`.
+def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | CheckedSession:
+    """A session of an opened version over a site. Paths in the site are relative to `folder`.
 
     It is no error if a server does not answer, is busy or has another bundle: it is used as soon as
     it is healthy. But without a fall-back, NowhereError is raised if no place is usable within the
-    deadline. Also raises the errors of opening the version and the artifacts for local devices.
+    deadline. Also raises the errors of opening the artifacts for local devices.
     """
-    opened = open_version(opening)
     closing: list[Executable] = []
     try:
         router = _router(opened, site, folder, closing)

@@ -43,7 +43,8 @@ def test_threads(made: Subject) -> None:
 
 def test_shadow(made: Subject) -> None:
     panel, notes = shadow.measure(made, lambda: made.session("exported"), (3,), 2, 0.01)
-    assert [*panel.rows] == ["no shadow", *(f"fraction {f:g}" for f in shadow.FRACTIONS)]
+    shadows = [f"fraction {f:g}" for f in shadow.FRACTIONS]
+    assert [*panel.rows] == ["no shadow", *shadows, *shadow.CANARIES, "canary, keys"]
     assert all(cell and cell.value > 0 for cells in panel.rows.values() for cell in cells)
     assert any(note.startswith("3 rows, fraction 1: ") for note in notes)
 

@@ -345,8 +345,8 @@ FAULTS = (
     # Shadows, pickled sessions, and the cache of a host
     Fault(
         "a shadow compares the first output only",
-        "for bound in self.signature.outputs:\n            name = bound.block.collection\n",
-        "for bound in self.signature.outputs[:1]:\n            name = bound.block.collection\n",
+        "signature.outputs:\n        name = bound.block.collection\n        n = rows",
+        "signature.outputs[:1]:\n        name = bound.block.collection\n        n = rows",
         ("test_shadow.test_every_output_is_compared",),
     ),
     Fault(
@@ -372,6 +372,24 @@ FAULTS = (
         "            end += _REST * (end - begun) / self._fraction\n",
         "",
         ("test_it_works_for_no_more_than_its_fraction_of_the_time",),
+    ),
+    Fault(
+        "a call in which a canary fails is lost",
+        "            self._run_production(rows, stream)  # raises if the fault is the caller's\n",
+        "",
+        ("test_a_failing_canary_loses_no_call",),
+    ),
+    Fault(
+        "a canary gets one call too many in each round",
+        "        self._least = self._whole - self._part\n",
+        "        self._least = self._whole - self._part - 1\n",
+        ("test_a_share_is_exact_in_every_round",),
+    ),
+    Fault(
+        "production takes a canary that no gate let in",
+        'open_version(_asked("canary", session, opening, canary), canary=True)',
+        'open_version(_asked("canary", session, replace(opening, mode="test"), canary))',
+        ("test_production_takes_only_what_gates_let_in",),
     ),
     Fault(
         "a pickled session loses its trusted keys",

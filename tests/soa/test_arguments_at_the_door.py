@@ -83,7 +83,10 @@ def test_load(load: Any) -> None:
         ("registry", "max_age_s", "trusted_keys", "target", "engine_name", "threads", "instances",
          "builder", "prover", "lookup", "mode", "device")
     )  # fmt: skip
-    own = dict.fromkeys(("live", "build", "remote", "shadow", "shadow_fraction", "shadow_record"))
+    own = dict.fromkeys(
+        ("live", "build", "remote", "canary", "share", "canary_limits", "shadow",
+         "shadow_fraction", "shadow_record")
+    )  # fmt: skip
     names = every if load is runtime.load else every | own
     wrong = [line for name in names for line in tried("load", load, REF, **{name: None})]
     assert wrong == []

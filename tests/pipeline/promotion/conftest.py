@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +12,13 @@ import pytest
 import torch
 
 from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.session.session import Session
+from soa.memory import Collection
 from tests.models import mlps, project
-from tests.models.project import CONFIG, Project
+from tests.models.project import CONFIG, PASSED, Project
 from tests.models.shared import made_once
+from tests.models.versions import copy_of, store_of
 
 ROWS = 3000
 GATES = """
@@ -75,3 +81,48 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
     truth = torch.from_numpy(table["truth"].to_numpy().copy())
     data = folder / "good/test.parquet"
     return Gated(good.project, good.bundle, bad.bundle, data, torch.stack(columns, 1), truth)
+
+
+@pytest.fixture(scope="session")
+def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def fill(made: Registry) -> None:
+        made.promote(made.register(gated.good), "production", PASSED)
+        made.promote(made.register(gated.bad), "staging", PASSED)
+
+    return store_of(tmp_path_factory, empty_database, fill)
+
+
+@pytest.fixture
+def registry(store: Path, tmp_path: Path) -> Registry:
+    """jets/1 is in production, and jets/2, another model, in staging."""
+    return copy_of(store, tmp_path / "store")
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """Puts back the number of torch's threads, which production sets."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collection, torch.Tensor]:
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    features = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    for i, name in enumerate("abcdef"):
+        jets.fill(name, features[:, i])
+    return jets, tags, features
+
+
+def read(tags: Collection) -> torch.Tensor:
+    return torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
+
+
+def regated(bundle: Bundle, folder: Path, gates: dict[str, Any]) -> Bundle:
+    """The bundle with other gates; the folder's name is its description, so each is another one."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["provenance"]["config"]["gates"] |= gates
+        manifest["description"] = folder.name
+
+    return project.resealed(bundle, folder, edit)

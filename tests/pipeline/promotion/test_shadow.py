@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 import pipeline
 from pipeline.promotion.promoting import promote
+from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError, RegistryError
 from registry.promotion import Decision, PromotionRefused
 from registry.shadow_record import ShadowRecord
@@ -23,38 +23,15 @@ from registry.store.registry import Registry
 from runtime.errors import LoadError
 from runtime.session.session import Session
 from runtime.versions.shadow import ShadowedSession
-from soa.memory import Collection
 from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, answer, cli, resealed
 from tests.models.rogues import Calls
-from tests.models.versions import copy_of, store_of
-from tests.pipeline.promotion.conftest import Gated
+from tests.pipeline.promotion.conftest import Gated, event, read, regated
 
 N = 37
+pytestmark = pytest.mark.usefixtures("same_threads")
 TOGETHER = {"shadow": {"min_events": 20, "max_abs": 1e-3}, "metrics": None, "max_slowdown": 1000}
-
-
-@pytest.fixture(scope="module")
-def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def fill(made: Registry) -> None:
-        made.promote(made.register(gated.good), "production", PASSED)
-        made.promote(made.register(gated.bad), "staging", PASSED)
-
-    return store_of(tmp_path_factory, empty_database, fill)
-
-
-@pytest.fixture
-def registry(store: Path, tmp_path: Path) -> Registry:
-    """jets/1 is in production, and jets/2, another model, in staging."""
-    return copy_of(store, tmp_path / "store")
-
-
-@pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def shadowed(registry: Registry, **options: Any) -> ShadowedSession:
@@ -62,18 +39,6 @@ def shadowed(registry: Registry, **options: Any) -> ShadowedSession:
     session = pipeline.load("jets@production", **(asked | options))
     assert isinstance(session, ShadowedSession)
     return session
-
-
-def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collection, torch.Tensor]:
-    jets, tags = session.collection("jets", n), session.collection("tags", n)
-    features = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
-    for i, name in enumerate("abcdef"):
-        jets.fill(name, features[:, i])
-    return jets, tags, features
-
-
-def read(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
 
 
 def run_events(session: Session, count: int, n: int = N) -> float:
@@ -268,12 +233,8 @@ def test_a_record_in_a_file(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: None) -> None:
-    def with_gate(name: str, bundle: Any) -> str:
-        def edit(_: Path, manifest: dict[str, Any]) -> None:
-            manifest["provenance"]["config"]["gates"] |= TOGETHER
-            manifest["description"] = name
-
-        return empty.register(resealed(bundle, tmp_path / name, edit)).ref
+    def with_gate(name: str, bundle: Bundle) -> str:
+        return empty.register(regated(bundle, tmp_path / name, TOGETHER)).ref
 
     def asked(ref: str, **options: Any) -> dict[str, Decision]:
         found = promote(empty, ref, "production", dry_run=True, **options)
@@ -396,7 +357,7 @@ def test_a_record_that_cannot_be_kept_is_logged(
     assert session.seen.events == 3  # kept for the next flush
     with caplog.at_level(logging.WARNING):
         session.close()
-    assert "the record of the shadow jets/2 is lost" in caplog.text
+    assert "the record of jets/2 is not saved" in caplog.text
 
 
 def test_after_a_fork_the_shadow_stays_with_the_parent(registry: Registry) -> None:

@@ -7,6 +7,7 @@ import pytest
 from engines import Executable
 from registry.shadow_record import ShadowRecord
 from runtime.session.session import Session
+from runtime.versions.second import Results
 from runtime.versions.shadow import ShadowedSession
 from soa import Signature
 from tests.models import rogues
@@ -31,7 +32,7 @@ def shadowed(
 ) -> ShadowedSession:
     signature = signature or rogues.split_signature()
     inner, beside = Session(signature, production), Session(signature, shadow)
-    return ShadowedSession(inner, beside, 1.0, BEGUN, kept.append)
+    return ShadowedSession(inner, beside, 1.0, Results(BEGUN, kept.append))
 
 
 @pytest.mark.parametrize("output", [0, 1])

@@ -135,6 +135,21 @@ def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Se
         assert [place.mean_us for place in idle] == [place.mean_us for place in report.places]
 
 
+def test_a_canary_at_a_site(tags: Tags, local: Session, one: Server) -> None:
+    """Each version runs where it is served; nobody serves the second one, so it runs here."""
+    with one.listening() as url:
+        session = load(tags, site(url), canary="tagged/2", share=0.25)
+        for number in range(20):
+            answered(session, local, number + 1)
+        assert session.inner.report().place("s0").answered == 15
+        assert session.canary.report().fell_back == 5
+        seen = session.seen
+        assert (seen.canary_calls, seen.production_calls) == (5, 15)
+        session.close()
+    (record,) = tags.registry.find("tagged/2").shadows.values()
+    assert (record.canary_calls, record.production_calls) == (5, 15)
+
+
 def test_a_binding_runs_again_on_fewer_rows_and_here(
     tags: Tags, local: Session, one: Server
 ) -> None:

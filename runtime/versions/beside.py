@@ -1,0 +1,141 @@
+"""Open a second version beside a session, as a shadow or a canary, and choose where its record is
+kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from registry.bundle import record_to_json
+from registry.shadow_record import ShadowRecord
+from registry.trust import require_signature
+from runtime.errors import LoadError
+from runtime.opening import Opened, Opening, keys_asked_for, open_here, open_version
+from runtime.process import has_torch
+from runtime.session import Session
+from runtime.versions.canary import CanaryLimits, CanarySession
+from runtime.versions.live import can_replace
+from runtime.versions.second import Results
+from soa.files import write_whole
+
+if TYPE_CHECKING:  # a canary needs no torch
+    from runtime.versions.shadow import ShadowedSession
+
+Ref = str | Path
+
+
+def shadowed(
+    session: Session, opening: Opening, shadow: Ref, fraction: float, record: Ref | None
+) -> ShadowedSession:
+    """The opened session, with a second version that runs on a fraction of its events.
+
+    `shadow`: a ref, or `@alias` of the same model. It need not be promoted, but it must be signed
+    if this host asks for signatures. The record goes to the registry, or into `record`, a file of
+    this session alone. Raises LoadError.
+    """
+    any_version = replace(opening, mode="test", builder=None)
+    opened = open_version(_asked("shadow_fraction", fraction, session, any_version, shadow))
+    for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
+        require_signature(opened.bundle, keys, opened.label)
+    second, results = _beside(session, opened, record, _plain)
+    from runtime.versions.shadow import ShadowedSession
+
+    return ShadowedSession(session, second, fraction, results)
+
+
+def with_canary(
+    session: Session,
+    opening: Opening,
+    canary: Ref,
+    share: float,
+    limits: CanaryLimits,
+    record: Ref | None,
+    open_: Callable[[Opened], Session],
+) -> CanarySession:
+    """The opened session, with a second version that answers a share of its calls.
+
+    `canary`: a ref, or `@alias` of the same model. In production, gates must have let it into that
+    alias, into `staging` or into `production`. `open_` opens it as the session was opened. The
+    record is kept as that of a shadow. Raises LoadError.
+    """
+    if limits.compare and not has_torch():
+        raise LoadError("CanaryLimits(compare=...) needs torch: pip install torch")
+    opened = open_version(_asked("share", share, session, opening, canary), canary=True)
+    second, results = _beside(session, opened, record, open_)
+    return CanarySession(session, second, share, limits, results)
+
+
+def _asked(name: str, share: float, session: Session, opening: Opening, ref: Ref) -> Opening:
+    """What to open as the second version. `name`: that of the option `share`."""
+    if session.device.type != "cpu" or session.origin is None:
+        raise LoadError(f"a second version runs on CPUs; found device {str(session.device)!r}")
+    if not 0 <= share <= 1:
+        raise LoadError(f"{name}={share}: a number from 0 to 1 is needed")
+    if str(ref).startswith("@"):
+        ref = f"{session.origin.name}{ref}"
+    return replace(opening, ref=ref, target=None, engine_name=None)
+
+
+def _beside(
+    session: Session, opened: Opened, record: Ref | None, open_: Callable[[Opened], Session]
+) -> tuple[Session, Results]:
+    """The session of the second version, and the results that it adds to."""
+    origin, file = session.origin, None if record is None else Path(record)
+    assert origin is not None
+    begun = ShadowRecord(
+        version=opened.label,
+        digest=opened.bundle.digest,
+        production="/".join(filter(None, (origin.name, origin.version))),
+        production_digest=str(origin.digest),
+    )
+    if not can_replace(opened.signature, session.signature):
+        raise LoadError(
+            f"{begun.version} has another signature than {begun.production}: "
+            f"`pipeline show {begun.production} {begun.version}` says where"
+        )
+    offline = opened.opening.lookup == "offline"
+    if file is None and (opened.lookup is None or not origin.version or offline):
+        raise LoadError(
+            f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
+            "registry to keep the record: write shadow_record=FILE"
+        )
+    second = open_(opened)
+    try:
+        return second, Results(begun, _keeper(begun, file, opened.opening))
+    except LoadError:
+        second.close()
+        raise
+
+
+def _plain(opened: Opened) -> Session:
+    """A session of an opened version on this CPU, also in test mode without a comparison."""
+    import torch
+
+    here = open_here(opened, torch.device("cpu"))
+    return Session(opened.signature, here.executable, "cpu", here.origin, here.any_start)
+
+
+def _keeper(
+    begun: ShadowRecord, file: Path | None, asked: Opening
+) -> Callable[[ShadowRecord], None]:
+    """A function that adds to the record in the registry or in `file`, which must be a new file."""
+    whole = begun
+
+    def keep(seen: ShadowRecord) -> None:
+        nonlocal whole
+        if file is None:
+            asked.store().add_shadow(seen)
+        else:
+            write_whole(file, record_to_json(whole.plus([seen])))
+        whole = whole.plus([seen])
+
+    if file is not None:
+        if file.exists():
+            raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
+        try:
+            keep(begun)
+        except OSError as error:
+            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
+    return keep

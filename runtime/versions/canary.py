@@ -1,0 +1,287 @@
+"""A canary: a second version that answers a share of production's calls.
+
+The canary writes into the memory that is bound to production. Where it fails, production answers
+the same call over whatever the canary wrote, so the caller sees no error. Which calls it gets
+depends only on their numbers, or on the keys that the caller gives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import count
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from engines.processes import Lock
+from runtime.errors import BindError, LoadError
+from runtime.session import Alone, Binding, Collections, Rows, Session, WrappedBinding
+from runtime.versions.second import SecondSession
+from soa.options import NUMBER, Accepted, at_least, check_fields
+from soa.text import logger, microseconds, number
+
+if TYPE_CHECKING:
+    from runtime.versions.second import Results
+    from soa.memory import Collection
+
+log = logger("soa-pipeline")
+_WINDOW = 1000  # the calls of each version over which p99 is taken
+_ABOVE_P99 = _WINDOW // 100 + 1
+_LOOKS = 0.1  # the share of the canary's calls after which p99 is looked at
+_SPREAD = 40503  # 2**16 over the golden ratio: D. E. Knuth, TAOCP 3, section 6.4
+Key = SupportsIndex | bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryLimits:
+    """When a canary is withdrawn: then production answers all later calls.
+
+    `max_errors`: the calls in which the canary may fail. `max_slowdown`: how many times
+    production's p99 the canary's may be, each over its last 1,000 calls. `compare`: the share of
+    the canary's calls that production runs too, before it; this takes the time of both.
+    `max_abs`, `max_rel`: the largest differences of an output in such a call, as in
+    `gates: shadow`; the caller of a call beyond them gets production's answer.
+
+    Raises LoadError for a limit that cannot be.
+
+    Examples
+    --------
+    >>> limits = pipeline.CanaryLimits(max_slowdown=2, compare=0.1, max_abs=1e-3)
+    """
+
+    max_errors: int = 0
+    max_slowdown: float | None = None
+    compare: float = 0.0
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(LoadError, "CanaryLimits", self, _KINDS)
+        if (self.max_abs is not None or self.max_rel is not None) and not self.compare:
+            raise LoadError("CanaryLimits: max_abs or max_rel without compare: say which share")
+
+
+class CanarySession(SecondSession):
+    """Production's session, `inner`, with a canary. Any number of threads may use it, as any other
+    session.
+
+    `close` saves the record of both versions' calls; `flush` saves it at any time.
+
+    Examples
+    --------
+    >>> both = pipeline.load("jet-tagger@production", canary="@staging", share=0.5)
+    >>> both.run(jets, tags, key=4711)
+    >>> both.seen.canary_calls + both.seen.production_calls
+    1
+    >>> both.close()
+    """
+
+    def __init__(
+        self, inner: Session, canary: Session, share: float, limits: CanaryLimits, results: Results
+    ) -> None:
+        super().__init__(inner, results, results.end)
+        self.canary = canary
+        self.withdrawn = ""
+        """Why the canary gets no more calls; empty while it gets some."""
+        self._limits = limits
+        self._gives: Callable[[Key | None], bool] = Share(share, results.begun.digest).takes
+        self._compares = Share(limits.compare).takes
+        self._looks = Share(0 if limits.max_slowdown is None else _LOOKS).takes
+        self._ours, self._theirs = deque[float](maxlen=_WINDOW), deque[float](maxlen=_WINDOW)
+        self._failures = count().__next__
+        self._lock = Lock()
+
+    def bind(
+        self, inputs: Collections, outputs: Collections, *, graph: bool = False
+    ) -> CanaryBinding:
+        return CanaryBinding(self, self.inner.bind(inputs, outputs, graph=graph))
+
+    def run(
+        self, inputs: Collections, outputs: Collections, *, stream: Any = None,
+        key: Key | None = None,
+    ) -> None:  # fmt: skip
+        """Run as `Session.run` does; `key` as in a call of `CanaryBinding`."""
+        self.bind(inputs, outputs)(stream=stream, key=key)
+
+    def close(self) -> None:
+        super().close()
+        self.canary.close()
+
+    def _answered(self, seconds: float) -> None:
+        """Count a call that the canary answered; withdraw it if its p99 is too long."""
+        self._results.canary_calls.add()
+        self._ours.append(seconds)
+        if not self._looks() or len(self._theirs) < _WINDOW:
+            return
+        ours, theirs, most = _p99(self._ours), _p99(self._theirs), self._limits.max_slowdown
+        if most is not None and ours > most * theirs:
+            times = f"{microseconds(ours * 1e6)} against {microseconds(theirs * 1e6)}"
+            self._withdraw(f"p99 of a call is {times}, limit {number(most)} times")
+
+    def _agrees(self, event: Binding, expected: dict[str, Collection]) -> bool:
+        """Compare an answer of the canary with production's; withdraw it if it is too far off."""
+        from runtime.versions.shadow import differences  # it needs torch
+
+        found = differences(event.signature, event.outputs, expected, event.rows)
+        self._results.add(events=1, **found)
+        for what in ("max_abs", "max_rel"):
+            limit, largest = getattr(self._limits, what), max(found[what].values(), default=0.0)
+            if limit is not None and largest > limit:
+                self._withdraw(f"{what} is {number(largest)}, limit {number(limit)}")
+                return False
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        """Count a call in which the canary failed and production did not."""
+        text = self._results.failed(error)
+        if self._failures() >= self._limits.max_errors:
+            self._withdraw(text)
+
+    def _withdraw(self, why: str) -> None:
+        """Give all later calls to production, and save the reason."""
+        with self._lock:
+            if self.withdrawn:
+                return
+            self.withdrawn, self._gives = why, lambda key: False
+        begun = self._results.begun
+        said = "the canary %s is withdrawn, and %s answers all calls: %s"
+        log.warning(said, begun.version, begun.production, why)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._results.add(withdrawals=1, withdrawn=f"{at}: {why}")
+        # In a thread: no call waits for the registry. It holds this session, so that the garbage
+        # collector does not end it while the results are locked.
+        threading.Thread(target=lambda: self._results.end(), daemon=True).start()
+
+
+class CanaryBinding(WrappedBinding):
+    """A callable that runs one of the two versions on the bound memory.
+
+    `inner` is the binding to the version that answered the last call: `binding.origin.version`. The
+    canary is bound at the first call that it gets.
+
+    Examples
+    --------
+    >>> both = pipeline.load("jet-tagger@production", canary="@staging", share=0.5)
+    >>> binding = both.bind(jets, tags)
+    >>> binding(3, key=4711)  # the first three rows; this key always gets the same version
+    """
+
+    def __init__(self, session: CanarySession, production: Binding) -> None:
+        super().__init__(production)
+        self._session = session
+        self._production = production
+        self._canary: Binding | None = None
+        self._alone = Alone()
+
+    def __call__(
+        self, rows: Rows | None = None, *, stream: Any = None, key: Key | None = None
+    ) -> None:
+        """Run as `Binding` does. `key`: a whole number, or bytes, for example the event's number;
+        calls with one key get one version, in each run and process. Without a key, the number of
+        the call decides."""
+        with_canary = self._session._gives(key)
+        with self._alone:
+            if not with_canary or not self._canary_answers(rows, stream):
+                self._run_production(rows, stream)
+
+    def _run_production(self, rows: Rows | None, stream: Any) -> None:
+        self.inner, session = self._production, self._session
+        begun = perf_counter()
+        self.inner(rows, stream=stream)
+        session._theirs.append(perf_counter() - begun)
+        session._results.production_calls.add()
+
+    def _canary_answers(self, rows: Rows | None, stream: Any) -> bool:
+        """Run the canary. Returns whether the caller may have the answer that is there."""
+        session = self._session
+        expected = self._expected(rows, stream) if session._compares() else {}
+        begun = perf_counter()
+        try:
+            self.inner = self._bound_canary()
+            self.inner(rows, stream=stream)
+        except Exception as error:
+            self._run_production(rows, stream)  # raises if the fault is the caller's
+            session._failed(error)
+            return True
+        seconds = perf_counter() - begun
+        if expected and not session._agrees(self.inner, expected):
+            return False
+        session._answered(seconds)
+        return True
+
+    def _expected(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
+        """A copy of production's answer to this call; empty if it has no element."""
+        theirs, rows_of = self._production, self.signature.rows_of
+        theirs(rows, stream=stream)
+        outputs = theirs.outputs.items() if theirs.writes else ()
+        return {name: each.rows(theirs.rows[rows_of[name]]).to("cpu") for name, each in outputs}
+
+    def _bound_canary(self) -> Binding:
+        if self._canary is None:
+            theirs = self._production
+            made = self._session.canary.bind(theirs.inputs, theirs.outputs)
+            made.resize(theirs.bound)
+            self._canary = made
+        return self._canary
+
+    def resize(self, rows: Rows) -> None:
+        self.inner, self._canary = self._production, None
+        self.inner.resize(rows)
+
+    def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        self.inner, self._canary = self._production, None
+        self.inner.rebind(inputs, outputs)
+
+
+def _p99(times: deque[float]) -> float:
+    """The time that 1 % of the last `_WINDOW` calls exceed. Of fewer calls: that as many exceed,
+    which is not more."""
+    longest = heapq.nlargest(_ABOVE_P99, times.copy())
+    return longest[-1] if len(longest) == _ABOVE_P99 else 0.0
+
+
+class Share:
+    """Decides which calls belong to a share of all: exactly so many, and in every run the same.
+
+    A call without a key is decided by its number: 0.05 takes one call of each 20, not always the
+    same one, so that the share is not in step with a loop of the program. A call with a key is
+    decided by a hash of the key and of `salt`.
+    """
+
+    def __init__(self, share: float, salt: str = "") -> None:
+        from fractions import Fraction  # here: most programs have no canary, and it takes 2 ms
+
+        exact = Fraction(str(share))
+        self._part, self._whole = exact.numerator, exact.denominator
+        self._least = self._whole - self._part
+        self._hash = blake2b(salt.encode(), digest_size=8)
+        self._next = count().__next__  # one step, so that no two threads get one number
+
+    def takes(self, key: Key | None = None) -> bool:
+        if key is not None:
+            return self._takes_key(key)
+        call = self._next()
+        turned = call + ((call // self._whole * _SPREAD & 65535) * self._whole >> 16)
+        return turned * self._part % self._whole >= self._least
+
+    def _takes_key(self, key: Key) -> bool:
+        hashed = self._hash.copy()
+        try:
+            hashed.update(key if isinstance(key, bytes) else b"%x" % operator.index(key))
+        except TypeError:
+            said = f"key is a {type(key).__name__}; give a whole number, or bytes"
+            raise BindError(said) from None
+        return int.from_bytes(hashed.digest()) * self._whole < self._part << 64
+
+
+_NOT_NEGATIVE = Accepted("a number from 0 on", lambda value: NUMBER.holds(value) and value >= 0)
+_SHARE = Accepted("a number from 0 to 1", lambda value: NUMBER.holds(value) and 0 <= value <= 1)
+_KINDS = {"max_errors": at_least(0), "compare": _SHARE} | dict.fromkeys(
+    ("max_slowdown", "max_abs", "max_rel"), _NOT_NEGATIVE.or_none
+)

@@ -1,0 +1,132 @@
+"""What a shadow and a canary share: the session, and what the second version has shown."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from engines.errors import first_line
+from engines.processes import Lock, OwnProcess
+from runtime.session import Session
+from soa.errors import SoaPipelineError
+from soa.text import logger
+
+if TYPE_CHECKING:
+    from registry.shadow_record import ShadowRecord
+
+log = logger("soa-pipeline")
+_COUNTED = ("dropped", "canary_calls", "production_calls")
+
+
+class SecondSession(Session):
+    """Production's session, `inner`, with a second version. Any number of threads may use it, as
+    any other session."""
+
+    def __init__(self, inner: Session, results: Results, end: Callable[[], None]) -> None:
+        super().__init__(
+            inner.signature, inner.executable, inner.device, inner.origin, inner.any_start
+        )
+        self.inner = inner
+        self._results = results
+        # Also called at the end of the process, if the session is still open.
+        self._end = weakref.finalize(self, end)
+
+    @property
+    def seen(self) -> ShadowRecord:
+        """What the second version has shown since the last `flush`."""
+        return self._results.record
+
+    def flush(self) -> None:
+        """Add the results to the record.
+
+        Raises the errors of the registry or the file; the results are then saved the next time.
+        """
+        self._results.save()
+
+    def close(self) -> None:
+        """Save the results, and close both versions."""
+        self._end()
+        self.inner.close()
+        self.closed = True
+
+
+class Results:
+    """The record of a shadow or a canary since the last `save`. Any number of threads may add to
+    it. It belongs to the process that made it.
+
+    `dropped`, `canary_calls` and `production_calls` are counted without a lock.
+    """
+
+    def __init__(self, begun: ShadowRecord, keep: Callable[[ShadowRecord], None]) -> None:
+        self.begun = begun
+        self._keep = keep
+        self._unsaved = begun
+        self._lock, self._saving = Lock(), Lock()
+        self._process = OwnProcess()
+        self.dropped, self.canary_calls, self.production_calls = _Count(), _Count(), _Count()
+
+    @property
+    def record(self) -> ShadowRecord:
+        with self._lock:
+            return self._summed()
+
+    def _summed(self) -> ShadowRecord:
+        counted: dict[str, Any] = {name: getattr(self, name).since() for name in _COUNTED}
+        self._unsaved = self._unsaved.plus([replace(self.begun, **counted)])
+        return self._unsaved
+
+    def add(self, **seen: Any) -> None:
+        """Add fields of a record."""
+        with self._lock:
+            self._unsaved = self._unsaved.plus([replace(self.begun, **seen)])
+
+    def failed(self, error: Exception) -> str:
+        """Add a failed run. Returns the error as one line."""
+        ours = isinstance(error, SoaPipelineError)
+        text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        self.add(errors=1, error=text)
+        return text
+
+    def save(self) -> None:
+        """Save each event exactly once, even if other threads save or run at the same time.
+
+        Raises the errors of the registry or the file; the results are then saved the next time.
+        """
+        self._process.require()
+        with self._saving:
+            with self._lock:
+                seen, self._unsaved = self._summed(), self.begun
+            if seen == self.begun:
+                return
+            try:
+                self._keep(seen)
+            except BaseException:
+                with self._lock:
+                    self._unsaved = seen.plus([self._unsaved])
+                raise
+
+    def end(self) -> None:
+        """Save what is left; an error is logged. The garbage collector may call this."""
+        if not self._process.here():
+            return
+        try:
+            self.save()
+        except Exception as error:  # without the record production still ends normally
+            log.warning("the record of %s is not saved: %s", self.begun.version, str(error))
+
+
+class _Count:
+    """Counts without a lock: a step of `itertools.count` is atomic."""
+
+    def __init__(self) -> None:
+        self.add = count().__next__
+        self._before = 0
+
+    def since(self) -> int:
+        """The count since the last time it was asked for. Only one thread at a time may ask."""
+        now = self.add()
+        found, self._before = now - self._before, now + 1
+        return found

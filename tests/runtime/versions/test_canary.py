@@ -1,0 +1,328 @@
+"""Which calls a canary answers, and when it is withdrawn, with hand-written executables;
+tests/pipeline/promotion has the registry, the gate and real versions."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import Executable
+from engines.errors import RunError
+from registry.shadow_record import ShadowRecord
+from runtime.errors import BindError, LoadError
+from runtime.session.session import Session
+from runtime.versions.canary import CanaryBinding, CanaryLimits, CanarySession, Share
+from runtime.versions.second import Results
+from soa.memory import Collection
+from tests.models import rogues
+from tests.models.building import mlp_signature
+
+BEGUN = ShadowRecord(
+    version="jets/2", digest="2" * 64, production="jets/1", production_digest="1" * 64
+)
+PRODUCTION, CANARY = 1.0, 2.0
+N = 5
+
+
+def answers(value: float) -> Executable:
+    """Writes `value` into every answer."""
+    return rogues.Rogue(lambda n, x, y: y[:, :n].fill_(value))
+
+
+def fails(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
+    y[:, :n] = torch.nan  # a canary may leave anything in the outputs
+    raise RuntimeError("out of luck")
+
+
+@pytest.fixture
+def kept() -> list[ShadowRecord]:
+    return []
+
+
+@pytest.fixture
+def opened() -> Iterator[list[CanarySession]]:
+    made: list[CanarySession] = []
+    yield made
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
+def with_canary(kept: list[ShadowRecord], opened: list[CanarySession]) -> Any:
+    def make(
+        share: float, canary: Executable, production: Executable | None = None, **limits: Any
+    ) -> CanarySession:
+        signature = mlp_signature()
+        inner = Session(signature, production or answers(PRODUCTION))
+        second = Session(signature, canary)
+        results = Results(BEGUN, kept.append)
+        opened.append(CanarySession(inner, second, share, CanaryLimits(**limits), results))
+        return opened[-1]
+
+    return make
+
+
+def memory(session: Session, n: int = N) -> tuple[Collection, Collection]:
+    return session.collection("jets", n), session.collection("tags", n)
+
+
+def bound(session: CanarySession, n: int = N) -> tuple[CanaryBinding, Collection]:
+    jets, tags = memory(session, n)
+    return session.bind(jets, tags), tags
+
+
+def total(kept: list[ShadowRecord]) -> ShadowRecord:
+    return BEGUN.plus(kept)
+
+
+@given(
+    st.fractions(0, 1, max_denominator=300), st.integers(0, 5)
+)  # as text such as 1/3, which is exact
+def test_a_share_is_exact_in_every_round(share: Any, rounds: int) -> None:
+    takes = Share(share).takes
+    calls = rounds * share.denominator
+    assert sum(takes() for _ in range(calls)) == share * calls
+
+
+def test_a_share_is_not_in_step_with_a_loop() -> None:
+    takes = Share(0.25).takes
+    taken = [call for call in range(4000) if takes()]
+    assert len(taken) == 1000
+    for period in (2, 3, 4, 5, 8, 16):
+        by_place = [sum(call % period == place for call in taken) for place in range(period)]
+        assert min(by_place) > 0.5 * 1000 / period
+
+
+def test_keys_are_the_same_in_another_process() -> None:
+    program = (
+        "import hashlib; from runtime.versions.canary import Share; "
+        "s = Share(0.05, 'salt'); t = [k for k in range(20000) if s.takes(k)]; "
+        "print(len(t), hashlib.sha256(str(t).encode()).hexdigest())"
+    )
+    there = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    share, other = Share(0.05, "salt"), Share(0.05, "another canary")
+    here = [key for key in range(20000) if share.takes(key)]
+    assert 900 < len(here) < 1100
+    digest = hashlib.sha256(str(here).encode()).hexdigest()
+    assert there.stdout.decode().split() == [str(len(here)), digest]
+    assert share.takes(b"4711") == share.takes(4711)
+    assert here != [key for key in range(20000) if other.takes(key)]
+    with pytest.raises(BindError, match="whole number, or bytes"):
+        share.takes(1.5)  # type: ignore[arg-type]
+
+
+def test_a_share_of_many_threads(with_canary: Any, kept: list[ShadowRecord]) -> None:
+    session = with_canary(0.05, answers(CANARY))
+    seen: list[float] = []
+
+    def work() -> None:
+        binding, tags = bound(session)
+        own = []
+        for _ in range(500):
+            binding()
+            own.append(float(tags["x"][0]))
+        seen.extend(own)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (seen.count(CANARY), seen.count(PRODUCTION)) == (400, 7600)
+    now = session.seen
+    assert (now.canary_calls, now.production_calls) == (400, 7600)
+    session.flush()
+    session.close()
+    assert (total(kept).canary_calls, total(kept).production_calls) == (400, 7600)
+
+
+@pytest.mark.parametrize(("share", "answer"), [(0, PRODUCTION), (1, CANARY), (1.0, CANARY)])
+def test_all_or_nothing(share: float, answer: float, with_canary: Any) -> None:
+    session = with_canary(share, answers(CANARY))
+    binding, tags = bound(session)
+    for key in (None, 3, b"three"):
+        binding(key=key)
+        assert (tags["x"] == answer).all()
+
+
+def test_a_failing_canary_loses_no_call(
+    with_canary: Any, kept: list[ShadowRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    session = with_canary(0.1, rogues.Rogue(fails), max_errors=2)
+    binding, tags = bound(session)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            tags["x"][:] = torch.nan
+            binding()
+            assert (tags["x"] == PRODUCTION).all()
+    assert session.withdrawn == "RuntimeError: out of luck"
+    assert caplog.text.count("the canary jets/2 is withdrawn, and jets/1 answers all calls") == 1
+    session.close()
+    record = total(kept)
+    assert (record.canary_calls, record.production_calls) == (0, 100)
+    assert (record.errors, record.withdrawals) == (3, 1)
+    assert record.error == "RuntimeError: out of luck"
+    assert record.withdrawn.endswith(": RuntimeError: out of luck")
+
+
+def test_the_fault_of_a_caller_withdraws_nothing(with_canary: Any) -> None:
+    session = with_canary(1, answers(CANARY))
+    binding, _ = bound(session)
+    with pytest.raises(BindError):
+        binding(10**6)
+    assert session.withdrawn == ""
+    assert session.seen == BEGUN
+
+
+def test_a_canary_that_cannot_bind_is_withdrawn(with_canary: Any) -> None:
+    session = with_canary(1, answers(CANARY))
+    session.inner.any_start = True  # production takes windows, the canary does not
+    jets, tags = memory(session, 3 * N)
+    binding = session.bind(jets.window(N, 2 * N), tags.window(N, 2 * N))
+    binding()
+    assert (tags["x"][N : 2 * N] == PRODUCTION).all()
+    assert session.withdrawn != ""
+
+
+def test_a_slow_canary_is_withdrawn(with_canary: Any, kept: list[ShadowRecord]) -> None:
+    slow = rogues.Rogue(lambda n, x, y: time.sleep(0.1))
+    session = with_canary(0.01, slow, max_slowdown=2)
+    binding, _ = bound(session)
+    for _ in range(3000):
+        binding()
+    assert "limit 2 times" in session.withdrawn
+    session.close()
+    record = total(kept)
+    assert record.canary_calls + record.production_calls == 3000
+    assert 11 <= record.canary_calls <= 20
+
+
+def test_a_canary_within_its_limits_stays(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY), max_slowdown=1e9, compare=0.5, max_abs=10)
+    binding, _ = bound(session)
+    for _ in range(4000):
+        binding()
+    seen = session.seen
+    assert session.withdrawn == ""
+    assert (seen.canary_calls, seen.production_calls, seen.events) == (2000, 2000, 1000)
+    assert seen.max_abs == {"probabilities": CANARY - PRODUCTION}
+
+
+def test_the_caller_gets_no_answer_that_was_found_too_far_off(
+    with_canary: Any, kept: list[ShadowRecord]
+) -> None:
+    session = with_canary(1, answers(CANARY), compare=0.25, max_rel=0.5)
+    binding, tags = bound(session)
+    found = []
+    for _ in range(8):
+        binding()
+        found.append(float(tags["y"][N - 1]))
+    assert found == [CANARY] * 3 + [PRODUCTION] * 5
+    assert session.withdrawn == "max_rel is 1, limit 0.5"
+    session.close()
+    record = total(kept)
+    assert (record.events, record.canary_calls, record.production_calls) == (1, 3, 5)
+    assert (record.errors, record.withdrawals) == (0, 1)
+
+
+def test_an_event_without_rows_is_not_compared(with_canary: Any) -> None:
+    session = with_canary(1, answers(CANARY), compare=1.0)
+    binding, _ = bound(session)
+    binding(0)
+    assert session.seen.events == 0
+    assert session.seen.canary_calls == 1
+
+
+def test_rows_and_memory_change_for_both(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
+    binding, tags = bound(session, 8)
+    by_answer: dict[float, int] = {}
+    for rows in (None, 3, None):
+        for _ in range(2):  # on both versions, in one order or the other
+            tags["x"][:] = 0
+            binding(rows)
+            n, answer = rows or 8, float(tags["x"][0])
+            by_answer[answer] = by_answer.get(answer, 0) + 1
+            assert binding.rows == {"n": n}
+            assert tags["x"].tolist() == [answer] * n + [0.0] * (8 - n)
+    assert by_answer == {PRODUCTION: 3, CANARY: 3}
+    binding.resize(2)
+    other = memory(session, 4)
+    for _ in range(2):
+        tags["x"][:] = 0
+        binding()
+        assert tags["x"].tolist() == [tags["x"][0]] * 2 + [0.0] * 6
+        assert binding.bound == {"n": 2}
+    binding.rebind(*other)
+    for _ in range(2):
+        binding()
+        assert set(other[1]["x"].tolist()) in ({PRODUCTION}, {CANARY})
+    assert session.seen.canary_calls == session.seen.production_calls == 5
+
+
+def test_run_and_run_many(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
+    pairs = [bound(session, n) for n in (3, 4, 5, 6)]
+    pairs[0][0](2)
+    session.run_many([binding for binding, _ in pairs], threads=2)
+    answered = [float(tags["x"][-1]) for _, tags in pairs]
+    assert sorted(answered) == [PRODUCTION, PRODUCTION, CANARY, CANARY]
+    assert [binding.rows["n"] for binding, _ in pairs] == [3, 4, 5, 6]
+    jets, tags = memory(session)
+    session.run(jets, tags, key=1)
+    first = tags["x"].tolist()
+    session.run(jets, tags, key=1)
+    assert tags["x"].tolist() == first
+    seen = session.seen
+    assert seen.canary_calls + seen.production_calls == 7
+
+
+def test_two_threads_on_one_binding(with_canary: Any) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def waits(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        inside.set()
+        go.wait(60)
+
+    session = with_canary(0.5, rogues.Rogue(waits))
+    binding, _ = bound(session)
+    binding()  # production
+    thread = threading.Thread(target=binding)
+    thread.start()
+    inside.wait(60)
+    try:
+        with pytest.raises(RunError, match="another thread is using this binding"):
+            binding()
+    finally:
+        go.set()
+        thread.join()
+    assert session.withdrawn == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_errors": -1}, "max_errors is -1"),
+        ({"max_errors": 1.5}, "max_errors is 1.5"),
+        ({"max_slowdown": -1}, "max_slowdown is -1"),
+        ({"max_slowdown": float("nan")}, "max_slowdown is nan"),
+        ({"compare": 1.1}, "compare is 1.1"),
+        ({"compare": None}, "compare is None"),
+        ({"compare": 1, "max_abs": "1"}, "max_abs is '1'"),
+        ({"max_rel": 0.1}, "without compare"),
+    ],
+)
+def test_limits_that_cannot_be(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(LoadError, match=says):
+        CanaryLimits(**given)
