@@ -9,6 +9,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import jsonschema
@@ -51,10 +52,11 @@ def classes(root: type[SoaPipelineError] = SoaPipelineError) -> Iterator[type[So
         yield from classes(each)
 
 
-def trees() -> Iterator[ast.AST]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield from ast.walk(ast.parse(path.read_text()))
+@cache
+def nodes() -> list[ast.AST]:
+    """The syntax of our packages."""
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
 
 
 for _package in PACKAGES:
@@ -64,13 +66,12 @@ CPP = (ROOT / "engines/native/include/soa_error.hpp").read_text()
 CPP_CODES = re.findall(r'\b\w+\{"([a-z-]+)", SOA_\w+\}', CPP)
 CPP_ALONE = {"header"}
 CLASSES = {each.__name__: each for each in classes()}
-TREES = list(trees())
 
 
 def codes() -> Iterator[str]:
     """Every code: of a class, of a `raise`, of a verdict, of a gate."""
     yield from (str(each.code) for each in CLASSES.values())
-    for node in TREES:
+    for node in nodes():
         if isinstance(node, ast.keyword) and node.arg == "code" and said(node.value):
             yield said(node.value)
         elif said(node).startswith("candidate-"):
@@ -93,7 +94,7 @@ def test_each_class_has_a_code_of_its_own() -> None:
 
 def test_a_more_special_code_begins_with_that_of_its_class() -> None:
     found = 0
-    for node in TREES:
+    for node in nodes():
         call = node.exc if isinstance(node, ast.Raise) else None
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
             for given in (said(each.value) for each in call.keywords if each.arg == "code"):
