@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from runtime.session import Session
 from runtime.watch import Counts, Watcher
 from soa.records import read_record
 from tests.models import project
+from tests.models.forked import ended
 from tests.models.project import Built, answer, cli, refusal
 from tests.models.shared import made_once
 from tests.models.versions import copy_of
@@ -154,12 +154,7 @@ def test_processes_write_files_of_their_own(
     store: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path / "counts"))
-    spawned = multiprocessing.get_context("spawn")
-    workers = [spawned.Process(target=_run_and_count, args=(store.uri,)) for _ in range(2)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    assert [ended(lambda: _run_and_count(store.uri)) for _ in range(2)] == [0, 0]
     assert len([*(tmp_path / "counts").glob("*.json")]) == 2
     shown = cli("drift", "jets/1", "--registry", store.uri, "--json", code=1).stdout
     assert json.loads(shown)["calls"] == 2
