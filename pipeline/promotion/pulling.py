@@ -28,7 +28,7 @@ def pull(
     """
 
     note = None
-    if ref.startswith(oci.SCHEME):
+    if ref.startswith("oci://"):
         name, bundle = oci.pull(ref, folder)
     else:
         version = registry.find(ref)

@@ -44,7 +44,7 @@ def write_atomically(
             partial.mkdir(exist_ok=bool(resume))
         except FileNotFoundError as error:  # in /proc, or if somebody has removed the parent
             raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
-        with _alone(partial):
+        with _alone(partial) if resume else contextlib.nullcontext():
             try:
                 yield partial
                 _sync_tree(partial)
@@ -58,15 +58,18 @@ def write_atomically(
 
 @contextlib.contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Hold the folder, which may be another process's if its name could be foreseen."""
+    """Hold a folder whose name could be foreseen: it may be another user's or process's."""
     handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():
             raise BundleError(f"{partial}: belongs to another user; it was not used")
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RegistryUnavailableError(f"{partial}: another process is writing it") from None
+        except OSError:
+            pass  # NFS cannot lock folders: there, two processes do not notice each other
         yield
-    except BlockingIOError:
-        raise RegistryUnavailableError(f"{partial}: another process is writing it") from None
     finally:
         os.close(handle)
 

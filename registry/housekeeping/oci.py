@@ -32,7 +32,6 @@ from soa.records import Matching, read_record
 if TYPE_CHECKING:
     from registry.housekeeping.oci_client import Repository
 
-SCHEME = "oci://"
 MODEL = "application/vnd.cncf.model.manifest.v1+json"
 CONFIG = "application/vnd.cncf.model.config.v1+json"
 FILEPATH = "org.cncf.model.filepath"
@@ -96,10 +95,7 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
 def _connected(address: str) -> Repository:
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
-        raise RegistryError(
-            f"{address!r} is no address of a version: oci://HOST/NAME:TAG is needed, or "
-            "oci://HOST/NAME@sha256:DIGEST, with NAME in lower case"
-        )
+        raise RegistryError(f"{address!r}: oci://HOST/name:TAG or oci://HOST/name@sha256:… is needed")
     with needs_extra("oci", RegistryError):
         from registry.housekeeping.oci_client import Repository
     return Repository(**match.groupdict())

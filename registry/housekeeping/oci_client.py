@@ -37,7 +37,6 @@ LARGEST_MANIFEST = 4 << 20
 """In bytes, as the specification of OCI says."""
 THIS_HOST = ("localhost", "127.0.0.1", "::1")
 """Hosts that are asked without TLS."""
-_PIECE = 1 << 18
 
 logging.getLogger("oras").addHandler(logging.NullHandler())  # else its warnings are printed
 
@@ -91,7 +90,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         """The content of a blob."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
         with self._reading(url) as raw:
-            yield from raw.stream(_PIECE, decode_content=False)
+            yield from raw.stream(1 << 18, decode_content=False)
 
     @contextlib.contextmanager
     def _reading(self, url: str, **headers: str) -> Iterator[Any]:
