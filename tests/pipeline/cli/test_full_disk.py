@@ -21,6 +21,7 @@ DRIVER = """
 import json, os, subprocess, sys, tempfile
 from pathlib import Path
 from click.testing import CliRunner
+import torch._inductor, torch.export._trace  # here once, instead of in each child that captures
 from pipeline.cli.main import main
 
 disk, cases = sys.argv[1], json.loads(sys.argv[2])
