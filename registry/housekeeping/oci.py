@@ -95,7 +95,9 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
 def _connected(address: str) -> Repository:
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
-        raise RegistryError(f"{address!r}: oci://HOST/name:TAG or oci://HOST/name@sha256:… is needed")
+        raise RegistryError(
+            f"{address!r}: found no oci://HOST/name:TAG or oci://HOST/name@sha256:…"
+        )
     with needs_extra("oci", RegistryError):
         from registry.housekeeping.oci_client import Repository
     return Repository(**match.groupdict())

@@ -77,7 +77,7 @@ def test_by_way_of_an_oci_registry(
     finally:
         server.kill()
     assert "`pipeline pull` copies it to a folder" in refusal("show", address)
-    assert "oci://HOST/name:TAG or " in refusal("push", here, "host/jets:1")
+    assert "found no oci://HOST/name:TAG" in refusal("push", here, "host/jets:1")
     used = cli("push", here, address, "--name", "other", code=2).stderr
     assert "--name is for a registry of MLflow" in used
     monkeypatch.setitem(sys.modules, "registry.housekeeping.oci_client", None)
