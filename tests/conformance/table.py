@@ -2,7 +2,8 @@
 
     python -m tests.conformance.table
 
-The C++ library is installed into a folder of its own first.
+The C++ library is installed into a folder of its own first. The cases of SONIC need a Triton, and a
+session at a server is there by Python only.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import tempfile
 from pathlib import Path
 
 from pipeline.report.tables import new_table, show
+from serving.errors import ServerError
+from serving.local.triton import find_triton
 from tests.conformance.cases import cases
 from tests.conformance.running import program, ran
+from tests.conformance.sonic import SONIC, Servers
 from tests.models.cplusplus import install
 
 
@@ -31,7 +35,20 @@ def main() -> None:
             )
             cpp = "right" if case.right(done.cpp) else "WRONG"
             table.add_row(name, case.source, case.asserts, python, cpp)
+        (folder / "sonic").mkdir()
+        for name, done_by in by_servers(folder / "sonic").items():
+            table.add_row(name, SONIC[name].source, SONIC[name].asserts, done_by, "-")
     show([table])
+
+
+def by_servers(folder: Path) -> dict[str, str]:
+    """The results of SONIC's cases, by name."""
+    try:
+        find_triton()
+    except ServerError as error:
+        return dict.fromkeys(SONIC, f"not run: {error}")
+    with Servers.made(folder) as servers:
+        return {n: "right" if each.holds(servers) else "WRONG" for n, each in SONIC.items()}
 
 
 if __name__ == "__main__":
