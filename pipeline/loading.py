@@ -15,7 +15,7 @@ from runtime.opening import Mode, Opened, Opening, Options, open_version
 from runtime.process import has_torch
 from runtime.session import Session
 from runtime.versions import CanaryLimits
-from serving.client import SCHEME, RemoteOptions
+from serving.client import SCHEME, RemoteOptions, address_of
 from soa.options import DEVICE, FLAG, NUMBER, PATH, REF, TEXT, known_options, of_type, takes
 
 if TYPE_CHECKING:  # a session whose artifact needs no torch must not import torch
@@ -176,12 +176,15 @@ def load(
         raise LoadError(f"live with device {str(device)!r}: a server runs one version")
     if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
-    if canary is not None and (live or url is not None or device == "auto" or shadow is not None):
-        raise LoadError("a canary runs beside one version here or at a site, without a shadow")
+    if canary is not None and (live or device == "auto" or shadow is not None):
+        raise LoadError("a canary runs beside one version: without live, device 'auto', a shadow")
     if url is not None:
-        return _on_a_server(opening, url, remote)
-    open_ = _at_a_site(opening, site) if at_site else partial(session_on, device=device_here("cpu"))
-    session = open_(open_version(opening)) if at_site else load_here(opening, device, live)
+        open_ = _on_a_server(opening, url, remote)
+    else:
+        open_ = (
+            _at_a_site(opening, site) if at_site else partial(session_on, device=device_here("cpu"))
+        )
+    session = open_(open_version(opening)) if elsewhere else load_here(opening, device, live)
     if lacks_both:
         return session
     from runtime.versions import shadowed, with_canary
@@ -208,14 +211,17 @@ def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
     return Opening(ref, mode=mode, **options)
 
 
-def _on_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Session:
+def _on_a_server(
+    opening: Opening, url: str, remote: RemoteOptions | None
+) -> Callable[[Opened], Session]:
+    """A function that opens a version at the server."""
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
             what = "build" if name == "builder" else name
             raise LoadError(f"{what} with device {url!r}: the server chooses that")
     from serving.remote import connect
 
-    return connect(opening, url, remote)
+    return partial(connect, address=address_of(url), options=remote or RemoteOptions())
 
 
 def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:

@@ -18,7 +18,7 @@ from registry.store import Registry
 from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening, copy_artifact, open_program, open_version, withheld
 from runtime.session import Session
-from serving.client import RemoteOptions
+from serving.client import RemoteOptions, address_of
 from serving.errors import ServerError, ServingError
 from serving.native import Backend, ProgramExecutable, engine_for, make_native
 from serving.remote import connect
@@ -152,7 +152,7 @@ def check_answers(
     folder = deployed.folder / str(deployed.service.number) / BUNDLE
     # The reference has rows to which the model itself answers NaN: the comparison judges those.
     options = dataclasses.replace(options or RemoteOptions(), deadline_s=_CALL_S, allow_nan=True)
-    session = connect(Opening(folder), url, options)
+    session = connect(open_version(Opening(folder)), address_of(url), options)
     try:
         report = _compared(session, "triton", deployed.bundle, deployed.service.signature)
     finally:

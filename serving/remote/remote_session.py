@@ -17,9 +17,9 @@ from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.checked import CheckedSession
 from runtime.loader import checked
-from runtime.opening import Opening, open_version
+from runtime.opening import Opened
 from runtime.session import Binding, Collections, Origin, Session, raw_stream, takes_bindings
-from serving.client import RemoteOptions, address_of
+from serving.client import RemoteOptions
 from serving.remote.remote_model import open_model
 from soa.memory import Collection
 from soa.signature import Signature
@@ -106,19 +106,15 @@ def _run(binding: Binding) -> Mapping[str, Collection]:
     return binding.outputs
 
 
-def connect(
-    opening: Opening, url: str, options: RemoteOptions | None = None
-) -> RemoteSession | CheckedSession:
-    """A session that runs in the server at `triton://host:port`.
+def connect(opened: Opened, address: str, options: RemoteOptions) -> RemoteSession | CheckedSession:
+    """A session of an opened version that runs in the server at `address`, a host and a port.
 
     The server must have the model with the registry's name, number and bundle. This is checked now,
     and by the server for every request. `mode="test"` gives a session that also runs the reference
     program in this process and compares.
 
-    Raises RemoteError, ServingError, or the errors of opening an artifact (runtime/opening).
+    Raises RemoteError or ServingError.
     """
-    address, options = address_of(url), options or RemoteOptions()
-    opened = open_version(opening)
     model = open_model(opened, address, options)
     try:
         model.look()

@@ -222,7 +222,6 @@ def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path
         ({"shadow": "@staging"}, "a canary runs beside one version"),
         ({"live": True}, "a canary runs beside one version"),
         ({"device": "auto"}, "a canary runs beside one version"),
-        ({"device": "triton://nowhere:1"}, "a canary runs beside one version"),
         (
             {"canary": None, "canary_limits": pipeline.CanaryLimits()},
             "name one",

@@ -175,7 +175,18 @@ def test_versions_come_and_go(
         two = opened(f"{NAME}/2")
         right(one, 3)
         right(two, 4)
+        both: dict[str, Any] = {"device": url, "canary": f"{NAME}/2", "share": 0.5}
+        with pipeline.load(f"{NAME}/1", registry=tags.registry, **both) as session:
+            for number in range(4):
+                right(session, number)
+            assert (session.seen.canary_calls, session.seen.production_calls) == (2, 2)
+            assert serve(f"{NAME}/2", "--unload") == [1]
+            for number in range(4):  # the canary is gone: production answers, and no call is lost
+                right(session, number)
+            assert session.withdrawn
+        assert serve(f"{NAME}/2") == [1, 2]
         assert serve(f"{NAME}/1", "--unload") == [2]
+        two = opened(f"{NAME}/2")
         right(two, 5)
         assert serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
         right(opened(f"{NAME}/1"), 6)
