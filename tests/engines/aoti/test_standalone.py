@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 from engines import DEFAULT_ENGINES, EngineError, Portable, Target, engine, host_cpu_levels
@@ -42,7 +43,9 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Built:
     def make(folder: Path) -> None:
         (folder / "made").mkdir()
         model = mlps.PointwiseFirst()
-        built = building.build(model, signature, folder / "made", (NAME,))
+        # Compiling headers first takes longer than one library without that.
+        with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
+            built = building.build(model, signature, folder / "made", (NAME,))
         building.save(built, folder / "files.json")
 
     folder = made_once(tmp_path_factory, "standalone", make)
