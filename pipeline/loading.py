@@ -181,9 +181,8 @@ def load(
     if url is not None:
         open_ = _on_a_server(opening, url, remote)
     else:
-        open_ = (
-            _at_a_site(opening, site) if at_site else partial(session_on, device=device_here("cpu"))
-        )
+        local = partial(session_on, device=device_here("cpu"))
+        open_ = _at_a_site(opening, site) if at_site else local
     session = open_(open_version(opening)) if elsewhere else load_here(opening, device, live)
     if lacks_both:
         return session

@@ -387,8 +387,8 @@ FAULTS = (
     ),
     Fault(
         "production takes a canary that no gate let in",
-        'open_version(_asked("canary", session, opening, canary), canary=True)',
-        'open_version(_asked("canary", session, replace(opening, mode="test"), canary))',
+        'open_version(_asked("share", share, session, opening, canary), canary=True)',
+        'open_version(_asked("share", share, session, replace(opening, mode="test"), canary))',
         ("test_production_takes_only_what_gates_let_in",),
     ),
     Fault(
