@@ -104,8 +104,9 @@ def show(
 def _document(ref: str, kind: str, registry: Registry) -> Answer:
     """A version in a format of other tools. It is JSON with `--json` and without."""
     from pipeline.report import bill_of_materials, build_provenance
+    from registry.bundle import Bundle
 
-    bundle = opened_at(ref, registry).bundle
+    bundle = Bundle.open(opened_at(ref, registry).bundle.path, verify=False)  # without annexes
     data = bill_of_materials(bundle) if kind == "bom" else build_provenance(bundle)
     return Answer(data, json.dumps(data, indent=1).splitlines())
 

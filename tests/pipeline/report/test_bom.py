@@ -15,7 +15,7 @@ from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementData
 
 from pipeline.report import bill_of_materials, build_provenance
-from registry.bundle import Bundle, Manifest, open_folder
+from registry.bundle import Bundle, Manifest
 from soa.records import as_record
 from tests.models.bundles import V3, manifest_data, provable, write_annex, write_bundle
 from tests.models.project import cli
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_bill_of_materials(folder: Path) -> None:
-    bundle = open_folder(folder)
+    bundle = Bundle.open(folder)
     bom = bill_of_materials(bundle)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is None
     digests = {
@@ -58,7 +58,7 @@ def test_the_bill_of_materials(folder: Path) -> None:
 
 
 def test_the_provenance(folder: Path) -> None:
-    said = build_provenance(open_folder(folder))
+    said = build_provenance(Bundle.open(folder))
     data: Any = StatementData()
     ParseDict(said, data)
     Statement.copy_from_pb(data).validate()
