@@ -25,6 +25,9 @@ from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError
 from registry.store.registry import Registry
 from registry.trust import sign
+from runtime.watch import PROFILE, Watcher, profiled, read_counts
+from runtime.watch.profile import components
+from soa import Signature
 from tests.models import cplusplus
 from tests.models.authorities import certify
 from tests.models.cplusplus import ROOT, computed, execute, run
@@ -102,6 +105,48 @@ def test_what_was_promoted_gives_the_bits_that_python_computes(
     digest = Bundle.open(pulled).digest
     assert origin == f"jets jets/1 {digest} {TARGET} aoti"
     assert bits == computed(pipeline.load(pulled, engine_name="aoti"), n)
+
+
+def test_calls_are_counted_as_python_counts_them(
+    project: Path, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bins come from other rows, so that some values lie outside."""
+
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        random = np.random.default_rng(0)
+        names = (
+            each.key for each in components(Signature.from_dict(jets.bundle.manifest.signature))
+        )
+        some = {name: random.normal(1, 1, 50).astype(np.float32) for name in names}
+        (folder / PROFILE).write_text(profiled([some]).to_json())
+
+    folder = promoted(resealed(jets.bundle, tmp_path / "profiled", edit).path)
+    places = {name: tmp_path / name for name in ("python", "cpp")}
+    monkeypatch.setenv("PIPELINE_COUNTS", str(places["python"]))
+    session = pipeline.load(folder, engine_name="aoti", watch=1.0)
+    computed(session, 33)
+    assert isinstance(session.watcher, Watcher)
+    session.watcher.write()
+    score(
+        project,
+        folder,
+        "any_version",
+        n=33,
+        env={"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(places["cpp"])},
+    )
+    digest = Bundle.open(folder).digest
+    ours, theirs = (read_counts([place], digest) for place in places.values())
+    assert (ours.calls, ours.model) == (theirs.calls, theirs.model) == (1, "jets")
+    assert ours.columns == theirs.columns and len(ours.columns) > 3
+    score(
+        project,
+        folder,
+        "any_version",
+        env={"PIPELINE_WATCH": "0", "PIPELINE_COUNTS": str(tmp_path / "none")},
+    )
+    assert not (tmp_path / "none").exists()
+    kind, said = refused(project, folder, "any_version", env={"PIPELINE_WATCH": "half"})
+    assert kind == "Error load" and "PIPELINE_WATCH=half" in said
 
 
 def test_production_asks_for_a_promotion_of_this_bundle(

@@ -34,6 +34,15 @@ struct Rows {
   std::int64_t min = 0, max = 0;
 };
 
+// What counts calls, and the functions of soa_load.h for it: a program that loads no bundle does not link them.
+struct Watch {
+  soa_watch *watch;
+  int (*draws)(const soa_watch *);
+  void (*count)(soa_watch *, const soa_values *, std::size_t);
+  void (*close)(soa_watch *);
+  ~Watch() { close(watch); }
+};
+
 struct State {
   std::map<std::string, Layout> layouts;
   std::set<std::string> written;  // the names of the collections with outputs
@@ -45,6 +54,7 @@ struct State {
   bool any_first = false;  // true if windows may begin at any row
   std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
   Origin origin;
+  std::unique_ptr<Watch> watch;  // null if no call is counted
 };
 
 [[noreturn]] inline void refuse(const Refusal &refusal, const std::string &said) {

@@ -46,6 +46,7 @@ typedef struct soa_origin {
   const char *folder;    /* of the artifact */
   const char *arguments; /* the content of its arguments.txt: soa/signature_lines.py has the format */
   int32_t threads;
+  const char *columns;   /* how the columns of the reference are distributed (reports/columns.json); "" if unknown */
 } soa_origin;
 
 /* loading: null means production on the CPU. On success the caller owns *model (free it by soa_model_close) and *origin
@@ -55,6 +56,30 @@ int soa_load(const char *folder, const soa_loading *loading, soa_model **model, 
 
 /* `origin` may be null. */
 void soa_origin_delete(soa_origin *origin);
+
+/* Counts the values of a share of the calls, for `pipeline drift` (docs/howto/drift.md). Any number of threads may use it. */
+typedef struct soa_watch soa_watch;
+
+/* n values of one column on the CPU. key: "collection/column", or "collection/column[k]" for component k of several. */
+typedef struct soa_values {
+  const char *key;
+  const char *dtype; /* values of 16-bit floats are not counted */
+  const void *data;
+  int64_t n;
+} soa_values;
+
+/* *watch is null if the environment variable PIPELINE_WATCH does not ask for a share, or the version has no `columns`. The
+ * counts go to a new file in the folder PIPELINE_COUNTS, which is written every ten seconds and at the end. */
+int soa_watch_open(const soa_origin *origin, soa_watch **watch, char *message, size_t message_size);
+
+/* 1 if this call is to be counted, which is drawn at random. */
+int soa_watch_draws(const soa_watch *watch);
+
+/* Count a call. Columns that the version does not know are left out. */
+void soa_watch_count(soa_watch *watch, const soa_values *values, size_t count);
+
+/* Write the counts, and delete it. `watch` may be null. */
+void soa_watch_close(soa_watch *watch);
 
 #ifdef __cplusplus
 }

@@ -102,6 +102,25 @@ class Binding {
     use(rows);
     if (!writes_) return;
     detail::check([&](char *text, std::size_t size) { return soa_call_run(call_.get(), stream, text, size); });
+    if (state_->watch && state_->watch->draws(state_->watch->watch)) count();
+  }
+
+  // Counts the values of the last run.
+  void count() const {
+    std::vector<std::string> keys;
+    std::vector<soa_values> values;
+    for (const auto &[name, memory] : memory_) {
+      const Layout &layout = state_->layouts.at(name);
+      for (const Column &column : layout.columns) {
+        for (std::size_t k = 0; k < column.components; ++k) {
+          keys.push_back(name + "/" + column.name + (column.components > 1 ? "[" + std::to_string(k) + "]" : ""));
+          const std::int64_t n = column.kind == "scalar" ? 1 : rows_.at(layout.rows);
+          values.push_back({nullptr, column.dtype.c_str(), memory.address(layout, column, k), n});
+        }
+      }
+    }
+    for (std::size_t i = 0; i < keys.size(); ++i) values[i].key = keys[i].c_str();
+    state_->watch->count(state_->watch->watch, values.data(), values.size());
   }
 
   // Ties the arguments to these numbers of rows.
@@ -240,6 +259,13 @@ class Model {
                                    found->threads);
     state->origin = {found->name, found->ref, found->digest, found->target, found->engine};
     if (!loading.layouts.empty()) detail::require_layouts(loading.layouts, *state);
+    soa_watch *watch = nullptr;
+    if (loading.device == "cpu") {
+      detail::check([&](char *text, std::size_t size) { return soa_watch_open(found.get(), &watch, text, size); });
+    }
+    if (watch != nullptr) {
+      state->watch.reset(new detail::Watch{watch, soa_watch_draws, soa_watch_count, soa_watch_close});
+    }
     return Model(std::move(state));
   }
 

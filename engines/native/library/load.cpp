@@ -18,15 +18,18 @@ namespace refusals = soa::refusals;
 
 namespace {
 
+constexpr char kColumns[] = "reports/columns.json";
+
 // An origin that owns its strings.
 struct Origin : soa_origin {
-  std::string texts[7];
+  std::string texts[8];
 
   Origin(const std::string &name, const std::string &ref, const Sealed &bundle, const std::string &target,
          const std::string &engine, const std::string &folder, int32_t share)
-      : soa_origin{}, texts{name, ref, bundle.digest, target, engine, bundle.root + "/" + folder, ""} {
+      : soa_origin{}, texts{name, ref, bundle.digest, target, engine, bundle.root + "/" + folder, "", ""} {
     texts[6] = bundle.content(folder + "/arguments.txt");
-    const char **fields[] = {&this->name, &this->ref, &digest, &this->target, &this->engine, &this->folder, &arguments};
+    if (bundle.files.count(kColumns) > 0) texts[7] = bundle.content(kColumns);
+    const char **fields[] = {&this->name, &this->ref, &digest, &this->target, &this->engine, &this->folder, &arguments, &columns};
     for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = texts[i].c_str();
     threads = share;
   }
