@@ -84,7 +84,9 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
 
 
 @pytest.fixture(scope="session")
-def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store_of_rivals(
+    gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     def fill(made: Registry) -> None:
         made.promote(made.register(gated.good), "production", PASSED)
         made.promote(made.register(gated.bad), "staging", PASSED)
@@ -93,9 +95,9 @@ def store(gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def registry(store: Path, tmp_path: Path) -> Registry:
+def rivals(store_of_rivals: Path, tmp_path: Path) -> Registry:
     """jets/1 is in production, and jets/2, another model, in staging."""
-    return copy_of(store, tmp_path / "store")
+    return copy_of(store_of_rivals, tmp_path / "store")
 
 
 @pytest.fixture

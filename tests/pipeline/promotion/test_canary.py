@@ -30,6 +30,11 @@ GATES = {"shadow": {"min_events": 5}, "metrics": None, "max_slowdown": 1000}
 pytestmark = pytest.mark.usefixtures("same_threads")
 
 
+@pytest.fixture
+def registry(rivals: Registry) -> Registry:
+    return rivals
+
+
 def with_canary(registry: Registry, **options: Any) -> CanarySession:
     asked: dict[str, Any] = {"canary": "@staging", "share": 0.25, "registry": registry}
     session = pipeline.load("jets@production", **(asked | options))

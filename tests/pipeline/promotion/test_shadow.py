@@ -34,6 +34,11 @@ pytestmark = pytest.mark.usefixtures("same_threads")
 TOGETHER = {"shadow": {"min_events": 20, "max_abs": 1e-3}, "metrics": None, "max_slowdown": 1000}
 
 
+@pytest.fixture
+def registry(rivals: Registry) -> Registry:
+    return rivals
+
+
 def shadowed(registry: Registry, **options: Any) -> ShadowedSession:
     asked: dict[str, Any] = {"shadow": "@staging", "shadow_fraction": 1.0, "registry": registry}
     session = pipeline.load("jets@production", **(asked | options))
