@@ -73,7 +73,7 @@ INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const
 }
 // `K` describes the sums of a product by named constants. There are m times j sums, at most most_m times most_j in
 // registers at a time. left, right: the distance of two rows of the left operand, and of two columns of the right one.
-// loop: the code for a sum is not repeated for each.
+// loop: the code for a sum is not repeated for each. registers: how many the processor has, for `weighted_few`.
 template <class K, class S, class V, class N, class Out>
 INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   int m = 0;
@@ -86,38 +86,38 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
 }
 
 #if defined(__FMA__) && !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
-// A whole register of the processor: sums of one row, beside each other.
+// A whole register of the processor, full of sums of one row.
 #if defined(__AVX512F__)
-#define WHOLE(name) _mm512_##name
-constexpr int kWholeBytes = 64, kRegisters = 32;
+#define WIDEST(name) _mm512_##name
+constexpr int kRegisterBytes = 64;
 #else
-#define WHOLE(name) _mm256_##name
-constexpr int kWholeBytes = 32, kRegisters = 16;
+#define WIDEST(name) _mm256_##name
+constexpr int kRegisterBytes = 32;
 #endif
 template <class N>
-struct Beside;
-#define BESIDE(N, fmadd)                                                            \
-  template <>                                                                       \
-  struct Beside<N> {                                                                \
-    typedef N V __attribute__((vector_size(kWholeBytes), may_alias));               \
-    V sums;                                                                         \
-    INLINE_MEMBER void add(const Beside &weights, N own) {                          \
-      sums = (V)WHOLE(fmadd)(weights.sums, own - V{}, sums); /* -0 stays -0 */      \
-    }                                                                               \
+struct Register;
+#define REGISTER(N, fmadd)                                                     \
+  template <>                                                                  \
+  struct Register<N> {                                                         \
+    typedef N V __attribute__((vector_size(kRegisterBytes), may_alias));       \
+    V sums;                                                                    \
+    INLINE_MEMBER void add(const Register &weights, N own) {                   \
+      sums = (V)WIDEST(fmadd)(weights.sums, own - V{}, sums); /* -0 stays */   \
+    }                                                                          \
   };
-BESIDE(float, fmadd_ps) BESIDE(double, fmadd_pd)
-#undef BESIDE
-#undef WHOLE
+REGISTER(float, fmadd_ps) REGISTER(double, fmadd_pd)
+#undef REGISTER
+#undef WIDEST
 // The sums of kR rows and kM rows of the left operand, kBlocks registers for each. A block of four rows has copies of the
 // first row behind its own kR rows. Each sum takes its steps in the same order as in `weighted_block`.
 template <class K, int kR, int kM, int kBlocks, class S, class V, class N, class Out>
 INLINE void few_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
   constexpr int kJ = K::most_j, kSums = kBlocks * kJ;
-  static_assert(sizeof(Beside<N>) == kJ * sizeof(N), "weights that lie beside each other fill a register");
-  Beside<N> sums[kR][kM][kBlocks];
-  UNROLL for (int q = 0; q < kR * kM * kBlocks; ++q) (&sums[0][0][0])[q] = Beside<N>{};
+  static_assert(sizeof(Register<N>) == kJ * sizeof(N), "the weights of a step fill a register");
+  Register<N> sums[kR][kM][kBlocks];
+  UNROLL for (int q = 0; q < kR * kM * kBlocks; ++q) (&sums[0][0][0])[q] = Register<N>{};
   walk(steps, left, left, [&](const V *x, const V *) ALWAYS_INLINE {
-    Beside<N> own[kBlocks];
+    Register<N> own[kBlocks];
     UNROLL for (int q = 0; q < kBlocks; ++q) __builtin_memcpy(&own[q], weights + q * kJ * S::count, sizeof own[q]);
     UNROLL for (int r = 0; r < kR; ++r) {
       UNROLL for (int a = 0; a < kM; ++a) {
@@ -142,7 +142,7 @@ INLINE void few_block(S steps, const V *left, const N *weights, int m, int j, co
 }
 template <class K, int kR, int kM, class S, class V, class N, class Out>
 INLINE void few_rows(S steps, const V *left, const N *weights, int m, const Out &out) {
-  constexpr int kJ = K::most_j, kAll = (K::j + kJ - 1) / kJ, kFit = (kRegisters - 1) / (kR * kM + 1);
+  constexpr int kJ = K::most_j, kAll = (K::j + kJ - 1) / kJ, kFit = (K::registers - 1) / (kR * kM + 1);
   constexpr int kPasses = (kAll + kFit - 1) / kFit, kBlocks = (kAll + kPasses - 1) / kPasses;
   int q = 0;
   LOOP for (; q + kBlocks <= kAll; q += kBlocks) {

@@ -269,7 +269,10 @@ class Writer:
             scalar = {"F": "float", "D": "double"}[kind]
             place = self.constants.add(blocked.weights.data)
             rest = formula(blocked.weights.rest + place, self.constants)
-            call = "weighted_few<Sums>" if blocked.few else "weighted<Sums>"
+            call = "weighted<Sums>"
+            if blocked.few:
+                call = "weighted_few<Sums>"
+                constants["registers"] = self.registers
             right = f"({scalar} const *)weights + {rest}"
         else:
             assert blocked.right is not None
