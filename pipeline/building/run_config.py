@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
@@ -34,11 +34,12 @@ from pipeline.config import (
 )
 from pipeline.errors import ConfigError, ReportError
 from pipeline.report import page_place, publish, require_libraries
-from registry.bundle import Bundle, SessionSettings
+from registry.bundle import SUMS, Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
 from registry.version import Version
 from soa.options import FUNCTION, PATH, of_type, takes
+from soa.signature import Signature
 from stages.capture import Capture, capture
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, MetricError
@@ -165,11 +166,9 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
     """The bundle of a config. An identical earlier run has made it already: then its bundle."""
     labelled = _labelled(config)
     targets = _targets(config)
-    made_of = _captured_from(config)
-    captured = work.result("capture", made_of, lambda at: _captured(config, work, at), Capture.load)
+    captured = _captured(config, targets, work)
     whole = {
-        "made of": made_of,
-        "capture": captured.digest(),
+        "capture": [captured.folder.name, captured.digest()],
         "config": config.digest(),
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
@@ -178,20 +177,23 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
     }
 
     def build(folder: Path) -> str:
-        results = build_targets(work, captured, targets, _recipe(config, captured))
+        recipe = _recipe(config, captured)
+        results = build_targets(work, captured, targets, recipe)
         # A candidate that failed for lack of time is tried again, and may become valid.
         verdicts = {
             target: {name: each.report.valid for name, each in result.candidates.items()}
             for target, result in results.items()
         }
-        bundle = work.result(
+        parts = {**whole, "verdicts": verdicts}
+        digest = work.record(
             "package",
-            {**whole, "verdicts": verdicts},
-            lambda at: _packaged(config, path, work, captured, results, labelled, at),
-            lambda at: Bundle.open(at / "bundle"),
+            parts,
+            str,
+            lambda at: _packaged(config, path, work, captured, recipe, results, labelled, at),
         )
-        depends_on(folder, {str(bundle.path / "SHA256SUMS"): bundle.digest})  # it may be deleted
-        return os.path.relpath(bundle.path, work.root)  # the work folder may be moved
+        bundle = work.folder("package", parts) / "bundle"
+        depends_on(folder, {str(bundle / SUMS): digest})
+        return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
     place = work.record("runs", whole, str, build, lambda _: not work.try_again)
     return Bundle.open(work.root / place, verify=False)
@@ -215,40 +217,40 @@ def _targets(config: Config) -> list[Target]:
     return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
 
 
-def _captured_from(config: Config) -> dict[str, Any]:
-    """All that a capture depends on, but for the modules that the user's code imports."""
-    return {
+def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
+    """Build and run the user's model in a child, and capture it, if that is not done already.
+
+    Meanwhile the processes that compile the first candidates start and import. Each holds torch:
+    there are never more than two.
+    """
+    signature = config.signature()
+    parts = {  # the modules that the user's code imports are known when it has run
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
         "independence": config.gates.independence,
-        "signature": config.signature().to_dict(),
+        "signature": signature.to_dict(),
         "reference": reference_fingerprint(config),
         "code": code_digest(),
         "tools": tools(),
     }
 
+    def make(folder: Path) -> None:
+        first = first_engines(config.engines, not config.names_engines)
+        jobs = min(len(first) * len(targets), len(os.sched_getaffinity(0)), 2)
+        with work.step("capture"):
+            expect_jobs(jobs, TO_READ_PROGRAMS)
+            in_fork(
+                "the model",
+                lambda say: _capture_here(config, signature, folder, say),
+                lambda text: work.say(f"  {text}"),
+            )
 
-def _captured(config: Config, work: Work, folder: Path) -> Capture:
-    """Build and run the user's model in a child, and write its capture into `folder`.
-
-    Meanwhile the processes that compile the first candidates start and import. Each holds torch:
-    there are never more than two.
-    """
-    first = first_engines(config.engines, not config.names_engines)
-    jobs = min(len(first) * len(_targets(config)), len(os.sched_getaffinity(0)), 2)
-    with work.step("capture"):
-        expect_jobs(jobs, TO_READ_PROGRAMS)
-        in_fork(
-            "the model",
-            lambda say: _capture_here(config, folder, say),
-            lambda text: work.say(f"  {text}"),
-        )
-    return Capture.load(folder)
+    work.record("capture", parts, NoneType, make)
+    return Capture.load(work.folder("capture", parts))
 
 
-def _capture_here(config: Config, folder: Path, say: Say) -> None:
-    signature = config.signature()
+def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
     try:
         capture(
             build_model(source_of(config), lambda note: say(f"note: {note}")),
@@ -293,17 +295,18 @@ def _packaged(
     path: Path,
     work: Work,
     captured: Capture,
-    results: dict[str, TargetResult],
+    recipe: Recipe,
+    results: Mapping[str, TargetResult],
     labelled: Labelled | None,
     folder: Path,
-) -> Bundle:
+) -> str:
+    """Write the bundle into `folder`, with the metrics; returns its digest."""
     kept = None
     if labelled is not None:
         results = {t: _scored(config, work, captured, r, labelled) for t, r in results.items()}
         kept = labelled.keep(folder / "metrics"), folder / "metrics"
-    recipe = _recipe(config, captured)
     with work.step("package"):
-        return package(
+        bundle = package(
             folder / "bundle",
             config.name,
             config.description,
@@ -316,6 +319,8 @@ def _packaged(
             kept,
             own_rows=bool(config.reference.file or config.reference.factory),
         )
+    depends_on(folder, {str(bundle.path / SUMS): bundle.digest})  # it may be deleted
+    return bundle.digest
 
 
 def _scored(

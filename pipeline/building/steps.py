@@ -106,14 +106,7 @@ class Steps:
             child = folder / "child"
             with self.work.step(f"{stage} {what}"):
                 if here:
-                    report = validate_candidate(
-                        trial,
-                        child,
-                        limit_s,
-                        target.torch_device,
-                        more=self.captured.more,
-                        many=self.captured.many,
-                    )
+                    report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
             for line in _about(report):
@@ -221,6 +214,8 @@ class Steps:
             tile,
             captured.program,
             self.recipe.special_values,
+            captured.more,
+            captured.many,
         )
 
 

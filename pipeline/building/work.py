@@ -73,33 +73,6 @@ class Work:
         """Where a stage keeps its files. The work folder may be moved between two runs."""
         return self.root / stage / content_key(parts)
 
-    def result(
-        self,
-        stage: str,
-        parts: Mapping[str, Any],
-        build: Callable[[Path], T],
-        load: Callable[[Path], T],
-        keep: Callable[[T], bool] = lambda made: True,
-    ) -> T:
-        """The result of a stage: `load` reads it from its folder, or `build` makes it there.
-
-        `parts`: all that the result depends on, except files that `depends_on` names in `build`. A
-        result for which `keep` is false is used now, and built again by the next run.
-        """
-        folder = self.folder(stage, parts)
-        if not _is_done(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                if not _is_done(folder):  # another run may have built it meanwhile
-                    if folder.exists():
-                        shutil.rmtree(folder)
-                    folder.mkdir()
-                    made = build(folder)
-                    if keep(made):
-                        write_whole(folder / _DONE, "{}")
-                    return made
-        return load(folder)
-
     def record(
         self,
         stage: str,
@@ -108,15 +81,26 @@ class Work:
         make: Callable[[Path], T],
         keep: Callable[[T], bool] = lambda made: True,
     ) -> T:
-        """The record of a stage, of a type that `as_record` reads: `make` makes it, and gets the
-        stage's folder; a later call reads it there. `keep`: see `result`."""
+        """The record of a stage, of a type that `as_record` reads. `make` makes it, and may write
+        files into the stage's folder, which it gets; a later call reads the record there.
 
-        def build(folder: Path) -> T:
-            made = make(folder)
-            (folder / _RECORD).write_text(json.dumps(as_data(made)))
-            return made
-
-        return self.result(stage, parts, build, lambda at: _read(kind, at / _RECORD), keep)
+        `parts`: all that the record depends on, except files that `depends_on` names in `make`. A
+        record for which `keep` is false is used now, and made again by the next run.
+        """
+        folder = self.folder(stage, parts)
+        if not _is_done(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{folder}.lock"):
+                if not _is_done(folder):  # another run may have made it meanwhile
+                    if folder.exists():
+                        shutil.rmtree(folder)
+                    folder.mkdir()
+                    made = make(folder)
+                    (folder / _RECORD).write_text(json.dumps(as_data(made)))
+                    if keep(made):
+                        write_whole(folder / _DONE, "{}")
+                    return made
+        return _read(kind, folder / _RECORD)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

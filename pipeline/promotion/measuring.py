@@ -162,14 +162,10 @@ def _validated(
             return ValidationReport.refused(
                 engine_name, f"{SEE_EACH_OTHER}: {seen}", "candidate-rows"
             )
-        return validate_candidate(
-            replace(trial, reference=beside) if beside else trial,
-            folder,
-            _VALIDATION_LIMIT_S,
-            Target.parse(target).torch_device,
-            program=program if beside else None,
-            nonfinite=nonfinite,
-        )
+        if beside is not None:
+            trial = replace(trial, reference=beside, set_nonfinite=nonfinite)
+        device = Target.parse(target).torch_device
+        return validate_candidate(trial, folder, _VALIDATION_LIMIT_S, device)
 
 
 @contextmanager

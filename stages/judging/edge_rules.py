@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,14 +22,23 @@ _POISON = 0xFF
 _ROUNDING = 1e-12  # the rounding error of a fraction
 
 
+@dataclass(frozen=True)
+class EdgeVerdict:
+    """`refusal`: why an artifact is refused for these rows; empty if it is not. `differs`: whether
+    its answers differ from the eager model's."""
+
+    refusal: str = ""
+    differs: bool = False
+
+
 def at_edge(
     session: Session,
     edge: Edge,
     tolerances: Mapping[str, Tolerance],
     program: Path | None = None,
     special_values: Special = "report",
-) -> tuple[str, bool]:
-    """Why an artifact is refused for these rows, or ""; and whether its answers differ from eager.
+) -> EdgeVerdict:
+    """Judge an artifact's answers to the rows of an edge.
 
     Stress rows are judged as the reference's own, but a row in which the model itself is not sure
     is no reason to refuse. At NaN, infinities and -0.0 an integer, a bool, or another finite number
@@ -42,9 +51,9 @@ def at_edge(
     except Exception as error:
         if full_disk(error):
             raise
-        return f"the artifact failed: {type(error).__name__}: {first_line(error)}", False
+        return EdgeVerdict(f"the artifact failed: {type(error).__name__}: {first_line(error)}")
     if run.faults:
-        return run.faults[0], False
+        return EdgeVerdict(run.faults[0])
     answers = {}
     for name, expected in edge.outputs.items():
         allowed = tolerances[name]
@@ -59,9 +68,9 @@ def at_edge(
     for name, each in answers.items():
         most = max(tolerances[name].max_outside, _ROUNDING)
         if _share(bad[name]) > most:
-            return each.sentence(name, bad[name]) + _advice(edge), True
+            return EdgeVerdict(each.sentence(name, bad[name]) + _advice(edge), differs=True)
         differs |= _share(each.outside) > most
-    return "", differs
+    return EdgeVerdict(differs=differs)
 
 
 def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:

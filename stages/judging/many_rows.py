@@ -66,10 +66,18 @@ class _Seen:
     unexplained: Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Tried:
+    """How often an artifact differs from the eager model, and why it is refused; empty if not."""
+
+    record: ManyRows
+    refusal: str = ""
+
+
 def tried_on(
     session: Session, many: Reference, tolerances: Mapping[str, Tolerance], program: Path
-) -> tuple[ManyRows, str]:
-    """How often an artifact differs from the eager model, and why it is refused, or "".
+) -> Tried:
+    """Compare an artifact with the eager model on many rows.
 
     A row that differs is a reason to refuse if rounding errors of the model, run as `program`, do
     not explain it. `many` has an edge for each piece of rows.
@@ -88,7 +96,7 @@ def tried_on(
         found += [piece] if piece.count else []
     count = sum(piece.count for piece in found)
     record = ManyRows(rows=tried, outside=count, below=share_below(count, tried))
-    return _looked_at(signature, found, record, tolerances, program) if found else (record, "")
+    return _looked_at(signature, found, record, tolerances, program) if found else Tried(record)
 
 
 def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -109,7 +117,7 @@ def _looked_at(
     record: ManyRows,
     tolerances: Mapping[str, Tolerance],
     program: Path,
-) -> tuple[ManyRows, str]:
+) -> Tried:
     """Compare rows outside, or the first of them, with the float64 model."""
     alone = len(signature.dims) == 1 and not any(b.rowless for b in signature.outputs)
     if alone and not signature.jagged and dependence_of(None, program) is None:
@@ -128,8 +136,8 @@ def _looked_at(
     for piece, each in zip(pieces, seen, strict=True):
         for name, bad in each.unexplained.items():
             if int(of_rows(bad).sum()) > tolerances[name].max_outside * record.rows:
-                return record, piece.answers[name].sentence(name, bad)
-    return record, ""
+                return Tried(record, piece.answers[name].sentence(name, bad))
+    return Tried(record)
 
 
 def _joined(signature: Signature, found: Sequence[_Piece]) -> _Piece:

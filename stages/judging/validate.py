@@ -82,71 +82,56 @@ class Trial:
     program: Path | None = None
     """The captured program, to judge stress rows in which the model itself is not sure."""
     special_values: Special = "report"
+    more: Path | None = None
+    """A reference of further rows, with a case for each window."""
+    many: Path | None = None
+    """A reference of many rows like those of `reference`."""
+    set_nonfinite: float | None = None
+    """If given, `reference` is a larger set of inputs in the form of `read_set`, and the expected
+    answers are those of `program`, run by the `exported` engine: this shows that the compiled code
+    agrees with the captured program. At most this fraction of an output may be NaN or infinite."""
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON data, for another process."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
+        # Links are not resolved: a held file (`Pinned`) is opened through its link.
+        files = {k: str(path.absolute()) for k, path in data.items() if isinstance(path, Path)}
         return {
             **data,
-            # Links are not resolved: a held file (`Pinned`) is opened through its link.
-            "file": str(self.file.absolute()),
+            **files,
             "signature": self.signature.to_dict(),
-            "reference": str(self.reference.absolute()),
             "tolerances": {key: asdict(t) for key, t in self.tolerances.items()},
             "classifiers": sorted(self.classifiers),
-            "program": None if self.program is None else str(self.program.absolute()),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        names = ("file", "reference", "program", "more", "many")
+        files = {name: Path(data[name]) for name in names if data.get(name) is not None}
         read = {
-            "file": Path(data["file"]),
             "signature": Signature.from_dict(data["signature"]),
-            "reference": Path(data["reference"]),
             "tolerances": {key: Tolerance(**t) for key, t in data["tolerances"].items()},
             "classifiers": frozenset(data["classifiers"]),
-            "program": Path(data["program"]) if data.get("program") else None,
         }
-        return cls(**{**data, **read})
+        return cls(**{**data, **files, **read})
 
 
 def validate_candidate(
-    trial: Trial,
-    folder: Path,
-    timeout_s: float,
-    device: str = "cpu",
-    *,
-    program: Path | None = None,
-    nonfinite: float = 0.0,
-    more: Path | None = None,
-    many: Path | None = None,
+    trial: Trial, folder: Path, timeout_s: float, device: str = "cpu"
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
-    With `program`, the reference is a larger set of inputs in the form of `read_set`, and the
-    expected answers are those of this program.pt2, run by the `exported` engine. This shows that
-    the compiled code agrees with the captured program on these inputs. Capture has shown that the
-    program agrees with the eager model. At most the fraction `nonfinite` of an output's expected
-    answers may be NaN or infinite. A file that does not fit raises ReferenceDataError here.
-
-    `more` is a reference of further rows, with a case for each window; `many` has many rows like
-    those of the reference. With a tile, the artifact is
-    refused if a row's answer depends on other rows. If memory runs out, validation runs once more
-    without keeping free memory. `folder` is for scratch files.
+    With a tile, the artifact is refused if a row's answer depends on other rows. If memory runs
+    out, validation runs once more without keeping free memory. `folder` is for scratch files. A set
+    of inputs that does not fit raises ReferenceDataError here.
     """
-    payload: dict[str, Any] = {
-        "trial": trial.to_dict(),
-        "device": device,
-        "more": None if more is None else str(more.absolute()),
-        "many": None if many is None else str(many.absolute()),
-    }
     # Not this module: it loads the native runner, which then refuses threads in the child.
     imports: tuple[str, ...] = ("stages.compile",)
-    if trial.engine == "exported" or program is not None:
+    if trial.engine == "exported" or trial.set_nonfinite is not None:
         imports += TO_READ_PROGRAMS
-    if program is not None:
+    if trial.set_nonfinite is not None:
         read_set(trial.signature, trial.reference)
-        payload |= {"program": str(program.absolute()), "nonfinite": nonfinite}
+    payload: dict[str, Any] = {"trial": trial.to_dict(), "device": device}
     begun = time.monotonic()
     outcome = run_isolated(_HERE, payload, folder, timeout_s, imports)
     left_s = timeout_s - (time.monotonic() - begun)
@@ -171,26 +156,17 @@ def _last_case(log: Path) -> str:
 
 
 def validate_here(
-    trial: Mapping[str, Any],
-    device: str = "cpu",
-    program: str | None = None,
-    nonfinite: float = 0.0,
-    more: str | None = None,
-    many: str | None = None,
-    keep_memory: bool = True,
+    trial: Mapping[str, Any], device: str = "cpu", keep_memory: bool = True
 ) -> dict[str, Any]:
     """Runs in the child process. Raises MemoryError if memory ran out with `keep_memory`."""
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
     given, where = Trial.from_dict(trial), torch.device(device)
+    compared = _with_reference if given.set_nonfinite is None else _with_program
     with tf32_switches(given.precision):
         executable = open_candidate(given.engine, given.file, where)
-        session = Session(given.signature, executable, where)
-        if program is None:
-            report = _beside_reference(session, given, more, many)
-        else:
-            report = _beside_program(session, given, Path(program), nonfinite)
+        report = compared(Session(given.signature, executable, where), given)
     if out_of_memory(RuntimeError(report.reason or report.window)):
         if keep_memory:
             raise MemoryError(report.reason)
@@ -198,11 +174,8 @@ def validate_here(
     return report.to_dict()
 
 
-def _beside_reference(
-    session: Session, trial: Trial, more: str | None, many: str | None
-) -> ValidationReport:
-    """Compare a session with the reference, with the reference of further rows in `more`, and with
-    that of many rows in `many`."""
+def _with_reference(session: Session, trial: Trial) -> ValidationReport:
+    """Compare a session with the references of a trial."""
     known = Reference.load(trial.reference, trial.signature)
     if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
         return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
@@ -214,20 +187,18 @@ def _beside_reference(
         trial.tolerances,
         trial.classifiers,
         say=lambda text: print(text, flush=True),  # ours
-        more=None if more is None else Reference.load(Path(more)),
+        more=None if trial.more is None else Reference.load(trial.more),
         program=trial.program,
         special_values=trial.special_values,
     )
     if report.valid:
         report = replace(report, bits=answer_bits(session, trial.reference))
-    if report.valid and many is not None and trial.program is not None:
+    if report.valid and trial.many is not None and trial.program is not None:
         print("at many rows", flush=True)  # ours
-        record, wrong = tried_on(
-            session, Reference.load(Path(many)), trial.tolerances, trial.program
-        )
-        report = replace(report, many_rows=record)
-        if wrong:
-            why = f"{record.text}; {wrong}, which rounding errors do not explain"
+        tried = tried_on(session, Reference.load(trial.many), trial.tolerances, trial.program)
+        report = replace(report, many_rows=tried.record)
+        if tried.refusal:
+            why = f"{tried.record.text}; {tried.refusal}, which rounding errors do not explain"
             return replace(report, valid=False, reason=why, code="candidate-deviates")
     return report
 
@@ -266,24 +237,24 @@ def validate_session(
     differ = []
     for edge in reference.edges:
         say(f"at {label(edge.case)} of {edge.what}")
-        wrong, differs = at_edge(session, edge, tolerances, program, special_values)
-        if wrong:
-            why = f"{edge.what} in the inputs: {wrong}"
+        judged = at_edge(session, edge, tolerances, program, special_values)
+        if judged.refusal:
+            why = f"{edge.what} in the inputs: {judged.refusal}"
             seconds = time.monotonic() - begun
             return replace(found, valid=False, reason=why, seconds=seconds, code="candidate-edge")
-        differ += [edge.what] if differs else []
+        if judged.differs:
+            differ.append(edge.what)
     return replace(found, edges=tuple(differ), seconds=time.monotonic() - begun)
 
 
-def _beside_program(
-    session: Session, trial: Trial, program: Path, nonfinite: float
-) -> ValidationReport:
+def _with_program(session: Session, trial: Trial) -> ValidationReport:
     """Compare a session with the portable program, on one window of the inputs after the other."""
+    assert trial.program is not None and trial.set_nonfinite is not None
     inputs = read_set(trial.signature, trial.reference)
     session = tiled(session, trial.tile)
     begun = time.monotonic()
     signature = session.signature
-    portable = Session(signature, open_candidate("exported", program, torch.device("cpu")))
+    portable = Session(signature, open_candidate("exported", trial.program, torch.device("cpu")))
     cases: list[CaseReport] = []
     counts: list[Nonfinite] = []
     for rows, case in windows(signature, inputs):
@@ -293,10 +264,10 @@ def _beside_program(
     for output in signature.outputs:
         mine = [one for one in counts if one.output == output.name]
         share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))
-        if share > nonfinite:
+        if share > trial.set_nonfinite:
             why = (
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
-                f"infinite and prove nothing; at most {nonfinite:.2%} is allowed"
+                f"infinite and prove nothing; at most {trial.set_nonfinite:.2%} is allowed"
             )
             return ValidationReport.failed(trial.engine, why, code=ReferenceDataError.code)
     return _judged(trial.engine, cases, trial.tolerances, begun)

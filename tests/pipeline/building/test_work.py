@@ -28,7 +28,7 @@ def test_key_depends_on_what_is_said_not_on_its_order() -> None:
 
 
 class Stage:
-    """A stage that counts its builds; its result is a file."""
+    """A stage that counts its builds, and writes a file."""
 
     def __init__(self, root: Path, source: Path | None = None, good: bool = True) -> None:
         self.work, self.source, self.good, self.built = Work(root), source, good, 0
@@ -45,12 +45,9 @@ class Stage:
     def run(self, stage: str = "stage", key: str = "key") -> int:
         """Runs the stage; returns how often it was built so far."""
         parts = {"key": key}
-        made = self.work.result(stage, parts, self.build, self.load, lambda made: self.good)
+        made = self.work.record(stage, parts, str, self.build, lambda made: self.good)
         assert made == "42"
         return self.built
-
-    def load(self, folder: Path) -> str:
-        return (folder / "result").read_text()
 
 
 def test_built_once(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ def test_broken_off_is_done_again_in_an_empty_folder(
 
     stage = Stage(tmp_path)
     with pytest.raises(how):
-        stage.work.result("stage", {"key": "key"}, fail, str)
+        stage.work.record("stage", {"key": "key"}, str, fail)
     assert [stage.run(), stage.run()] == [1, 1]
 
 

@@ -73,8 +73,9 @@ def test_near_ties_are_counted_and_no_reason_to_refuse(
     eager: Built, many: Reference, tmp_path: Path
 ) -> None:
     other = build(Nearest(exactly=True), SIGNATURE, tmp_path, ("exported",), pool())
-    found, refusal = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
-    assert refusal == ""
+    tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+    assert tried.refusal == ""
+    found = tried.record
     assert found.rows >= MOST and 1e-4 < found.outside / found.rows < 0.05
     assert found.outside / found.rows < found.below < 2 * found.outside / found.rows
     looked_at = found.artifact + found.eager + found.neither
@@ -83,14 +84,16 @@ def test_near_ties_are_counted_and_no_reason_to_refuse(
 
 def test_a_rare_fault_is_refused(eager: Built, many: Reference, tmp_path: Path) -> None:
     other = build(Nearest(fault=True), SIGNATURE, tmp_path, ("exported",), pool())
-    found, refusal = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
-    assert "'y'" in refusal and 0 < found.outside < found.rows / 10
+    tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+    found = tried.record
+    assert "'y'" in tried.refusal and 0 < found.outside < found.rows / 10
     assert found.eager > 0 == found.artifact
 
 
 def test_the_model_itself_is_never_outside(eager: Built, many: Reference) -> None:
-    found, refusal = tried_on(eager.session("exported"), many, TOLERANCES, eager.capture.program)
-    assert (found.outside, refusal) == (0, "") and found.below < 3.1 / found.rows
+    tried = tried_on(eager.session("exported"), many, TOLERANCES, eager.capture.program)
+    assert (tried.record.outside, tried.refusal) == (0, "")
+    assert tried.record.below < 3.1 / tried.record.rows
 
 
 @pytest.mark.parametrize(("outside", "tried"), [(0, 200_000), (1, 50), (30, 200_000), (7, 7)])

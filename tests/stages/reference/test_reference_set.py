@@ -98,8 +98,10 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
         Signature.from_dict(manifest.signature),
         inputs,
         recorded_tolerances(manifest),
+        program=program,
+        set_nonfinite=0.0,
     )
-    answer = validate_here(trial.to_dict(), program=str(program), keep_memory=False)
+    answer = validate_here(trial.to_dict(), keep_memory=False)
     return ValidationReport.from_dict(answer)
 
 
