@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _native.set_error(RunError)
 
 count_between = _native.count_between
-"""Counts values between edges: see common/counting.h."""
+"""Counts values in bins: see common/counting.h."""
 
 SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
 """The library that replaces torch for artifacts of `aoti-standalone`. It exists only on x86-64."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.processes import Lock
 from runtime.errors import LoadError
-from runtime.watch.profile import Profile, components
+from runtime.watch.profile import Profile, Values, components
 from runtime.watch.tally import Tally
 from soa.files import read_plain
 from soa.memory import Collection
@@ -28,8 +28,8 @@ class Counts(Record):
     model: str
     version: str | None
     digest: str
-    calls: int = 0
-    columns: dict[str, list[int]]
+    calls: Values = 0
+    columns: dict[str, list[Values]]
 
     @property
     def label(self) -> str:
@@ -45,15 +45,9 @@ class Counts(Record):
         every = dict.fromkeys((*self.columns, *other.columns))
         try:
             columns = {key: _sum(self.columns.get(key), other.columns.get(key)) for key in every}
+            return replace(self, calls=self.calls + other.calls, columns=columns)
         except ValueError as error:
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
-        return Counts(
-            model=self.model,
-            version=self.version,
-            digest=self.digest,
-            calls=self.calls + other.calls,
-            columns=columns,
-        )
 
     def to_json(self) -> str:
         return json.dumps(as_data(self)) + "\n"

@@ -9,13 +9,13 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from registry.bundle import Bundle
 from runtime.errors import LoadError
 from soa.files import read_plain
 from soa.layout import Column
-from soa.records import Record, as_data, read_record
+from soa.records import Record, Within, as_data, read_record
 from soa.signature import Signature, offsets_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ KINDS = ("NaN", "-infinity", "infinity", "zero", "below", "above")
 outside all bins."""
 
 
+Values = Annotated[int, Within(0, 10**18)]
+"""A number of values."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bins(Record):
     """The bins of a column: bin k has the values from `edges[k]` to below `edges[k + 1]`.
@@ -38,13 +42,13 @@ class Bins(Record):
     """
 
     edges: list[float]
-    counts: list[int]
+    counts: list[Values]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.counts) != len(KINDS) + max(len(self.edges) - 1, 0):
             raise ValueError(f"{len(self.edges)} edges with {len(self.counts)} counts")
-        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if any(not a < b for a, b in zip(self.edges, self.edges[1:], strict=False)):
             raise ValueError("the edges do not ascend")
 
 

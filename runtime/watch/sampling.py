@@ -54,7 +54,7 @@ class Watcher:
         tell(self)
 
     def after_fork(self) -> None:
-        self._counter = Counter(self._profile, self._signature)
+        self._counter, self._written = Counter(self._profile, self._signature), 0
         name = re.sub(r"[^\w.-]", "_", f"{self._label}-{gethostname()}-{os.getpid()}")
         self.file = self._folder / f"{name}-{token_hex(4)}.json"
         """Where this process keeps the counts."""
@@ -94,10 +94,11 @@ class Watcher:
     def write(self) -> None:
         """Write the file of this process, and set the gauges of telemetry."""
         found = self.counts
-        if not found.calls:
+        if found.calls == self._written:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.file, found.to_json())
+        self._written = found.calls
         moved = {each.column: each.psi for each in drift(self._profile, found)}
         gauge_drift(found.model, found.version or "", moved)
 
@@ -135,7 +136,7 @@ def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
     share = opened.opening.watch
     asked = share is not None
     if share is None:
-        share = _share(os.environ.get(SHARE, "0"))
+        share = _share(os.environ.get(SHARE) or "0")
     if not share:
         return None
     if not asked and not has_profile(opened.bundle):
@@ -148,7 +149,7 @@ def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
 
 def counts_folder() -> Path:
     """The folder in which sessions keep their counts."""
-    return Path(os.environ.get(FOLDER, "pipeline-counts")).absolute()
+    return Path(os.environ.get(FOLDER) or "pipeline-counts").absolute()
 
 
 def _share(text: str) -> float:

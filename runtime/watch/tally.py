@@ -1,9 +1,8 @@
-"""Counts of one column's values between edges."""
+"""Counts of one column's values in bins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,17 @@ import numpy.typing as npt
 from engines.native import count_between
 from soa.memory import Span, span_of
 
+_KINDS = 6  # what is counted beside the bins: `KINDS` of profile.py
 _WIDER = ("float16", "bfloat16")  # counted as float32
 
 
 class Tally:
-    """Counts the values of one column between edges, which ascend."""
+    """Counts the values of one column in the bins between edges, which ascend."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self._edges = np.array(edges, np.float64)
-        self._raw = np.zeros(4 + len(edges), np.int64)
-        """NaN, -infinity, infinity, zero, and for each edge the values below it."""
-        self._all = 0
+        self._counts = np.zeros(_KINDS + max(len(edges) - 1, 0), np.int64)
+        self._into = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
 
     def add(self, span: Span) -> None:
         if span.device.type == "cpu" and span.dtype == "float16":
@@ -31,22 +30,11 @@ class Tally:
             values = span.tensor().cpu()
             span = span_of(values.float() if span.dtype in _WIDER else values)
         (n,) = span.shape
-        count_between(
-            span.address, span.dtype, n, self._edges.ctypes.data, len(self._edges),
-            self._raw.ctypes.data,
-        )  # fmt: skip
-        self._all += n
+        count_between(span.address, span.dtype, n, *self._into)
 
     def counts(self) -> list[int]:
         """The numbers of values: those of `KINDS`, then one for each bin."""
-        nan, low, high, zero, *below = self._raw.tolist()
-        # Below each edge, without -infinity and zeros, which are counted apart.
-        own = [
-            b - low - (zero if edge > 0 else 0) for b, edge in zip(below, self._edges, strict=True)
-        ]
-        finite = self._all - nan - low - high - zero
-        outside = (own[0], finite - own[-1]) if own else (0, finite)
-        return [nan, low, high, zero, *outside, *(b - a for a, b in pairwise(own))]
+        return self._counts.tolist()
 
 
 def counted(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:

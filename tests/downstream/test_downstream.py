@@ -107,10 +107,9 @@ def test_what_was_promoted_gives_the_bits_that_python_computes(
     assert bits == computed(pipeline.load(pulled, engine_name="aoti"), n)
 
 
-def test_calls_are_counted_as_python_counts_them(
-    project: Path, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bins come from other rows, so that some values lie outside."""
+@pytest.fixture(scope="module")
+def profiled_jets(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A version with bins, of other rows than those of the tests: some values lie outside."""
 
     def edit(folder: Path, _: dict[str, Any]) -> None:
         random = np.random.default_rng(0)
@@ -120,33 +119,48 @@ def test_calls_are_counted_as_python_counts_them(
         some = {name: random.normal(1, 1, 50).astype(np.float32) for name in names}
         (folder / PROFILE).write_text(profiled([some]).to_json())
 
-    folder = promoted(resealed(jets.bundle, tmp_path / "profiled", edit).path)
+    made = tmp_path_factory.mktemp("profiled") / "jets"
+    return promoted(resealed(jets.bundle, made, edit).path)
+
+
+def test_calls_are_counted_as_python_counts_them(
+    project: Path, profiled_jets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = {name: tmp_path / name for name in ("python", "cpp")}
     monkeypatch.setenv("PIPELINE_COUNTS", str(places["python"]))
-    session = pipeline.load(folder, engine_name="aoti", watch=1.0)
+    session = pipeline.load(profiled_jets, engine_name="aoti", watch=1.0)
     computed(session, 33)
     assert isinstance(session.watcher, Watcher)
     session.watcher.write()
-    score(
-        project,
-        folder,
-        "any_version",
-        n=33,
-        env={"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(places["cpp"])},
-    )
-    digest = Bundle.open(folder).digest
+    env = {"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(places["cpp"])}
+    score(project, profiled_jets, "any_version", n=33, env=env)
+    digest = Bundle.open(profiled_jets).digest
     ours, theirs = (read_counts([place], digest) for place in places.values())
     assert (ours.calls, ours.model) == (theirs.calls, theirs.model) == (1, "jets")
     assert ours.columns == theirs.columns and len(ours.columns) > 3
-    score(
-        project,
-        folder,
-        "any_version",
-        env={"PIPELINE_WATCH": "0", "PIPELINE_COUNTS": str(tmp_path / "none")},
-    )
+    for share in ("0", ""):
+        env = {"PIPELINE_WATCH": share, "PIPELINE_COUNTS": str(tmp_path / "none")}
+        score(project, profiled_jets, "any_version", env=env)
     assert not (tmp_path / "none").exists()
-    kind, said = refused(project, folder, "any_version", env={"PIPELINE_WATCH": "half"})
-    assert kind == "Error load" and "PIPELINE_WATCH=half" in said
+    for share in ("half", "1,5", "0.5 ", "nan", "2"):
+        kind, said = refused(project, profiled_jets, "any_version", env={"PIPELINE_WATCH": share})
+        assert kind == "Error load" and f"PIPELINE_WATCH={share}" in said
+    # Where nothing can be written, calls run as before.
+    (tmp_path / "file").touch()
+    env = {"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(tmp_path / "file")}
+    score(project, profiled_jets, "any_version", env=env)
+
+
+def test_counts_of_threads_and_forks(project: Path, profiled_jets: Path, tmp_path: Path) -> None:
+    """No child waits for a lock that a thread of its parent held, and each has its own file."""
+    env = {"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(tmp_path)}
+    done = run(project / "forks", profiled_jets, 4, 500, 20, env=env)
+    assert done.returncode == 0, done.stderr
+    digest = Bundle.open(profiled_jets).digest
+    found = [read_counts([file], digest) for file in tmp_path.iterdir()]
+    assert sorted(each.calls for each in found) == [1, 4 * 500]
+    for each in found:
+        assert {sum(own) for own in each.columns.values()} == {900 * each.calls}
 
 
 def test_production_asks_for_a_promotion_of_this_bundle(

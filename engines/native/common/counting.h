@@ -1,4 +1,4 @@
-// Counts a column's values between edges: the distribution of what a model reads and answers.
+// Counts a column's values in bins: the distribution of what a model reads and answers.
 
 #pragma once
 
@@ -13,17 +13,19 @@ namespace soa_runner {
 
 constexpr int64_t kCounted = 2048;  // values at a time: they stay in L1 for all edges
 
-// The numbers in `counts` before those of the edges.
-enum : int { kNaN, kMinusInfinity, kInfinity, kZero, kEdges };
+// The numbers in `counts` before those of the bins. Below and above: outside all bins.
+enum : int { kNaN, kMinusInfinity, kInfinity, kZero, kBelow, kAbove, kBins };
 
 // The number of values for which `is` holds. A compiler makes vector code of it.
-template <class T, class Is> int32_t number_of(const T *values, int32_t n, Is is) {
+template <class T, class Is>
+__attribute__((always_inline)) inline int32_t number_of(const T *values, int32_t n, Is is) {
   int32_t found = 0;
   for (int32_t i = 0; i < n; ++i) found += is(values[i]);
   return found;
 }
 
-template <class T> int32_t number_below(const T *values, int32_t n, double edge) {
+template <class T>
+__attribute__((always_inline)) inline int32_t number_below(const T *values, int32_t n, double edge) {
   if constexpr (std::is_integral_v<T>) {
     if (!(edge > static_cast<double>(std::numeric_limits<T>::min()))) return 0;
     if (edge >= std::ldexp(1.0, std::numeric_limits<T>::digits)) return n;  // beyond all values
@@ -34,37 +36,63 @@ template <class T> int32_t number_below(const T *values, int32_t n, double edge)
 }
 
 template <class T>
-void count_all(const void *memory, int64_t n, const double *edges, int32_t most, int64_t *counts) {
+__attribute__((always_inline)) inline void count_all(const void *memory, int64_t n, const double *edges, int32_t most,
+                                                     int64_t *counts) {
   for (int64_t begin = 0; begin < n; begin += kCounted) {
     const T *values = static_cast<const T *>(memory) + begin;
     const auto some = static_cast<int32_t>(std::min(kCounted, n - begin));
+    int32_t nan = 0, low = 0, high = 0;
     if constexpr (std::is_floating_point_v<T>) {
       constexpr T infinity = std::numeric_limits<T>::infinity();
-      counts[kNaN] += number_of(values, some, [](T x) { return x != x; });
-      counts[kMinusInfinity] += number_of(values, some, [](T x) { return x == -infinity; });
-      counts[kInfinity] += number_of(values, some, [](T x) { return x == infinity; });
+      nan = number_of(values, some, [](T x) { return x != x; });
+      low = number_of(values, some, [](T x) { return x == -infinity; });
+      high = number_of(values, some, [](T x) { return x == infinity; });
     }
-    counts[kZero] += number_of(values, some, [](T x) { return x == 0; });
+    const int32_t zero = number_of(values, some, [](T x) { return x == 0; });
+    counts[kNaN] += nan;
+    counts[kMinusInfinity] += low;
+    counts[kInfinity] += high;
+    counts[kZero] += zero;
+    int32_t before = 0;  // the values below the last edge, without -infinity and zeros
     for (int32_t k = 0; k < most; ++k) {
-      counts[kEdges + k] += number_below(values, some, edges[k]);
+      const int32_t below = number_below(values, some, edges[k]) - low - (edges[k] > 0 ? zero : 0);
+      counts[k == 0 ? kBelow : kBins + k - 1] += below - before;
+      before = below;
     }
+    counts[kAbove] += some - nan - low - high - zero - before;
   }
 }
 
-// Adds to `counts`: the values that are NaN, -infinity, infinity and zero, and for each edge the
-// values below it. False for a dtype that is not counted here: float16 and bfloat16 are not.
+#if defined(__x86_64__)
+template <class T>
+__attribute__((target("avx2"))) void count_by_avx2(const void *memory, int64_t n, const double *edges, int32_t most,
+                                                   int64_t *counts) {
+  count_all<T>(memory, n, edges, most, counts);
+}
+#endif
+
+template <class T>
+void count_here(const void *memory, int64_t n, const double *edges, int32_t most, int64_t *counts) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return count_by_avx2<T>(memory, n, edges, most, counts);
+#endif
+  count_all<T>(memory, n, edges, most, counts);
+}
+
+// Adds to `counts`, which has kBins numbers and one for each bin: bin k has the values from edges[k] to below edges[k + 1].
+// `most`: the number of edges. False for a dtype that is not counted here: float16 and bfloat16 are not.
 inline bool count_between(const std::string &dtype, const void *memory, int64_t n, const double *edges,
                           int32_t most, int64_t *counts) {
-  const auto count = dtype == "float32"   ? count_all<float>
-                     : dtype == "float64" ? count_all<double>
-                     : dtype == "bool"    ? count_all<uint8_t>
-                     : dtype == "int8"    ? count_all<int8_t>
-                     : dtype == "uint8"   ? count_all<uint8_t>
-                     : dtype == "int16"   ? count_all<int16_t>
-                     : dtype == "uint16"  ? count_all<uint16_t>
-                     : dtype == "int32"   ? count_all<int32_t>
-                     : dtype == "uint32"  ? count_all<uint32_t>
-                     : dtype == "int64"   ? count_all<int64_t>
+  const auto count = dtype == "float32"   ? count_here<float>
+                     : dtype == "float64" ? count_here<double>
+                     : dtype == "bool"    ? count_here<uint8_t>
+                     : dtype == "int8"    ? count_here<int8_t>
+                     : dtype == "uint8"   ? count_here<uint8_t>
+                     : dtype == "int16"   ? count_here<int16_t>
+                     : dtype == "uint16"  ? count_here<uint16_t>
+                     : dtype == "int32"   ? count_here<int32_t>
+                     : dtype == "uint32"  ? count_here<uint32_t>
+                     : dtype == "int64"   ? count_here<int64_t>
                                           : nullptr;
   if (count == nullptr) return false;
   count(memory, n, edges, most, counts);

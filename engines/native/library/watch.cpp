@@ -1,7 +1,10 @@
 // Counts the values of a share of the calls, for `pipeline drift`, as runtime/watch does in Python.
+#include <pthread.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
+#include <cstring>
 #include <cstdio>
 #include <filesystem>
 #include <mutex>
@@ -14,6 +17,12 @@
 namespace soa_library {
 
 constexpr std::chrono::seconds kApart{10};  // between two writes of the file
+
+// Held while a call is counted. A fork waits for it, so that no child begins with a lock that nobody opens.
+static std::mutex alone;
+static void lock() { alone.lock(); }
+static void unlock() { alone.unlock(); }
+[[maybe_unused]] static const int at_fork = pthread_atfork(lock, unlock, unlock);
 
 static std::string json_text(const std::string &text) {
   std::string found = "\"";
@@ -46,12 +55,12 @@ class Watch {
     const std::size_t slash = ref.rfind('/');
     if (slash != std::string::npos) version_ = ref.substr(slash + 1);
     const char *folder = std::getenv("PIPELINE_COUNTS");
-    folder_ = std::filesystem::absolute(folder == nullptr ? "pipeline-counts" : folder);
+    folder_ = std::filesystem::absolute(folder == nullptr || *folder == 0 ? "pipeline-counts" : folder);
     const Json &columns = profile["columns"];
     for (const std::string &key : columns.keys) {
       Tally &tally = tallies_[key];
       for (const Json &edge : columns[key]["edges"].items) tally.edges.push_back(edge.real());
-      tally.raw.resize(soa_runner::kEdges + tally.edges.size());
+      tally.counts.resize(soa_runner::kBins + std::max<std::size_t>(tally.edges.size(), 1) - 1);
     }
     begin();
   }
@@ -62,55 +71,33 @@ class Watch {
   }
 
   void count(const soa_values *values, std::size_t size) {
-    const std::lock_guard<std::mutex> alone(lock_);
+    const std::lock_guard<std::mutex> held(alone);
     if (process_ != getpid()) begin();
     for (const soa_values *each = values; each != values + size; ++each) {
       const auto found = tallies_.find(each->key);
       if (found == tallies_.end()) continue;
-      Tally &tally = found->second;
-      const auto most = static_cast<std::int32_t>(tally.edges.size());
-      const bool counted = soa_runner::count_between(each->dtype, each->data, each->n, tally.edges.data(), most, tally.raw.data());
-      if (counted) tally.all += each->n;
+      auto &[edges, counts] = found->second;
+      soa_runner::count_between(each->dtype, each->data, each->n, edges.data(), static_cast<std::int32_t>(edges.size()), counts.data());
     }
     ++calls_;
     if (std::chrono::steady_clock::now() - written_ > kApart) write();
   }
 
   void close() {
-    const std::lock_guard<std::mutex> alone(lock_);
+    const std::lock_guard<std::mutex> held(alone);
     if (process_ == getpid() && calls_ > 0) write();
   }
 
  private:
-  // The counts of one column.
   struct Tally {
     std::vector<double> edges;
-    std::vector<std::int64_t> raw;  // as in counting.h
-    std::int64_t all = 0;
-
-    // The numbers of values: NaN, -infinity, infinity, zero, below and above all bins, then one for each bin.
-    std::vector<std::int64_t> counts() const {
-      using namespace soa_runner;
-      const std::int64_t finite = all - raw[kNaN] - raw[kMinusInfinity] - raw[kInfinity] - raw[kZero];
-      std::vector<std::int64_t> below;  // each edge, without -infinity and zeros
-      for (std::size_t k = 0; k < edges.size(); ++k) {
-        below.push_back(raw[kEdges + k] - raw[kMinusInfinity] - (edges[k] > 0 ? raw[kZero] : 0));
-      }
-      std::vector<std::int64_t> found(raw.begin(), raw.begin() + kEdges);
-      found.push_back(below.empty() ? 0 : below.front());
-      found.push_back(below.empty() ? finite : finite - below.back());
-      for (std::size_t k = 1; k < below.size(); ++k) found.push_back(below[k] - below[k - 1]);
-      return found;
-    }
+    std::vector<std::int64_t> counts;  // as in counting.h
   };
 
   void begin() {
     process_ = getpid();
     calls_ = 0;
-    for (auto &[key, tally] : tallies_) {
-      tally.raw.assign(tally.raw.size(), 0);
-      tally.all = 0;
-    }
+    for (auto &[key, tally] : tallies_) std::fill(tally.counts.begin(), tally.counts.end(), 0);
     file_ = folder_ / unique_name(version_.empty() ? name_ : name_ + "/" + version_);
     written_ = std::chrono::steady_clock::now();
   }
@@ -121,16 +108,16 @@ class Watch {
     std::string columns;
     for (const auto &[key, tally] : tallies_) {
       std::string numbers;
-      for (const std::int64_t number : tally.counts()) numbers += (numbers.empty() ? "" : ", ") + std::to_string(number);
+      for (const std::int64_t number : tally.counts) numbers += (numbers.empty() ? "" : ", ") + std::to_string(number);
       columns += (columns.empty() ? "" : ", ") + json_text(key) + ": [" + numbers + "]";
     }
     std::filesystem::create_directories(folder_);
     const std::filesystem::path part = folder_ / ("." + file_.filename().string() + ".part");
-    std::ofstream stream(part, std::ios::binary);
+    std::ofstream stream(part, std::ios::binary);  // its locale may group digits: numbers go in as texts
     stream.exceptions(std::ios::failbit | std::ios::badbit);
     stream << "{\"schema_version\": 1, \"model\": " << json_text(name_)
            << ", \"version\": " << (version_.empty() ? "null" : json_text(version_)) << ", \"digest\": " << json_text(digest_)
-           << ", \"calls\": " << calls_ << ", \"columns\": {" << columns << "}}\n";
+           << ", \"calls\": " << std::to_string(calls_) << ", \"columns\": {" << columns << "}}\n";
     stream.close();
     std::filesystem::rename(part, file_);
   }
@@ -139,7 +126,6 @@ class Watch {
   std::string name_, version_, digest_;
   std::filesystem::path folder_, file_;
   std::map<std::string, Tally> tallies_;
-  std::mutex lock_;
   pid_t process_ = 0;
   std::int64_t calls_ = 0;
   std::chrono::steady_clock::time_point written_;
@@ -148,9 +134,9 @@ class Watch {
 static double share_to_watch() {
   const char *asked = std::getenv("PIPELINE_WATCH");
   if (asked == nullptr || *asked == 0) return 0;
-  char *end = nullptr;
-  const double share = std::strtod(asked, &end);
-  if (*end != 0 || !(share >= 0 && share <= 1)) {
+  double share = 0;
+  const char *end = asked + std::strlen(asked);
+  if (std::from_chars(asked, end, share).ptr != end || !(share >= 0 && share <= 1)) {
     soa_runner::fail(soa::refusals::load, "PIPELINE_WATCH=%s: give the share of calls to count, from 0 to 1", asked);
   }
   return share;
@@ -179,7 +165,13 @@ int soa_watch_open(const soa_origin *origin, soa_watch **watch, char *message, s
   }
 }
 
-int soa_watch_draws(const soa_watch *watch) { return watch->draws(); }
+int soa_watch_draws(const soa_watch *watch) {
+  try {
+    return watch->draws();
+  } catch (const std::exception &) {  // this host gives no random number
+    return 0;
+  }
+}
 
 void soa_watch_count(soa_watch *watch, const soa_values *values, size_t count) {
   try {

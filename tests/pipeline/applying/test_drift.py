@@ -137,6 +137,13 @@ def test_the_environment_asks_too(
     with pipeline.load("jets@production", registry=store) as session:
         session.run(session.collection("jets", 5), session.collection("tags", 5))
         assert of(session).counts.calls == 1
+        assert of(session).file.parent == tmp_path
+    monkeypatch.setenv("PIPELINE_COUNTS", "")  # empty is as not set
+    with pipeline.load("jets@production", registry=store) as session:
+        assert of(session).file.parent == Path("pipeline-counts").absolute()
+    monkeypatch.setenv("PIPELINE_WATCH", "")
+    with pipeline.load("jets@production", registry=store) as session:
+        assert session.watcher is None
     monkeypatch.setenv("PIPELINE_WATCH", "often")
     with pytest.raises(LoadError, match="PIPELINE_WATCH=often"):
         pipeline.load("jets@production", registry=store)

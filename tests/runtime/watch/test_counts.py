@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,10 @@ def test_many_values_are_in_bins_of_the_same_number() -> None:
     assert all(abs(each - 1000) <= 1 for each in bins.counts[len(KINDS) :])
 
 
-def test_bins_that_do_not_ascend_are_refused() -> None:
+@pytest.mark.parametrize("last", [1.0, math.nan])
+def test_bins_that_do_not_ascend_are_refused(last: float) -> None:
     with pytest.raises(ValueError, match="ascend"):
-        Bins(edges=[1.0, 1.0], counts=[0] * (len(KINDS) + 1))
+        Bins(edges=[1.0, last], counts=[0] * (len(KINDS) + 1))
 
 
 SIGNATURE = Signature.build(
@@ -122,7 +124,10 @@ def test_a_folder_may_have_counts_of_other_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [(of("b", [1] * 6).to_json(), "one version"), ("[]", "no counts"), ("{", "no counts"),
-     (of("a", [1] * 7).to_json(), "no counts"), (of("a", []).to_json()[:-9], "no counts")],
+     (of("a", [1] * 7).to_json(), "no counts"), (of("a", []).to_json()[:-9], "no counts"),
+     (of("a", [1] * 6).to_json().replace("[1,", "[-1,"), "no counts: .*at least 0"),
+     (of("a", [1] * 6).to_json().replace("[1,", f"[{10**400},"), "no counts: .*at most"),
+     (of("a", [10**18] * 6).to_json(), "no counts of m/1: .*at most")],
 )  # fmt: skip
 def test_files_that_do_not_fit_are_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
