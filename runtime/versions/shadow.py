@@ -148,11 +148,12 @@ def differences(
         n = rows[bound.rows]
         our, their = (read_block(bound, each[name].rows(n)) for each in (ours, theirs))
         differ = (our != their) & ~(our.isnan() & their.isnan())
-        gap = (our.double() - their.double()).abs()[differ]
+        right = their.double()[differ]  # torch has no abs of bool and uint16
+        gap = (our.double()[differ] - right).abs()
         if not our.is_floating_point():
             gap = gap.clamp_min(1)  # large integers that differ may be one double
         found["max_abs"][bound.name] = _largest(gap)
-        found["max_rel"][bound.name] = _largest(gap / their[differ].abs())
+        found["max_rel"][bound.name] = _largest(gap / right.abs())
     return found
 
 

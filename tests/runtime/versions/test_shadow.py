@@ -47,6 +47,16 @@ def test_every_output_is_compared(output: int, kept: list[ShadowRecord]) -> None
     assert record.max_rel[names[output]] == float("inf")  # production answered 0
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "uint32", "int8", "float16", "bfloat16"])
+def test_every_dtype_is_compared(dtype: str, kept: list[ShadowRecord]) -> None:
+    one, other = rogues.Rogue(lambda n, x, y: y.fill_(1)), rogues.Rogue(lambda n, x, y: y.zero_())
+    session = shadowed(one, other, kept, mlp_signature(output=dtype))
+    session.run(session.collection("jets", N), session.collection("tags", N))
+    session.close()
+    assert (kept[0].events, kept[0].error) == (1, "")
+    assert kept[0].max_abs == kept[0].max_rel == {"probabilities": 1.0}
+
+
 def test_integers_that_are_one_double_differ(kept: list[ShadowRecord]) -> None:
     large = 2**60
     one = rogues.Rogue(lambda n, x, y: y.fill_(large))
