@@ -62,6 +62,8 @@ def with_canary(
     """
     if limits.compare and not has_torch():
         raise LoadError("CanaryLimits(compare=...) needs torch: pip install torch")
+    if share == 1 and limits.max_slowdown is not None:
+        raise LoadError("max_slowdown with share=1: production runs no call to compare times with")
     opened = open_version(_asked("share", share, session, opening, canary), canary=True)
     second, results = _beside(session, opened, record, open_)
     return CanarySession(session, second, share, limits, results)

@@ -11,7 +11,9 @@ import heapq
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -19,9 +21,18 @@ from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from engines.errors import RunError
 from engines.processes import Lock
 from runtime.errors import BindError, LoadError
-from runtime.session import Alone, Binding, Collections, Rows, Session, WrappedBinding
+from runtime.session import (
+    Alone,
+    Binding,
+    Collections,
+    Rows,
+    Session,
+    WrappedBinding,
+    takes_bindings,
+)
 from runtime.versions.second import SecondSession
 from soa.options import NUMBER, Accepted, at_least, check_fields
 from soa.text import logger, microseconds, number
@@ -96,6 +107,8 @@ class CanarySession(SecondSession):
         self._ours, self._theirs = deque[float](maxlen=_WINDOW), deque[float](maxlen=_WINDOW)
         self._failures = count().__next__
         self._lock = Lock()
+        self._send: Callable[..., Future[Mapping[str, Collection]]] | None
+        self._send = getattr(inner, "send", None)  # of a RemoteSession
 
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
@@ -108,6 +121,25 @@ class CanarySession(SecondSession):
     ) -> None:  # fmt: skip
         """Run as `Session.run` does; `key` as in a call of `CanaryBinding`."""
         self.bind(inputs, outputs)(stream=stream, key=key)
+
+    def run_async(
+        self, inputs: Collections, outputs: Collections, *, key: Key | None = None
+    ) -> Future[Mapping[str, Collection]]:
+        """Run as `RemoteSession.run_async` does, at a server or a site; elsewhere raises RunError.
+        `key` as in a call of `CanaryBinding`."""
+        if self._send is None:
+            raise RunError("run_async is for sessions at a server or a site: use run")
+        return self._send(self.bind(inputs, outputs), key=key)
+
+    @takes_bindings
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
+        """Run each binding as its call does. At a server or a site, several run at a time."""
+        if self._send is None:
+            super().run_many(bindings, threads, stream=stream)
+        else:
+            self.inner.run_many(bindings, threads, stream=stream)
 
     def close(self) -> None:
         super().close()
@@ -156,7 +188,8 @@ class CanarySession(SecondSession):
         self._results.add(withdrawals=1, withdrawn=f"{at}: {why}")
         # In a thread: no call waits for the registry. It holds this session, so that the garbage
         # collector does not end it while the results are locked.
-        threading.Thread(target=lambda: self._results.end(), daemon=True).start()
+        with suppress(RuntimeError):  # the process can start no more threads: `close` saves it
+            threading.Thread(target=lambda: self._results.end(), daemon=True).start()
 
 
 class CanaryBinding(WrappedBinding):
@@ -205,15 +238,15 @@ class CanaryBinding(WrappedBinding):
         try:
             self.inner = self._bound_canary()
             self.inner(rows, stream=stream)
+            seconds = perf_counter() - begun
+            agrees = not expected or session._agrees(self.inner, expected)
         except Exception as error:
             self._run_production(rows, stream)  # raises if the fault is the caller's
             session._failed(error)
             return True
-        seconds = perf_counter() - begun
-        if expected and not session._agrees(self.inner, expected):
-            return False
-        session._answered(seconds)
-        return True
+        if agrees:
+            session._answered(seconds)
+        return agrees
 
     def _expected(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
         """A copy of production's answer to this call; empty if it has no element."""

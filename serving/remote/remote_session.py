@@ -65,7 +65,7 @@ class RemoteSession(Session):
         >>> list(served.run_async(jets, tags).result())
         ['tags']
         """
-        return self._send(self.bind(inputs, outputs))
+        return self.send(self.bind(inputs, outputs))
 
     @takes_bindings
     def run_many(
@@ -78,7 +78,7 @@ class RemoteSession(Session):
         sent: list[Future[Mapping[str, Collection]]] = []
         try:
             for binding in bindings:
-                sent.append(self._send(binding))
+                sent.append(self.send(binding))
             wait(sent)
         finally:  # after Ctrl-C, too, all requests must end before the caller uses the memory again
             for future in sent:
@@ -93,16 +93,17 @@ class RemoteSession(Session):
             self._pool.shutdown()
             super().close()
 
-    def _send(self, binding: Binding) -> Future[Mapping[str, Collection]]:
+    def send(self, binding: Binding, **options: Any) -> Future[Mapping[str, Collection]]:
+        """As `run_async`, with bound memory, and with options of the binding's call."""
         self._process.require()
         try:
-            return self._pool.submit(_run, binding)
+            return self._pool.submit(_run, binding, options)
         except RuntimeError:  # raised by a closed thread pool
             raise RunError("the session is closed") from None
 
 
-def _run(binding: Binding) -> Mapping[str, Collection]:
-    binding()
+def _run(binding: Binding, options: Mapping[str, Any]) -> Mapping[str, Collection]:
+    binding(**options)
     return binding.outputs
 
 

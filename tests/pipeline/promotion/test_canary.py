@@ -221,6 +221,10 @@ def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path
         ({"share": 1.5}, "share=1.5"),
         ({"share": -0.1}, "share=-0.1"),
         ({"share": float("nan")}, "share=nan"),
+        (
+            {"share": 1, "canary_limits": pipeline.CanaryLimits(max_slowdown=2)},
+            "max_slowdown with share=1",
+        ),
         ({"share": "0.1"}, "share is '0.1'"),
         ({"canary": ["@staging", "jets/2"]}, "canary is "),
         ({"canary_limits": 5}, "canary_limits is 5"),

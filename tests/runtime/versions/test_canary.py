@@ -116,7 +116,6 @@ def test_keys_are_the_same_in_another_process() -> None:
     assert 900 < len(here) < 1100
     digest = hashlib.sha256(str(here).encode()).hexdigest()
     assert there.stdout.decode().split() == [str(len(here)), digest]
-    assert share.takes(b"4711") == share.takes(4711)
     assert here != [key for key in range(20000) if other.takes(key)]
     with pytest.raises(BindError, match="whole number, or bytes"):
         share.takes(1.5)  # type: ignore[arg-type]
@@ -174,6 +173,30 @@ def test_a_failing_canary_loses_no_call(
     assert (record.errors, record.withdrawals) == (3, 1)
     assert record.error == "RuntimeError: out of luck"
     assert record.withdrawn.endswith(": RuntimeError: out of luck")
+
+
+@pytest.mark.parametrize("what", ["threads", "memory"])
+def test_no_call_is_lost_at_the_limits_of_a_process(
+    what: str, with_canary: Any, kept: list[ShadowRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Withdrawing takes a thread, and comparing takes memory; without them production answers."""
+
+    def none_left(*_: object) -> None:
+        raise RuntimeError(f"no more {what}")
+
+    executable = rogues.Rogue(fails) if what == "threads" else answers(CANARY)
+    session = with_canary(1, executable, compare=1)
+    binding, tags = bound(session)
+    with monkeypatch.context() as patch:
+        if what == "threads":
+            patch.setattr(threading.Thread, "start", none_left)
+        else:
+            patch.setattr(torch.Tensor, "isnan", none_left)
+        binding()
+    assert (tags["x"] == PRODUCTION).all()
+    assert session.withdrawn
+    session.close()
+    assert (total(kept).withdrawals, total(kept).production_calls) == (1, 1)
 
 
 def test_the_fault_of_a_caller_withdraws_nothing(with_canary: Any) -> None:
@@ -286,6 +309,8 @@ def test_run_and_run_many(with_canary: Any) -> None:
     assert tags["x"].tolist() == first
     seen = session.seen
     assert seen.canary_calls + seen.production_calls == 7
+    with pytest.raises(RunError, match="at a server or a site"):
+        session.run_async(jets, tags, key=1)
 
 
 def test_two_threads_on_one_binding(with_canary: Any) -> None:

@@ -139,8 +139,14 @@ def test_a_canary_at_a_site(tags: Tags, local: Session, one: Server) -> None:
     """Each version runs where it is served; nobody serves the second one, so it runs here."""
     with one.listening() as url:
         session = load(tags, site(url), canary="tagged/2", share=0.25)
-        for number in range(20):
+        for number in range(8):
             answered(session, local, number + 1)
+        events = [Event.make(session, number, 5) for number in range(12)]
+        session.run_many([session.bind(each.given, each.found) for each in events[:8]])
+        sent = [session.run_async(each.given, each.found) for each in events[8:]]
+        assert [future.result()["found"] for future in sent] == [e.found for e in events[8:]]
+        for event in events:
+            event.require_right(local)
         assert session.inner.report().place("s0").answered == 15
         assert session.canary.report().fell_back == 5
         seen = session.seen
