@@ -61,6 +61,19 @@ def _service_options(function: F) -> F:
     return function
 
 
+def _tls_options(function: F) -> F:
+    """Adds the files of a `Tls`, which the command gets by the names of its fields."""
+    for name, what in (
+        ("certificate-chain", "the client's certificate, if the server asks for one."),
+        ("private-key", "the client's key, if the server asks for one."),
+        ("root-certificates", "the authority of the server's certificate."),
+    ):
+        said = f"With --to: use TLS. A PEM file with {what}"
+        made = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=said)
+        function = made(function)
+    return function
+
+
 def _no_manifests(context: click.Context, option: click.Parameter, folder: str | None) -> None:
     if folder is not None:
         raise click.UsageError(
@@ -211,6 +224,7 @@ def _batching(done: Deployed) -> str:
     return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
 
 
+_TLS = ("root_certificates", "private_key", "certificate_chain")
 _STARTING = ("servers", "check", "explicit", "host", "grpc_port", "http_port", "metrics_port",
              "tritonserver")  # fmt: skip
 
@@ -228,6 +242,7 @@ _STARTING = ("servers", "check", "explicit", "host", "grpc_port", "http_port", "
     help="With --to: afterwards unload the other versions of the model there.",
 )  # fmt: skip
 @click.option("--unload", is_flag=True, help="With --to: unload REF there instead.")
+@_tls_options
 @click.option(
     "--servers", default=1, show_default=True,
     help="Number of Triton servers; several get an Envoy proxy in front.",
@@ -267,14 +282,17 @@ def serve(
     If that fails, the server has what it had before.
     """
     service = {name: options.pop(name) for name in _SERVICE}
+    tls = {name: options.pop(name) for name in _TLS}
     if to is None:
-        _refuse(("replace", "unload"), "is for a running server: add --to")
+        _refuse(("replace", "unload", *_TLS), "is for a running server: add --to")
         _serve_here(registry, ref, ready_s, service, **options)
         return
     _refuse(_STARTING, "starts a server, and --to names one that runs")
     from pipeline.deployment import LOADING, load_on, unload_from
+    from serving.client import Tls
 
-    connection = dataclasses.replace(LOADING, deadline_s=ready_s)
+    secured = Tls(**tls) if any(tls.values()) else None
+    connection = dataclasses.replace(LOADING, deadline_s=ready_s, tls=secured)
     if unload:
         _refuse(("replace", *_SERVICE), "does not go with --unload")
         ref, left = unload_from(registry, ref, to, options=connection)

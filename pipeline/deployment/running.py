@@ -1,8 +1,8 @@
 """Loads a version into a Triton that runs already and serves others, and unloads it again.
 
 The files travel in the request, so the server's model repository is neither read nor written, and
-a server that is restarted does not have the model. Two loads of one model at the same time are not
-kept apart.
+a server that is restarted does not have the model. Triton does not keep two loads of one model at
+the same time apart: the one that finds it out fails, and changes nothing more.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.errors import first_line
 from pipeline.deployment.repository import Deployed, check_answers, deploy
 from pipeline.promotion import pull
 from registry.store import Registry
 from serving.client import RemoteOptions, address_of
-from serving.errors import ServingError
+from serving.errors import DeadlineError, ServerGoneError, ServingError
 from serving.triton import (
     BUNDLE,
     DIGEST,
@@ -63,7 +64,8 @@ def load_on(
 
     `replace`: unload the others afterwards. `options.deadline_s`: the time limit of a load.
     `service`: the arguments of `deploy`. Raises ServingError, ServerError if the answers are out of
-    tolerance, or the registry's errors; then the server has what it had before.
+    tolerance, or the registry's errors; then the server has what it had before, unless the message
+    says that this failed too.
     """
     with (
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
@@ -81,15 +83,12 @@ def load_on(
                 f"which have other {different}: --replace changes over at once"
             )
         both = beside(there.config, others, new) if others and not different else new
-        there.send(both)
-        try:
+        with there.put_back_after_an_error():
+            there.send(both)
             report = check_answers(url, done, options)
-        except BaseException:
-            there.put_back()
-            raise
-        if replace and both is not new:
-            there.send(new)
-        return Loaded(done, report, client.versions(new.name))
+            if replace and both is not new:
+                there.send(new)
+        return Loaded(done, report, there.serves_now())
 
 
 def unload_from(
@@ -127,16 +126,19 @@ def _client(url: str, options: RemoteOptions) -> Iterator[Client]:
         yield client
 
 
-@dataclass(frozen=True)
+@dataclass
 class _There:
     """The versions of a model in a server, and its `ModelConfig`, which is None if there are none.
-    `folder`: here, with a folder for each version that may be sent."""
+    `folder`: here, with a folder for each version that may be sent. `may_serve`: the lists of
+    versions of which the server has one, if nobody else loads this model."""
 
     client: Client
     name: str
     folder: Path
     numbers: list[int]
     config: Any
+    may_serve: list[list[int]]
+    changed: bool = False
 
     @classmethod
     def on(cls, client: Client, name: str, folder: Path) -> _There:
@@ -149,7 +151,7 @@ class _There:
                     "unload it first"
                 )
             config.ClearField("model_repository_agents")  # they check files on the server's disk
-        return cls(client, name, folder, numbers, config)
+        return cls(client, name, folder, numbers, config, [numbers])
 
     def fetch(self, registry: Registry, numbers: Sequence[int]) -> None:
         """Get the bundles of versions that are there. Raises ServingError if the registry has
@@ -169,11 +171,38 @@ class _There:
 
     def send(self, config: Any) -> None:
         """Load exactly the versions of `config`."""
-        versions = config.version_policy.specific.versions
-        self.client.load(self.name, config, files_of(self.folder, versions))
+        versions = sorted(config.version_policy.specific.versions)
+        try:
+            self.client.load(self.name, config, files_of(self.folder, versions))
+        except (DeadlineError, ServerGoneError):  # the server may go on loading
+            self.may_serve, self.changed = [*self.may_serve, versions], True
+            raise
+        self.may_serve, self.changed = [versions], True
 
-    def put_back(self) -> None:
-        if self.config is None:
-            self.client.unload(self.name)
-        else:
-            self.send(self.config)
+    def serves_now(self) -> list[int]:
+        """The versions that the server has. Raises ServingError if somebody else loaded some."""
+        now = self.client.versions(self.name)
+        if now not in self.may_serve:
+            raise ServingError(
+                f"server {self.client.address}: somebody else loads {self.name} at the same time: "
+                f"it serves the versions {now}, not {self.may_serve[-1]}"
+            )
+        return now
+
+    @contextlib.contextmanager
+    def put_back_after_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if not self.changed:
+                raise
+            try:
+                self.serves_now()
+                if self.config is None:
+                    self.client.unload(self.name)
+                else:
+                    self.send(self.config)
+            except ServingError as second:
+                what = f"{first_line(error)}; what was there is not loaded again: {second}"
+                raise ServingError(what) from error
+            raise

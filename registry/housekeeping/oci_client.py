@@ -1,9 +1,9 @@
 """One repository of an OCI registry, through oras-py.
 
 oras reads the passwords that `docker login` has stored, gets tokens, and uploads in one piece or in
-chunks. Four things are changed here. oras would repeat a failed request for two minutes, wait for
-an answer without end, and keep a token that has expired or that only lets it read. And a registry
-could send a password or a token to any place without TLS.
+chunks. It is changed here where it would repeat a failed request for two minutes, wait for an
+answer without end, keep a token that has expired or that only lets it read, or let a registry send
+a password to any place without TLS.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             if basic:
                 self.auth = oras.auth.get_auth_backend("basic", self.session)
                 self.auth.set_basic_auth("", "")  # if none is stored
-            self.auth.load_configs(self.container)
+            try:
+                self.auth.load_configs(self.container)
+            except Exception as error:  # oras does not check the file
+                said = f"~/.docker/config.json cannot be used: {reason(error)}"
+                raise RegistryError(f"{self.shown}: {said}") from error
             if basic:  # at once: a registry may close the connection instead of taking a large file
                 self.headers.update(self.auth.get_auth_header())
 
@@ -126,8 +130,8 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             raise
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise RegistryUnavailableError(f"{self.shown}: {reason(error)}") from error
-        except Exception as error:  # oras checks neither ~/.docker/config.json nor answers
-            said = f"{self.shown}: an answer, or ~/.docker/config.json, is wrong: {reason(error)}"
+        except Exception as error:  # oras does not check answers
+            said = f"{self.shown}: an answer is wrong: {reason(error)}"
             raise (_no_login if "authentication" in said else RegistryError)(said) from error
 
 

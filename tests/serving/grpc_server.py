@@ -131,11 +131,14 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
     @contextmanager
-    def listening(self, address: str = "127.0.0.1:0") -> Iterator[str]:
-        """Serves while the block runs; gives `triton://host:port`."""
+    def listening(self, address: str = "127.0.0.1:0", credentials: Any = None) -> Iterator[str]:
+        """Serves while the block runs, with `credentials` by TLS; gives `triton://host:port`."""
         server = grpc.server(ThreadPoolExecutor(8))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
         server.start()
         try:
             yield f"triton://127.0.0.1:{port}"

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
+from google.protobuf import json_format
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 import pipeline
 from pipeline.deployment import load_on, unload_from
 from runtime.loader import load as load_here
 from runtime.session.session import Session
 from serving.client.options import HEADERS, RemoteOptions
-from serving.errors import ServingError, TooLargeError
+from serving.errors import ServerError, ServingError, TooLargeError
 from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
 from serving.triton.config import Service, config_message
 from serving.triton.versions import beside, fact, other_requests, without
+from tests.models.authorities import certify
 from tests.models.project import PASSED, answer, cli, refusal, resealed
 from tests.models.tagged import NAME, Event, Tags
 from tests.serving.campaigns import loading
-from tests.serving.grpc_server import Server
+from tests.serving.grpc_server import Server, nan
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,7 @@ def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> No
     ("options", "says"),
     [
         (("--replace",), "--replace is for a running server: add --to"),
+        (("--root-certificates", "ca.pem"), "--root-certificates is for a running server"),
         (("--to", "triton://h:1", "--check"), "--check starts a server, and --to names one"),
         (("--to", "triton://h:1", "--unload", "--alone"), "--merge does not go with --unload"),
     ],
@@ -119,6 +124,103 @@ def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> No
 def test_options_that_do_not_go_together(tags: Tags, options: tuple[str, ...], says: str) -> None:
     done = cli("serve", f"{NAME}/1", *options, "--registry", tags.registry.uri, code=2)
     assert says in done.stderr and done.stdout == ""
+
+
+class Loading(Server):
+    """Loads what it is told. `refused`: the numbers of loads that fail. `meanwhile` is called after
+    a load."""
+
+    def __init__(self, session: Session, service: Service, config: Any) -> None:
+        super().__init__(session, service)
+        self.config, self.loads = config, 0
+        self.refused: set[int] = set()
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    @property
+    def versions(self) -> list[int]:
+        return list(self.config.version_policy.specific.versions)
+
+    def ModelMetadata(self, request: Any, context: Any) -> Any:
+        numbers = map(str, self.versions)
+        return service_pb2.ModelMetadataResponse(name=request.name, versions=numbers)
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelConfigResponse(config=self.config)
+
+    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        self.loads += 1
+        if self.loads in self.refused:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "out of memory")
+        text = request.parameters["config"].string_param
+        self.config = json_format.Parse(text, model_config_pb2.ModelConfig())
+        self.meanwhile()
+        return service_pb2.RepositoryModelLoadResponse()
+
+
+@pytest.fixture
+def loading_two(tags: Tags, local: Session) -> Loading:
+    """A server that has tagged/2."""
+    two = replace(tags.deployed.service, number=2, digest=tags.registry.find(f"{NAME}/2").digest)
+    return Loading(local, tags.deployed.service, config_message(two))
+
+
+def test_what_was_there_is_loaded_again(tags: Tags, loading_two: Loading) -> None:
+    """After wrong answers, and after a replacement that failed."""
+    with loading_two.listening() as url:
+        loading_two.fault = nan(0)
+        with pytest.raises(ServerError, match="answers are not the reference's"):
+            load_on(tags.registry, f"{NAME}/1", url)
+        assert (loading_two.versions, loading_two.loads) == ([2], 2)
+        loading_two.fault = lambda answer, context: answer
+        loading_two.refused = {4, 6}
+        with pytest.raises(ServingError, match="out of memory"):
+            load_on(tags.registry, f"{NAME}/1", url, replace=True)
+        assert (loading_two.versions, loading_two.loads) == ([2], 5)
+        with pytest.raises(ServingError, match="out of memory"):
+            load_on(tags.registry, f"{NAME}/1", url)
+        assert (loading_two.versions, loading_two.loads) == ([2], 6)
+        assert load_on(tags.registry, f"{NAME}/1", url, replace=True).versions == [1]
+
+
+def test_nothing_can_be_loaded_again(tags: Tags, loading_two: Loading) -> None:
+    with loading_two.listening() as url:
+        loading_two.fault = nan(0)
+        loading_two.refused = {2}
+        with pytest.raises(ServingError, match=r"is not loaded again: .* out of memory") as caught:
+            load_on(tags.registry, f"{NAME}/1", url)
+    assert str(caught.value).startswith("the server's answers are not the reference's")
+    assert "\n" not in str(caught.value)
+
+
+def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
+    """Neither undoes what the other has loaded, and one of them says so."""
+
+    def comes_between() -> None:
+        loading_two.config.version_policy.specific.versions[:] = [2, 7]
+
+    loading_two.meanwhile = comes_between
+    with loading_two.listening() as url:
+        for fault in (lambda answer, context: answer, nan(0)):
+            loading_two.fault = fault
+            loads, said = loading_two.loads, r"somebody else loads tagged .*\[2, 7\]"
+            with pytest.raises(ServingError, match=said):
+                load_on(tags.registry, f"{NAME}/1", url)
+            assert (loading_two.loads, loading_two.versions) == (loads + 1, [2, 7])
+            loading_two.config.version_policy.specific.versions[:] = [2]
+
+
+def test_a_server_with_tls(tags: Tags, local: Session, tmp_path: Path) -> None:
+    root = certify(tmp_path, "root", authority=True)
+    site = certify(tmp_path, "site", root)
+    keys = [(site.private.read_bytes(), site.pem.read_bytes())]
+    credentials = grpc.ssl_server_credentials(keys)
+    with Server(local, tags.deployed.service).listening(credentials=credentials) as url:
+        words = ("serve", f"{NAME}/2", "--to", url, "--unload")
+        assert "no answer after" in refused(tags, *words)
+        said = refused(tags, *words, "--root-certificates", str(root.pem))
+        assert said.endswith("does not serve tagged/2; versions there: 1")
+        said = refused(tags, *words, "--private-key", str(site.private))
+        assert said.startswith("TLS with private_key and no certificate_chain")
 
 
 # -- a real server --------------------------------------------------------------------------------
@@ -179,7 +281,13 @@ def test_versions_come_and_go(
         with pipeline.load(f"{NAME}/1", registry=tags.registry, **both) as session:
             for number in range(4):
                 right(session, number)
-            assert (session.seen.canary_calls, session.seen.production_calls) == (2, 2)
+            events = [Event.make(session, number, 9) for number in range(4)]
+            session.run_many([session.bind(each.given, each.found) for each in events[:2]])
+            for sent in [session.run_async(each.given, each.found) for each in events[2:]]:
+                sent.result()
+            for event in events:
+                event.require_right(local, exact=False)
+            assert (session.seen.canary_calls, session.seen.production_calls) == (4, 4)
             assert serve(f"{NAME}/2", "--unload") == [1]
             for number in range(4):  # the canary is gone: production answers, and no call is lost
                 right(session, number)
