@@ -178,11 +178,11 @@ def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTe
             made = WireTensor(
                 f"{where}.{name}",
                 where,
-                tuple((name, k) for k in range(column.components)),
-                tuple(column.component_of(i) for i in range(column.components)),
-                column.shape or (1,),
-                column.dtype,
-                bound.rows,
+                components=tuple((name, k) for k in range(column.components)),
+                order=tuple(column.component_of(i) for i in range(column.components)),
+                dims=column.shape or (1,),
+                column_dtype=column.dtype,
+                rows=bound.rows,
                 scalar=column.kind == "scalar",
             )
             tensors.setdefault((where, name), made)
@@ -207,11 +207,11 @@ def _block(
     return WireTensor(
         bound.name,
         where,
-        plan.components,
-        tuple(range(count)) if in_memory else plan.order,
-        (count,) if in_memory else plan.feature_shape,
-        dtypes[0],
-        bound.rows,
+        components=plan.components,
+        order=tuple(range(count)) if in_memory else plan.order,
+        dims=(count,) if in_memory else plan.feature_shape,
+        column_dtype=dtypes[0],
+        rows=bound.rows,
         scalar=scalar,
         rows_last=in_memory and not scalar,
     )

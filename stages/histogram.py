@@ -73,13 +73,13 @@ class Histogram:
         return Histogram(
             self.low,
             self.high,
-            tuple(int(one + other) for one, other in zip(self.counts, counts, strict=True)),
-            self.below + int((finite < self.low).sum()),
-            self.above + int((finite > self.high).sum()),
-            self.nonfinite + wide.size - finite.size,
-            min(self.least, float(finite.min())),
-            max(self.largest, float(finite.max())),
-            self.total + float(finite.sum()),
+            counts=tuple(int(one + other) for one, other in zip(self.counts, counts, strict=True)),
+            below=self.below + int((finite < self.low).sum()),
+            above=self.above + int((finite > self.high).sum()),
+            nonfinite=self.nonfinite + wide.size - finite.size,
+            least=min(self.least, float(finite.min())),
+            largest=max(self.largest, float(finite.max())),
+            total=self.total + float(finite.sum()),
         )
 
     @property

@@ -93,18 +93,14 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     ]
     final = graph.output_node()
     outputs: list[Output] = []
-    values: list[Node] = []
+    values: list[Node] = []  # a value that is written twice is in it twice
     with graph.inserting_before(final):
         for spec, stored in zip(signature.output_specs, final.args[0], strict=True):
             if spec.kind is not OutputKind.USER_INPUT_MUTATION:
                 raise EngineError(f"the program returns {stored}: not in the calling convention")
             into = by_name[str(spec.target)]
-            at = arguments.index(into)
             for k, value in enumerate(_components(graph, into, stored)):
-                dims = sizes(value)
-                long = [_carrier(arguments, d) for d in dims if not isinstance(d, int)]
-                shape = tuple(d if isinstance(d, int) else -1 for d in dims)
-                outputs.append(Output(at, k, long[-1] if long else None, shape))
+                outputs.append(_output(arguments, into, k, value))
                 values.append(value)
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
@@ -127,6 +123,14 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
         verifiers=program.verifiers,
     )
     return OnnxProgram(rewritten, inputs, tuple(outputs))
+
+
+def _output(arguments: list[Node], into: Node, component: int, value: Node) -> Output:
+    """The description of a returned column, which belongs into a component of an argument."""
+    dims = sizes(value)
+    carriers = [_carrier(arguments, size) for size in dims if not isinstance(size, int)]
+    shape = tuple(size if isinstance(size, int) else -1 for size in dims)
+    return Output(arguments.index(into), component, carriers[-1] if carriers else None, shape)
 
 
 def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:

@@ -124,12 +124,12 @@ def _plan(
     return Plan(
         reopening,
         read,
-        _written(opened.signature, kept),
-        tuple(dict.fromkeys(kept)),
-        rows_at_a_time(opened.signature, len(kept)),
-        BuiltFrom(opened.bundle.manifest).missing,
-        filled,
-        profile_of(opened.bundle)
+        outputs=_written(opened.signature, kept),
+        keep=tuple(dict.fromkeys(kept)),
+        batch=rows_at_a_time(opened.signature, len(kept)),
+        missing=BuiltFrom(opened.bundle.manifest).missing,
+        fill=filled,
+        profile=profile_of(opened.bundle)
         if watch or (watch is None and has_profile(opened.bundle))
         else None,
     )

@@ -205,7 +205,16 @@ def run(
     moved = () if counts is None or profile is None else tuple(drift(profile, counts))
     spent = replace(spent, counts=None)
     return Report(
-        paths, written, rows, rows - spent.rows, start, seconds, spent, counted, counts, moved
+        paths,
+        written=written,
+        rows=rows,
+        found=rows - spent.rows,
+        start=start,
+        seconds=seconds,
+        spent=spent,
+        histograms=counted,
+        counts=counts,
+        moved=moved,
     )
 
 

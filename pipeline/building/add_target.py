@@ -128,11 +128,11 @@ def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Wo
     captured = Capture(  # its folder is the bundle: nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),
-        manifest.capture.torchscript if manifest.torchscript else None,
-        manifest.capture.torchscript_note,
-        manifest.capture.precision,
-        manifest.capture.dependence,
-        manifest.capture.tried,
+        torchscript=manifest.capture.torchscript if manifest.torchscript else None,
+        torchscript_note=manifest.capture.torchscript_note,
+        precision=manifest.capture.precision,
+        dependence=manifest.capture.dependence,
+        tried=manifest.capture.tried,
     )
     recipe = recipe_of(manifest, engines or only_engines(target))
     return build_targets(work, captured, [target], recipe)[str(target)]
@@ -147,11 +147,11 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     return Recipe(
         chosen,
         {str(name): options for name, options in recorded.options.items()},
-        recorded.timeout_s,
-        recorded_tolerances(manifest),
-        frozenset(manifest.classifiers),
-        None,
-        recorded.benchmark_s,
+        timeout_s=recorded.timeout_s,
+        tolerances=recorded_tolerances(manifest),
+        classifiers=frozenset(manifest.classifiers),
+        baseline=None,
+        benchmark_s=recorded.benchmark_s,
         special_values=BuiltFrom(manifest).gates.special_values,
         by_default=chosen == DEFAULT_ENGINES,
     )

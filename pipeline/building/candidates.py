@@ -43,9 +43,9 @@ def build_targets(
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
-                {name: each for (other, name), each in made.items() if other == target},
-                timed.get(str(target)),
-                [name for name in timed if name != str(target)],
+                candidates={name: each for (other, name), each in made.items() if other == target},
+                benchmark=timed.get(str(target)),
+                raced_with=[name for name in timed if name != str(target)],
             )
     return {str(target): results[str(target)] for target in targets}
 

@@ -154,9 +154,9 @@ class Steps:
             return benchmark_targets(
                 self.captured.signature,
                 self._sessions(racing),
-                self._inputs,
-                self.recipe.baseline() if self.recipe.baseline else None,
-                self.recipe.benchmark_s / len(ladder(self.captured.signature)),
+                inputs=self._inputs,
+                model=self.recipe.baseline() if self.recipe.baseline else None,
+                seconds=self.recipe.benchmark_s / len(ladder(self.captured.signature)),
             )
 
         def make(_: Path) -> dict[str, BenchmarkReport]:
@@ -205,17 +205,17 @@ class Steps:
         captured = self.captured
         return Trial(
             compiled.engine,
-            _file_of(captured, compiled),
-            captured.signature,
-            captured.reference,
-            self.recipe.tolerances,
-            self.recipe.classifiers,
-            captured.precision,
-            tile,
-            captured.program,
-            self.recipe.special_values,
-            captured.more,
-            captured.many,
+            file=_file_of(captured, compiled),
+            signature=captured.signature,
+            reference=captured.reference,
+            tolerances=self.recipe.tolerances,
+            classifiers=self.recipe.classifiers,
+            precision=captured.precision,
+            tile=tile,
+            program=captured.program,
+            special_values=self.recipe.special_values,
+            more=captured.more,
+            many=captured.many,
         )
 
 

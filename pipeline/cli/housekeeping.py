@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,12 +265,13 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     The digests are checked. The new versions have no aliases; the history gets a record of each
     event. The command may be run again. Exits with 1 if a gate refuses an alias.
     """
-    promoted: dict[str, str] = {}
-    errors: dict[str, PromotionRefused] = {}
+    promoted: Mapping[str, str] = {}
+    errors: Mapping[str, PromotionRefused] = {}
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
-        found, promoted, errors = import_with_aliases(registry, path, name, say)
+        made = import_with_aliases(registry, path, name, say)
+        found, promoted, errors = made.imported, made.promoted, made.refused
     else:
         from registry.housekeeping import import_from
 

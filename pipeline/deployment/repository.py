@@ -168,9 +168,9 @@ def _compared(
     return validate_session(
         session,
         name,
-        Reference.load(bundle.file(bundle.manifest.reference), signature),
-        recorded_tolerances(bundle.manifest),
-        frozenset(bundle.manifest.classifiers),
+        reference=Reference.load(bundle.file(bundle.manifest.reference), signature),
+        tolerances=recorded_tolerances(bundle.manifest),
+        classifiers=frozenset(bundle.manifest.classifiers),
         program=bundle.file(bundle.manifest.program),
         special_values=BuiltFrom(bundle.manifest).gates.special_values,
     )

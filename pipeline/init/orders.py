@@ -66,9 +66,10 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
         size = _length(model, kind, length, ask)
         found = _found(model, kind, size)
         if isinstance(found, Outcome):
-            outcome, why = _decided(model, kind, found, size)
-            chosen = [replace(f, option=o) for f, o in zip(kind, outcome.options, strict=True)]
-            return Fitted(chosen, outcome, size, [_said(feed, why) for feed in chosen])
+            best = _decided(model, kind, found, size)
+            options = zip(kind, best.outcome.options, strict=True)
+            chosen = [replace(feed, option=option) for feed, option in options]
+            return Fitted(chosen, best.outcome, size, [_said(feed, best.why) for feed in chosen])
         failed += [(kind, each) for each in found]
     raise InitError(_nothing_runs(failed))
 
@@ -79,15 +80,16 @@ def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Out
     # One item more first: if there are `size` columns too, only this shows which axis is which.
     for probe in (size + 1, size) if any(feed.jagged for feed in feeds) else (size,):
         choices = _choices(model, feeds, probe)
-        found, failed = search(model, choices)
-        if found is not None:
-            places = [each.index(o) for each, o in zip(choices, found.options, strict=True)]
+        found = search(model, choices)
+        if found.best is not None:
+            places = [each.index(o) for each, o in zip(choices, found.best.options, strict=True)]
             at_size = zip(_choices(model, feeds, size), places, strict=True)
             outcome = tried(model, [each[i] for each, i in at_size])
             if not outcome.error:
                 return outcome
-            failed = [outcome]
-        failures = failed
+            failures = [outcome]
+        else:
+            failures = found.failed
     return failures
 
 
@@ -102,29 +104,39 @@ def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option
     return choices
 
 
-def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> tuple[Outcome, str]:
-    """The combination to take among those that run with another order, and why. Raises InitError
+@dataclass(frozen=True)
+class _Decision:
+    """The combination that is taken, and why."""
+
+    outcome: Outcome
+    why: str
+
+
+def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> _Decision:
+    """Decide between the combination found and those that run with another order. Raises InitError
     if nothing tells them apart."""
     if all(feed.asked.axes for feed in feeds):
-        return found, "as --input says"
-    others = [each for each in rivals(model, found, _choices(model, feeds, size))]
+        return _Decision(found, "as --input says")
+    others = list(rivals(model, found, _choices(model, feeds, size)))
+    if not others:
+        return _Decision(found, "it runs so")
     several = [each for each in others if not same_answers(each, found)]
     if not several:
-        return found, "the answers are the same in the other order" if others else "it runs so"
+        return _Decision(found, "the answers are the same in the other order")
     both = [found, *several]
     if isinstance(model.module, torch.jit.ScriptModule):
         both = [each for each in both if exports_so(model, each)] or both
         if len(both) == 1:
-            return both[0], "torch exports no other order"
+            return _Decision(both[0], "torch exports no other order")
     longer = [each for each in both if not why_not(model, with_more_items(each), 5)]
     if len(longer) == 1:
-        return longer[0], "so it takes any number of items"
+        return _Decision(longer[0], "so it takes any number of items")
     written = [each for each in both if _written(model) in {o.meaning for o in each.options}]
     if len(written) == 1:
-        return written[0], "as its documentation says"
+        return _Decision(written[0], "as its documentation says")
     free = [each for each in both if ignores_item_order(model, each)]
     if len(free) == 1:
-        return free[0], "so the order of the items does not matter"
+        return _Decision(free[0], "so the order of the items does not matter")
     raise InitError(_which(feeds, *both[:2]))
 
 
@@ -217,12 +229,12 @@ def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -
     size = length or max((f.trained.length for f in feeds if f.trained), default=0)
     if not offsets or size:
         return size
-    flat = [feed.flat() for feed in feeds]
     if not any(feed.mask or feed.asked.axes for feed in feeds):
-        found, _ = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
-        if found is not None:
+        flat = [feed.flat() for feed in feeds]
+        found = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
+        if found.best is not None:
             raise InitError(
-                f"forward takes {_shown(flat, found.options)}, and the columns are "
+                f"forward takes {_shown(flat, found.best.options)}, and the columns are "
                 "jagged: --flatten makes a row of each item; or --length N, if the model takes "
                 "whole rows"
             )

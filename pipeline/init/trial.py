@@ -21,8 +21,6 @@ from stages.model import Arrangement, Order, exports, where_raised
 
 _MOST = 4000  # combinations that are tried at most
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
-
-
 _AS_IS = Order()
 
 
@@ -65,13 +63,21 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Output:
+    """An output of a model: its value with the rows first, and the order that put them there."""
+
+    name: str
+    value: torch.Tensor
+    order: Order
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a model did with a combination of options. `error`: why it does not run, else ""."""
 
     options: tuple[Option, ...]
     error: str = ""
-    outputs: tuple[tuple[str, torch.Tensor, Order], ...] = ()
-    """The name, the value with the rows first, and the order that put them there."""
+    outputs: tuple[Output, ...] = ()
     independent: bool = False
     """Whether the other rows stayed the same when one row was changed."""
 
@@ -79,7 +85,7 @@ class Outcome:
     def is_number(self) -> bool:
         """Whether no answer to the random rows is NaN. A trace checks no sizes: with the wrong axes
         it may read other memory."""
-        return not any(value.isnan().any() for _, value, _ in self.outputs)
+        return not any(each.value.isnan().any() for each in self.outputs)
 
 
 def rows_of_trial(options: Sequence[Option]) -> int:
@@ -131,22 +137,23 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
     n, given = rows_of_trial(options), tuple(options)
     try:
         found = call(model, options, draw(options, n))
-        outputs = tuple((name, *_rows_first(name, value, n)) for name, value in found.items())
+        outputs = tuple(_rows_first(name, value, n) for name, value in found.items())
         repeated = call(model, options, draw(options, n))
-        if not all(_same(value, order.of(repeated[name])) for name, value, order in outputs):
+        if not all(_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
             return Outcome(given, "it gives two answers to the same rows: model.eval(), no state")
         drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
         changed = [torch.cat([b[:1], a[1:]]) for a, b in drawn]
         again = call(model, options, changed)
         independent = all(
-            _same(value[1:], order.of(again[name])[1:]) for name, value, order in outputs
+            _same(each.value[1:], each.order.of(again[each.name])[1:]) for each in outputs
         )
     except Exception as error:
         return Outcome(given, f"{first_line(error)} ({where_raised(error)})")
     return Outcome(given, "", outputs, independent)
 
 
-def _rows_first(name: str, value: Any, n: int) -> tuple[torch.Tensor, Order]:
+def _rows_first(name: str, value: Any, n: int) -> Output:
+    """An output of `n` rows. ValueError if it has no axis of that size."""
     shape: list[Any] = [type(value).__name__]
     if isinstance(value, torch.Tensor):
         shape = [*value.shape]
@@ -156,18 +163,25 @@ def _rows_first(name: str, value: Any, n: int) -> tuple[torch.Tensor, Order]:
     at = shape.index(n)
     axes = tuple([at, *(i for i in range(len(shape)) if i != at)])
     order = Order(axes if at else ())
-    return order.of(value), order
+    return Output(name, order.of(value), order)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
-def search(
-    model: Model, choices: Sequence[Sequence[Option]]
-) -> tuple[Outcome | None, list[Outcome]]:
-    """The first combination that runs and whose rows are independent, else the first that runs;
-    and the combinations that failed, the likely ones first. One that gives NaN comes last.
+@dataclass(frozen=True)
+class Search:
+    """`best`: the combination to take, None if none runs. `failed`: those that do not run, the
+    likely ones first."""
+
+    best: Outcome | None
+    failed: list[Outcome]
+
+
+def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
+    """Find the first combination that runs and whose rows are independent, else the first that
+    runs. One that gives NaN comes last.
 
     If the model runs with the rows first, but mixes them, it may take them second. Only layers that
     are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features. It
@@ -187,10 +201,10 @@ def search(
         elif not outcome.is_number:
             not_a_number = not_a_number or outcome
         elif outcome.independent:
-            return outcome, failed
+            return Search(outcome, failed)
         else:
             mixing = mixing or outcome
-    return mixing or not_a_number, failed
+    return Search(mixing or not_a_number, failed)
 
 
 def _may_replace(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:
@@ -264,8 +278,8 @@ def ignores_item_order(model: Model, outcome: Outcome) -> bool:
 
 def same_answers(a: Outcome, b: Outcome) -> bool:
     """Whether two outcomes have the same answers to the same blocks."""
-    values = {name: value for name, value, _ in b.outputs}
+    values = {each.name: each.value for each in b.outputs}
     return all(
-        values[name].shape == value.shape and _same(value, values[name])
-        for name, value, _ in a.outputs
+        values[each.name].shape == each.value.shape and _same(each.value, values[each.name])
+        for each in a.outputs
     )

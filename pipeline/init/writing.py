@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from engines.processes import in_fork
 from pipeline.applying import Array, FileColumn, Source, open_source
@@ -139,16 +140,15 @@ def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> N
 
 def _config(found: Found, name: str) -> dict[str, Any]:
     """The config, without its reference, and with a bounded number of rows."""
-    columns, outputs = found.outputs
     return {
         "name": name,
         "model": found.model.said,
         "collections": {
             **_collections(found),
-            "outputs": {"storage": "columns", "columns": columns},
+            "outputs": {"storage": "columns", "columns": found.outputs.columns},
         },
         "inputs": [_block(feed, found.parts) for feed in found.feeds],
-        "outputs": outputs,
+        "outputs": found.outputs.blocks,
         "rows": _row_ranges(found),
     }
 
@@ -159,8 +159,7 @@ class Found:
 
     model: Model
     fitted: Fitted
-    outputs: tuple[list[OneLine], list[dict[str, Any]]]
-    """The columns of the collection of outputs, and the output blocks."""
+    outputs: _Outputs
     range: _Range
     parts: dict[str, _Part]
 
@@ -379,36 +378,56 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     return block
 
 
+@dataclass(frozen=True)
+class _Outputs:
+    """The columns of the collection of outputs, and the output blocks, as the config has them."""
+
+    columns: list[OneLine]
+    blocks: list[dict[str, Any]]
+
+
 def _outputs(
     outcome: Outcome, given: Mapping[str, Sequence[str]], labels: Sequence[str], ask: Ask
-) -> tuple[list[OneLine], list[dict[str, Any]]]:
-    """The columns that the model writes, and the output blocks of the config."""
-    found = outcome.outputs
-    own = [name for name, _, _ in found]
-    names = [*given] if len(given) == len(found) and not {*given} & {*own} else own
-    columns, blocks = [], []
-    for name, (_, value, order) in zip(names, found, strict=True):
-        count, *inner = list(value.shape)[1:] or [1]
-        stem = f"{name}_" if name[-1:].isdigit() else name  # output0 has output0_0, output0_1, …
-        default = f"{stem}0 .. {stem}{count - 1}" if count > 1 else name
-        default = ",".join(labels) if len(labels) == count else default
-        question = f"names for the {count} columns of {name}"
-        words = given.get(name) or ask(f"--output {name}=COLUMN,…", question, default).split(",")
-        its = [identifier(each) for each in expanded(f"--output {name}", words, ())]
-        if len(its) != count:
-            raise InitError(f"--output {name}: found {len(its)} names for {count} columns")
-        dtype = str(value.dtype).removeprefix("torch.")
-        columns += [_column(each, dtype, [math.prod(inner)] * bool(inner)) for each in its]
+) -> _Outputs:
+    """What the model writes. `given`: the names of columns that the user gave, by output."""
+    own = [output.name for output in outcome.outputs]
+    names = [*given] if len(given) == len(own) and not {*given} & {*own} else own
+    every = _Outputs([], [])
+    for name, output in zip(names, outcome.outputs, strict=True):
+        count, *inner = list(output.value.shape)[1:] or [1]
+        words = given.get(name) or _asked_names(name, count, labels, ask)
+        columns = [identifier(each) for each in expanded(f"--output {name}", words, ())]
+        if len(columns) != count:
+            raise InitError(f"--output {name}: found {len(columns)} names for {count} columns")
+        dtype = str(output.value.dtype).removeprefix("torch.")
+        shape = [math.prod(inner)] if inner else []
+        every.columns.extend(_column(each, dtype, shape) for each in columns)
         block: dict[str, Any] = {"name": identifier(name), "collection": "outputs"}
-        block["columns"] = its
-        if order.permute:
-            block["permute"] = [*order.permute]
+        block["columns"] = columns
+        if output.order.permute:
+            block["permute"] = [*output.order.permute]
         if inner:
             block["shape"] = [count, *inner]
-        elif count > 1 and bool((value >= 0).all() and (value.sum(1) - 1).abs().max() < 1e-4):
+        elif count > 1 and _are_shares(output.value):
             block["classifier"] = True
-        blocks.append(block)
-    return columns, blocks
+        every.blocks.append(block)
+    return every
+
+
+def _asked_names(name: str, count: int, labels: Sequence[str], ask: Ask) -> list[str]:
+    """The user's names for the columns of an output; by default the labels, if their number
+    fits."""
+    stem = f"{name}_" if name[-1:].isdigit() else name  # output0 has output0_0, output0_1, …
+    default = f"{stem}0 .. {stem}{count - 1}" if count > 1 else name
+    if len(labels) == count:
+        default = ",".join(labels)
+    question = f"names for the {count} columns of {name}"
+    return ask(f"--output {name}=COLUMN,…", question, default).split(",")
+
+
+def _are_shares(values: torch.Tensor) -> bool:
+    """Whether the values of each row are shares of 1, as those of a classifier are."""
+    return bool((values >= 0).all() and (values.sum(1) - 1).abs().max() < 1e-4)
 
 
 @dataclass(frozen=True)

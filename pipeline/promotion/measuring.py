@@ -179,15 +179,15 @@ def _trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Tria
     ):
         trial = Trial(
             engine_name,
-            held.file(candidate.files[0]),
-            opened.signature,
-            held.file(manifest.reference),
-            recorded_tolerances(manifest),
-            frozenset(manifest.classifiers),
-            manifest.capture.precision,
-            candidate.tile or 0,
-            held.file(manifest.program),
-            BuiltFrom(manifest).gates.special_values,
+            file=held.file(candidate.files[0]),
+            signature=opened.signature,
+            reference=held.file(manifest.reference),
+            tolerances=recorded_tolerances(manifest),
+            classifiers=frozenset(manifest.classifiers),
+            precision=manifest.capture.precision,
+            tile=candidate.tile or 0,
+            program=held.file(manifest.program),
+            special_values=BuiltFrom(manifest).gates.special_values,
         )
         yield trial, Path(folder)
 

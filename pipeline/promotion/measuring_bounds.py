@@ -138,8 +138,9 @@ def _metrics(
                 ref = in_place.ref if in_place else ""
                 why = now.why or (f"{ref}: {before.why}" if ref and before.why else "")
                 yield Measured(
-                    "metrics", f"{name} on {target}", now.value, one.min, one.max, ref,
-                    before.value, one.max_drop, one.max_rise, why,
+                    "metrics", f"{name} on {target}", now.value, min=one.min, max=one.max,
+                    beside=ref, old=before.value, max_drop=one.max_drop, max_rise=one.max_rise,
+                    why=why,
                 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -179,16 +179,25 @@ def requirements(
     )
 
 
+@dataclass(frozen=True)
+class ImportedAliases:
+    """An import; by alias, the version that was promoted to it, or the refusal."""
+
+    imported: Imported
+    promoted: Mapping[str, str]
+    refused: Mapping[str, PromotionRefused]
+
+
 def import_with_aliases(
     registry: Registry,
     source: Path,
     name: str | None = None,
     say: Say = lambda text: None,
-) -> tuple[Imported, dict[str, str], dict[str, PromotionRefused]]:
+) -> ImportedAliases:
     """Import versions, then promote each to the aliases that it had; this also sets `previous`.
 
-    Returns the import; by alias, the promoted version; by alias, the refusal. After a refusal the
-    other aliases are still promoted. Like every refusal, it is recorded in the history.
+    After a refusal the other aliases are still promoted. Like every refusal, it is recorded in the
+    history.
     """
     imported = import_from(registry, source, name)
     promoted: dict[str, str] = {}
@@ -206,4 +215,4 @@ def import_with_aliases(
             promoted[alias] = promote(registry, ref, alias, say=say).version.ref
         except PromotionRefused as error:
             refused[alias] = error
-    return imported, promoted, refused
+    return ImportedAliases(imported, promoted, refused)

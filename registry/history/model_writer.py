@@ -317,12 +317,12 @@ def promotion_of(event: Event) -> Promotion:
     return Promotion(
         str(event.alias),
         event.by,
-        _seconds(event),
-        event.decisions,
-        event.annexes,
-        event.model,
-        event.version,
-        event.digests.get(f"{event.model}/{event.version}"),
+        at=_seconds(event),
+        decisions=event.decisions,
+        annexes=event.annexes,
+        model=event.model,
+        number=event.version,
+        digest=event.digests.get(f"{event.model}/{event.version}"),
     )
 
 

@@ -51,6 +51,14 @@ class Garbage:
     bytes: int
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """The kind of garbage that a run is, and why."""
+
+    kind: Kind
+    why: str
+
+
 def collect(
     registry: Registry,
     *,
@@ -139,8 +147,7 @@ class _Collector:
         verdict = self._verdict(run)
         if verdict is None:
             return None
-        where, size = run.info.artifact_uri.rstrip("/"), 0
-        kind, why = verdict
+        where = run.info.artifact_uri.rstrip("/")
         if self.dry_run:
             size = sum(bundle_files.stored(self.registry, where).values())
         else:
@@ -154,24 +161,23 @@ class _Collector:
             size = bundle_files.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # an earlier call has collected it
-        return Garbage(kind, f"{model}: {why}", where, size)
+        return Garbage(verdict.kind, f"{model}: {verdict.why}", where, size)
 
-    def _verdict(self, run: Any) -> tuple[Kind, str] | None:
-        """The kind of garbage and the reason, for a run without a version; None if it may still
-        become a version."""
+    def _verdict(self, run: Any) -> _Verdict | None:
+        """The verdict on a run without a version; None if it may still become a version."""
         info, tags = run.info, run.data.tags
         if REMOVED in tags:
-            return "removed version", f"{tags[REMOVED]} was removed"
+            return _Verdict("removed version", f"{tags[REMOVED]} was removed")
         if info.status in _UNFINISHED:
             begun = stamp.time_of(info.start_time or 0)
             if begun > self.before:
                 return None
-            return "registration", f"begun {begun:%Y-%m-%d %H:%M} and never ended"
+            return _Verdict("registration", f"begun {begun:%Y-%m-%d %H:%M} and never ended")
         if info.status != "FINISHED":
-            return "registration", "failed"
+            return _Verdict("registration", "failed")
         if stamp.time_of(info.end_time or 0) > self.before:
             return None
-        return "registration", "no version refers to it"
+        return _Verdict("registration", "no version refers to it")
 
     def _annexes(self, model: str, run: Any) -> Iterator[Garbage]:
         """Remove the annexes next to a version's bundle that no tag of the version names."""

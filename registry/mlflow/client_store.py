@@ -106,10 +106,10 @@ def _version(found: Any) -> StoredVersion:
     return StoredVersion(
         str(found.name),
         int(found.version),
-        int(found.creation_timestamp),
-        found.run_id or "",
-        str(found.source),
-        _texts(found.tags),
+        created=int(found.creation_timestamp),
+        run_id=found.run_id or "",
+        source=str(found.source),
+        tags=_texts(found.tags),
     )
 
 

@@ -217,10 +217,10 @@ def _version(found: Mapping[str, Any]) -> StoredVersion:
     return StoredVersion(
         str(found["name"]),
         int(found["version"]),
-        int(found["creation_timestamp"]),
-        found.get("run_id", ""),
-        str(found.get("source")),
-        _tags(found),
+        created=int(found["creation_timestamp"]),
+        run_id=found.get("run_id", ""),
+        source=str(found.get("source")),
+        tags=_tags(found),
     )
 
 

@@ -89,7 +89,16 @@ def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
     used = sum(a + b > 0 for a, b in zip(bins.counts, counts, strict=True))
     chance = (used - 1) * (1 / max(old, 1) + 1 / new)
     significant = _differ(bins.counts, counts, _BY_CHANCE / columns)
-    return Moved(key, psi, js, chance, significant, new, old, tuple(_changes(bins, counts)))
+    return Moved(
+        key,
+        psi,
+        js=js,
+        chance=chance,
+        significant=significant,
+        values=new,
+        reference=old,
+        changes=tuple(_changes(bins, counts)),
+    )
 
 
 def _differ(one: Sequence[int], other: Sequence[int], by_chance: float) -> bool:

@@ -64,8 +64,10 @@ class Place(Workload):
 
     def report(self) -> PlaceReport:
         return PlaceReport(
-            self.name, self.state, self.reason, self.running, self.answered, dict(self.failed),
-            self.answered_s / self.answered * 1e6 if self.answered else None, self.queue_us,
+            self.name, self.state, self.reason, running=self.running, answered=self.answered,
+            failed=dict(self.failed),
+            mean_us=self.answered_s / self.answered * 1e6 if self.answered else None,
+            queue_us=self.queue_us,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ the items; two views of the offsets say where the items of a row begin and end.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,17 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     rows = _rows(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
     columns = {c.name: _lists(c.name, rows) for c in layout.columns}
-    begin, end, _ = next(iter(columns.values()))
-    for column, (first, last, _) in columns.items():
-        if not (np.array_equal(begin, first) and np.array_equal(end, last)):
-            raise CollectionError(
-                f"columns {next(iter(columns))!r}, {column!r} have different offsets"
-            )
+    one = next(iter(columns))
+    begin, end = columns[one].begin, columns[one].end
+    for other, lists in columns.items():
+        if not (np.array_equal(begin, lists.begin) and np.array_equal(end, lists.end)):
+            raise CollectionError(f"columns {one!r}, {other!r} have different offsets")
     filled = end > begin
     low = int(begin[filled].min()) if filled.any() else 0
     high = int(end[filled].max()) if filled.any() else 0
     if low or (begin < 0).any() or (end > high).any():  # an empty row may have any offsets
         begin, end = np.where(filled, (begin - low, end - low), 0)
-    items = [content[low:high] for _, _, content in columns.values()]
+    items = [lists.content[low:high] for lists in columns.values()]
     records = ak.contents.RecordArray(items, [*columns], length=high - low)
     dtype = offsets["end"].dtype
     spans = {"begin": begin.astype(dtype, copy=False), "end": end.astype(dtype, copy=False)}
@@ -58,9 +58,17 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     }
 
 
-def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
-    """Where the items of each row begin and end, and the content that holds this column of
-    items."""
+@dataclass(frozen=True)
+class _Lists:
+    """The lists of a column: where the items of each row begin and end in the content."""
+
+    begin: Array
+    end: Array
+    content: Any
+
+
+def _lists(name: str, rows: Any) -> _Lists:
+    """The lists of a column. Raises CollectionError if not every row has a list."""
     if name not in rows.fields:
         have = ", ".join(rows.fields)
         raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, rows.fields)}")
@@ -77,7 +85,7 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
             )
         content = unmasked(content.content(name))
     begin = np.asarray(lists.starts.data)
-    return begin, np.asarray(lists.stops.data)[: len(begin)], content
+    return _Lists(begin, np.asarray(lists.stops.data)[: len(begin)], content)
 
 
 def _rows(content: Any) -> Any:

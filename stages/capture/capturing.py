@@ -46,6 +46,7 @@ from stages.model import (
 from stages.reference import (
     Arrays,
     Case,
+    Reference,
     answers_of_windows,
     compute_reference,
     count_nonfinite,
@@ -119,31 +120,33 @@ def capture(
     for each in notes:
         say(f"note: {each}")
     say("scripting")
-    made, note = torchscript(
+    script = torchscript(
         taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
     say("computing the eager model's answers to stress rows and extreme values")
-    stress, kept = stress_rows(model, signature, inputs)
-    at_edges, untried = edge_rows(model, signature, inputs, stated)
+    stress = stress_rows(model, signature, inputs)
+    at_edges = edge_rows(model, signature, inputs, stated)
     if many != 0:
         say("computing the eager model's answers to many rows")
-    answered, left_out = many_rows(model, signature, inputs, many)
-    more_notes = (*kept, *untried, *left_out)
+    answered = many_rows(model, signature, inputs, many)
+    more_notes = (*stress.notes, *at_edges.notes, *answered.notes)
     for each in more_notes:
         say(f"note: {each}")
-    reference = replace(reference, edges=(*stress, *at_edges), notes=(*notes, *more_notes))
+    reference = replace(
+        reference, edges=(*stress.edges, *at_edges.edges), notes=(*notes, *more_notes)
+    )
     _forget_addresses(program)
     with quiet_torch():
         write_buffered(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
-    if answered is not None:
-        answered.save(folder / "many.safetensors")
+    if answered.edges:
+        Reference({}, (), (), edges=answered.edges).save(folder / "many.safetensors")
     result = Capture(
-        folder, signature, made, note, precision,
-        "" if dependence.tried and tried_is_enough else dependence.why,
-        dependence.why if dependence.tried else "",
+        folder, signature, script.made, script.note, precision,
+        dependence="" if dependence.tried and tried_is_enough else dependence.why,
+        tried=dependence.why if dependence.tried else "",
     )  # fmt: skip
     result.save()
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -19,6 +20,14 @@ from stages.model import InFront, SoaProgram, TracedProgram
 Route = Literal["auto", "script", "trace", "none"]
 
 
+@dataclass(frozen=True)
+class Script:
+    """How model.ts was made, if it was; and why another way failed, or none was wanted."""
+
+    made: Literal["scripted", "traced"] | None
+    note: str | None
+
+
 def torchscript(
     model: torch.nn.Module,
     signature: Signature,
@@ -27,13 +36,13 @@ def torchscript(
     route: Route,
     folder: Path,
     row_wise: bool = False,
-) -> tuple[Literal["scripted", "traced"] | None, str | None]:
-    """Write model.ts by scripting, else by tracing. Returns which one, and why the other failed.
+) -> Script:
+    """Write model.ts by scripting, else by tracing.
 
     A `row_wise` model is not traced: the trace would keep the example's number of rows.
     """
     if route == "none":
-        return None, "not wanted"
+        return Script(None, "not wanted")
     made: dict[str, Literal["scripted", "traced"]] = {"script": "scripted", "trace": "traced"}
     if isinstance(model, torch.jit.ScriptModule):
         made, route = {"script": "scripted"}, "auto"
@@ -50,8 +59,8 @@ def torchscript(
                 raise CaptureError(f"the model {notes[-1]} (torchscript_route: {verb})") from error
             continue
         write_buffered(folder / "model.ts", partial(torch.jit.save, program))
-        return made[verb], "; ".join(notes) or None
-    return None, "; ".join(notes)
+        return Script(made[verb], "; ".join(notes) or None)
+    return Script(None, "; ".join(notes))
 
 
 def _traced(

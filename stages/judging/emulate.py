@@ -151,7 +151,12 @@ def emulate_candidate(
         bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
     why = f"validated {emulator.said}; no {target} has run it"
     return ValidationReport.without_device(
-        name, "emulated", why, _worst(done.stdout.splitlines()), time.monotonic() - begun, bits
+        name,
+        "emulated",
+        reason=why,
+        worst=_worst(done.stdout.splitlines()),
+        seconds=time.monotonic() - begun,
+        bits=bits,
     )
 
 

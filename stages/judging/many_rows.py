@@ -14,7 +14,7 @@ from runtime.session import Session
 from soa.signature import Signature
 from stages.capture import dependence_of
 from stages.judging.sensitivity import Answers, distance, in_float64, of_rows
-from stages.reference import Arrays, Case, Reference, session_answers
+from stages.reference import Arrays, Case, Edge, session_answers
 
 _CONFIDENCE = 0.95
 _LOOKED_AT = 256  # rows outside that are compared with the float64 model
@@ -75,17 +75,17 @@ class Tried:
 
 
 def tried_on(
-    session: Session, many: Reference, tolerances: Mapping[str, Tolerance], program: Path
+    session: Session, pieces: Sequence[Edge], tolerances: Mapping[str, Tolerance], program: Path
 ) -> Tried:
     """Compare an artifact with the eager model on many rows.
 
     A row that differs is a reason to refuse if rounding errors of the model, run as `program`, do
-    not explain it. `many` has an edge for each piece of rows.
+    not explain it.
     """
     signature = session.signature
     tried = 0
     found: list[_Piece] = []
-    for edge in many.edges:
+    for edge in pieces:
         answers = {
             name: Answers.of(value, edge.outputs[name], tolerances[name])
             for name, value in session_answers(session, edge.inputs, edge.case).items()

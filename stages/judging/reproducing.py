@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,42 +56,55 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
         )
         if outcome.killed:
             raise NotMeasuredError(f"the bits of {engine_name} on {target}: {outcome.error}")
-        for how, every, digest in outcome.value if outcome.ok else [("here", False, None)]:
-            yield Bits(target, engine_name, how, digest, outcome.error or "", every=every)
+        ways = [Way(**each) for each in outcome.value] if outcome.ok else []
+        for way in ways or [Way("here", None, why=str(outcome.error))]:
+            yield Bits(target, engine_name, way.how, way.digest, way.why, every=way.every)
         for processor in PROCESSORS:
-            digest, why = _emulated(processor, job)
-            yield Bits(target, engine_name, f"on qemu's {processor}", digest, why)
+            way = _emulated(processor, job)
+            yield Bits(target, engine_name, way.how, way.digest, way.why)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run an artifact, and the digest of its answers; or why there is none. `every`:
+    whether all cases of the reference ran."""
+
+    how: str
+    digest: str | None
+    every: bool = False
+    why: str = ""
 
 
 def bits_here(
     engine: str, file: str, signature: dict[str, Any], reference: str, tile: int
-) -> list[tuple[str, bool, str | None]]:
-    """Runs in the child process. Returns for each way: its name, if all cases ran, and the
-    digest."""
+) -> list[dict[str, Any]]:
+    """Runs in the child process. Returns the fields of a `Way` for each way."""
     kept, stored = Signature.from_dict(signature), Path(reference)
     whole = not any(rows.unbounded for rows in kept.ranges.values())
-    found: list[tuple[str, bool, str | None]] = []
+    ways: list[Way] = []
     for threads in THREADS:
         torch.set_num_threads(threads)
         artifact = open_candidate(engine, Path(file), torch.device("cpu"), threads)
         session = Session(kept, artifact)
         if threads == 1:
-            found.append(("here", False, answer_bits(session, stored)))
+            ways.append(Way("here", answer_bits(session, stored)))
         if whole:
             bits = answer_bits(session, stored, every=True)
-            found.append((f"with {threads} threads", True, bits))
+            ways.append(Way(f"with {threads} threads", bits, every=True))
         if tile:
             session = Session(kept, in_tiles(artifact, kept, tile, threads))
             bits = answer_bits(session, stored, every=True)
-            found.append((f"in tiles of {tile} rows with {threads} threads", True, bits))
-    return found
+            how = f"in tiles of {tile} rows with {threads} threads"
+            ways.append(Way(how, bits, every=True))
+    return [asdict(way) for way in ways]
 
 
-def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
+def _emulated(processor: str, job: dict[str, Any]) -> Way:
     """The digest on a processor that qemu emulates, or why there is none."""
+    how = f"on qemu's {processor}"
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
-        return None, "qemu-x86_64 is not installed"
+        return Way(how, None, why="qemu-x86_64 is not installed")
     emulated = [qemu, "-cpu", processor, *command("runtime.opening.same_bits")]
     try:
         done = subprocess.run(
@@ -98,10 +112,12 @@ def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
             errors="replace", timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        why = f"the bits on qemu's {processor}: no answer within {_LIMIT_S:g} s"
+        why = f"the bits {how}: no answer within {_LIMIT_S:g} s"
         raise NotMeasuredError(why) from None
     said = done.stdout.strip()
     if done.returncode or not said:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        return None, lines[-1]
-    return (None, "bfloat16 is not compared") if said == "None" else (said, "")
+        return Way(how, None, why=lines[-1])
+    if said == "None":
+        return Way(how, None, why="bfloat16 is not compared")
+    return Way(how, said)

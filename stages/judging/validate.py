@@ -183,9 +183,9 @@ def _with_reference(session: Session, trial: Trial) -> ValidationReport:
     report = validate_session(
         session,
         trial.engine,
-        known,
-        trial.tolerances,
-        trial.classifiers,
+        reference=known,
+        tolerances=trial.tolerances,
+        classifiers=trial.classifiers,
         say=lambda text: print(text, flush=True),  # ours
         more=None if trial.more is None else Reference.load(trial.more),
         program=trial.program,
@@ -195,7 +195,7 @@ def _with_reference(session: Session, trial: Trial) -> ValidationReport:
         report = replace(report, bits=answer_bits(session, trial.reference))
     if report.valid and trial.many is not None and trial.program is not None:
         print("at many rows", flush=True)  # ours
-        tried = tried_on(session, Reference.load(trial.many), trial.tolerances, trial.program)
+        tried = tried_on(session, Reference.load(trial.many).edges, trial.tolerances, trial.program)
         report = replace(report, many_rows=tried.record)
         if tried.refusal:
             why = f"{tried.record.text}; {tried.refusal}, which rounding errors do not explain"
@@ -286,7 +286,14 @@ def _judged(
     seconds = time.monotonic() - begun
     window = next((case.window for case in cases if case.window), "")
     return ValidationReport(
-        name, reason is None, reason, tuple(cases), worst, seconds, window=window, code=code
+        name,
+        reason is None,
+        reason=reason,
+        cases=tuple(cases),
+        worst=worst,
+        seconds=seconds,
+        window=window,
+        code=code,
     )
 
 

@@ -308,28 +308,37 @@ def _xgboost(document: Any) -> Trees:
         raise ValueError("booster gblinear has no trees")
     model = booster.get("gbtree", booster)["model"]  # in older dart files: one level deeper
     drop = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
-    trees = []
-    for tree, weight in zip(model["trees"], drop, strict=True):
-        if np.any(tree.get("split_type", 0)):
-            raise ValueError(_CATEGORIES)
-        if int(tree["tree_param"]["size_leaf_vector"]) > 1:
-            raise ValueError("leaves of vectors (multi_output_tree) are not known here")
-        below = np.stack([tree["left_children"], tree["right_children"]], axis=1)
-        leaf = below < 0
-        value = np.asarray(tree["split_conditions"], np.float32)
-        below = np.where(leaf, np.arange(len(leaf))[:, None], below)
-        feature = np.where(leaf[:, 0], 0, tree["split_indices"])
-        missing_left = np.asarray(tree["default_left"])
-        trees.append(Tree(below, feature, value, missing_left, value * np.float32(weight)))
+    trees = [_xgboost_tree(*each) for each in zip(model["trees"], drop, strict=True)]
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
     # Before 3.1 there is one value for all outputs. The link function is already applied to it.
     base = np.asarray(param["base_score"].strip("[]").split(","), np.float32)
-    base = -np.log(1 / base - 1) if link == "sigmoid" else np.log(base) if link == "exp" else base
+    if link == "sigmoid":
+        base = -np.log(1 / base - 1)
+    elif link == "exp":
+        base = np.log(base)
     names = tuple(learner.get("feature_names") or ())
     base, features = np.broadcast_to(base, outputs), int(param["num_feature"])
     return Trees(trees, model["tree_info"], base, features, names, link)
+
+
+def _xgboost_tree(tree: Any, weight: float) -> Tree:
+    """A tree from XGBoost's data. Its leaves are multiplied by `weight`."""
+    if np.any(tree.get("split_type", 0)):
+        raise ValueError(_CATEGORIES)
+    if int(tree["tree_param"]["size_leaf_vector"]) > 1:
+        raise ValueError("leaves of vectors (multi_output_tree) are not known here")
+    children = np.stack([tree["left_children"], tree["right_children"]], axis=1)
+    leaf = children < 0
+    value = np.asarray(tree["split_conditions"], np.float32)
+    return Tree(
+        children=np.where(leaf, np.arange(len(leaf))[:, None], children),
+        feature=np.where(leaf[:, 0], 0, tree["split_indices"]),
+        threshold=value,
+        missing_left=np.asarray(tree["default_left"]),
+        value=value * np.float32(weight),
+    )
 
 
 def _lightgbm(text: str) -> Trees:
@@ -340,33 +349,55 @@ def _lightgbm(text: str) -> Trees:
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)
     scale = next((float(o.partition(":")[2]) for o in options if o.startswith("sigmoid:")), 1.0)
-    trees, zeros, mixed = [], False, False
-    for fields in map(_fields, parts):
-        if int(fields.get("is_linear", 0)):
-            raise ValueError("linear trees (linear_tree) are not known here")
-        names = ("split_feature", "left_child", "right_child", "decision_type")
-        feature, left, right, decision = (_read(fields, name, int) for name in names)
-        threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
-        if (decision & 1).any():
-            raise ValueError(_CATEGORIES)
-        # The missing type of a node: none (0: NaN is taken for 0), zero (1) or NaN (2).
-        missing, default, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
-        zeros = zeros or 1 in missing
-        mixed = mixed or ((missing == 2) & (default != zero_left)).any()
-        inner, pad = len(feature), np.zeros_like(leaves)
-        own = np.arange(inner, inner + len(leaves))
-        below = np.stack([np.append(left, own), np.append(right, own)], axis=1)
-        below = np.where(below < 0, inner + ~below, below)  # leaves have the numbers ~0, ~1, …
-        goes_left = np.append(np.where(missing == 0, zero_left, default), pad)
-        feature, threshold = np.append(feature, pad).astype(int), np.append(threshold, pad)
-        trees.append(Tree(below, feature, threshold, goes_left, np.append(0 * left, leaves)))
-    if zeros and mixed:
+    read = [_lightgbm_tree(_fields(part)) for part in parts]
+    zeros = any(each.zero_is_missing for each in read)
+    if zeros and any(each.zero_is_a_number for each in read):
         raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
     if "average_output" in header:
-        scale /= len(trees) // outputs
-    known = tuple(header["feature_names"].split(" "))
-    order, zero = [i % outputs for i in range(len(trees))], np.nan if zeros else 0.0
-    return Trees(trees, order, np.zeros(outputs), features, known, link, scale, zero)
+        scale /= len(read) // outputs
+    return Trees(
+        [each.tree for each in read],
+        outputs=[i % outputs for i in range(len(read))],
+        base=np.zeros(outputs),
+        features=features,
+        names=tuple(header["feature_names"].split(" ")),
+        link=link,
+        scale=scale,
+        zero=np.nan if zeros else 0.0,
+    )
+
+
+class _LightgbmTree(NamedTuple):
+    """A tree, and whether zero is a missing value in some of its nodes, and a number in others."""
+
+    tree: Tree
+    zero_is_missing: bool
+    zero_is_a_number: bool
+
+
+def _lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
+    """A tree from the fields of its text."""
+    if int(fields.get("is_linear", 0)):
+        raise ValueError("linear trees (linear_tree) are not known here")
+    names = ("split_feature", "left_child", "right_child", "decision_type")
+    feature, left, right, decision = (_read(fields, name, int) for name in names)
+    threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
+    if (decision & 1).any():
+        raise ValueError(_CATEGORIES)
+    # The missing type of a node: none (0: NaN is taken for 0), zero (1) or NaN (2).
+    missing, default_left, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
+    inner, no_leaf = len(feature), np.zeros_like(leaves)
+    leaf_numbers = np.arange(inner, inner + len(leaves))
+    children = np.stack([np.append(left, leaf_numbers), np.append(right, leaf_numbers)], axis=1)
+    tree = Tree(
+        children=np.where(children < 0, inner + ~children, children),  # leaves are ~0, ~1, …
+        feature=np.append(feature, no_leaf).astype(int),
+        threshold=np.append(threshold, no_leaf),
+        missing_left=np.append(np.where(missing == 0, zero_left, default_left), no_leaf),
+        value=np.append(0 * left, leaves),
+    )
+    number = ((missing == 2) & (default_left != zero_left)).any()
+    return _LightgbmTree(tree, 1 in missing, bool(number))
 
 
 def _read(fields: dict[str, str], name: str, kind: type) -> Array:

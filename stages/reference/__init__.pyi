@@ -1,6 +1,7 @@
 from .answers import TILES as TILES
 from .answers import Arrays as Arrays
 from .answers import Edge as Edge
+from .answers import MoreRows as MoreRows
 from .answers import Reference as Reference
 from .answers import check_inputs as check_inputs
 from .answers import compute_reference as compute_reference

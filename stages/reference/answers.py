@@ -81,6 +81,15 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class MoreRows:
+    """Rows beside those of a reference, with the eager model's answers; and notes for the user on
+    what was not tried, because the model fails on it."""
+
+    edges: tuple[Edge, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Reference:
     """`inputs[collection][column]` with max rows, and for each case the model's outputs by block.
 

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from engines.errors import first_line
 from soa.dtypes import is_float
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, Reference, eager_answers, taken
+from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, taken
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import drawn_offsets
 
@@ -39,28 +39,29 @@ _PIECES = 500
 
 def many_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, wanted: int | None
-) -> tuple[Reference | None, tuple[str, ...]]:
-    """The eager model's answers to `wanted` rows, in whole pieces: an edge for each piece. None and
-    a note if the model fails on them.
+) -> MoreRows:
+    """The eager model's answers to `wanted` rows, in whole pieces: an edge for each piece. Only a
+    note if the model fails on them.
 
     `wanted` None: 200,000 rows, fewer if the model needs much work for a row, or takes few rows.
     The work is counted, not timed: so the number of rows is the same on every host.
     """
     case = _case(signature)
     if wanted == 0 or not all(case.values()):
-        return None, ()
+        return MoreRows()
     pieces: list[Edge] = []
-    enough, work = 1, _Work()  # the work of the first piece
+    enough = 1
+    work = _Work()  # of the first piece
     try:
         while len(pieces) < enough:
             rows = drawn_rows(signature, inputs, case, len(pieces))
             with nullcontext() if pieces else work:
                 answers = eager_answers(model, signature, rows, case)
             pieces.append(Edge(WHAT, "stress", rows, case, answers))
-            enough = _pieces(pieces[0], work.done, wanted)
+            enough = _pieces(pieces[0], work.units, wanted)
     except Exception as error:  # the user's own code may raise any type
-        return None, (f"{WHAT} are not tried: {first_line(error)}",)
-    return Reference({}, (), (), edges=tuple(pieces)), ()
+        return MoreRows(notes=(f"{WHAT} are not tried: {first_line(error)}",))
+    return MoreRows(tuple(pieces))
 
 
 def _pieces(first: Edge, work: float, wanted: int | None) -> int:
@@ -119,21 +120,22 @@ def few_digits(values: torch.Tensor) -> torch.Tensor:
 
 
 class _Work(TorchDispatchMode):
-    """Counts the work of all operations that run inside."""
+    """Counts the work of all operations that run inside, in the units of `_WORK`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.done = 0.0
+        self.units = 0.0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operation, which torch passes to this method, and count its work."""
         kwargs = kwargs or {}
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         if not function.is_view:
-            results = [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
-            self.done += sum(each.numel() for each in results)
-        count = flop_registry.get(function._overloadpacket)
-        if count is not None:
-            self.done += count(*args, **kwargs, out_val=found) / _FLOPS
-        return found
+            written = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            self.units += sum(each.numel() for each in written)
+        count_flops = flop_registry.get(function._overloadpacket)
+        if count_flops is not None:
+            self.units += count_flops(*args, **kwargs, out_val=result) / _FLOPS
+        return result

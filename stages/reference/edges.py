@@ -16,7 +16,7 @@ import torch
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature
-from stages.reference.answers import Arrays, Edge, EdgeKind
+from stages.reference.answers import Arrays, Edge, EdgeKind, MoreRows
 from stages.reference.stress import Member, answers_or_why, members, some_rows
 
 _ROWS = 37
@@ -39,31 +39,31 @@ class _Changes:
 
 def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
-) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows with such values and the eager model's answers; a note where the model fails on them.
+) -> MoreRows:
+    """Rows with such values; a note for each kind of value on which the model fails.
 
     The other values of such a row are from `inputs`. Integer columns named in `stated`, whose range
     the user gave, get no extreme values.
     """
-    found: list[Edge] = []
+    edges: list[Edge] = []
     notes: list[str] = []
-    case, few = some_rows(signature, inputs, _ROWS)
-    if not all(case.values()):
-        return (), ()
+    few = some_rows(signature, inputs, _ROWS)
+    if not all(few.case.values()):
+        return MoreRows()
     for each in _changes(signature, stated):
         if not each.members:
             continue
-        changed = {name: dict(own) for name, own in few.items()}
+        changed = {name: dict(own) for name, own in few.inputs.items()}
         for number, one in enumerate(each.members):
             own = changed[one.collection]
             name = one.column.name
             own[name] = each.change(one.column, number, own[name].clone())
-        answers = answers_or_why(model, signature, changed, case)
+        answers = answers_or_why(model, signature, changed, few.case)
         if isinstance(answers, str):
             notes.append(f"{each.what} in the inputs are not tried: {answers}")
         else:
-            found.append(Edge(each.what, each.kind, changed, case, answers))
-    return tuple(found), tuple(notes)
+            edges.append(Edge(each.what, each.kind, changed, few.case, answers))
+    return MoreRows(tuple(edges), tuple(notes))
 
 
 def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,15 +34,12 @@ def weaknesses(
     columns = [(b.block.collection, name) for b in signature.inputs for name in b.block.columns]
     columns = list(dict.fromkeys(columns))
     constant = [c for c in columns if _constant(reference.inputs[c[0]][c[1]])]
-    silent, moved, rows = _asked(
-        model, signature, reference, [c for c in columns if c not in constant]
-    )
-    if not moved:
-        why = (
-            "every row of its inputs is the same"
-            if len(constant) == len(columns)
-            else f"no input changes any output (asked at {rows})"
-        )
+    varying = [c for c in columns if c not in constant]
+    effects = _effects(model, signature, reference, varying)
+    if not effects.outputs:
+        why = f"no input changes any output (asked at {effects.largest})"
+        if not varying:
+            why = "every row of its inputs is the same"
         raise ReferenceDataError(
             f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
             f"would pass: {CURE}"
@@ -50,69 +48,87 @@ def weaknesses(
     notes += [
         f"input columns {' and '.join(map(_name, same))} hold the same values: an artifact that "
         "confuses them would pass"
-        for same in _same_values(reference, [c for c in columns if c not in constant])
+        for same in _same_values(reference, varying)
     ]
     notes += [
-        f"input column {_name(c)} changes no output (other values were tried at {rows})"
-        for c in silent
+        f"input column {_name(c)} changes no output (other values were tried at {effects.largest})"
+        for c in varying
+        if c in effects.tried - effects.columns
     ]
     for bound in signature.outputs:
-        if bound.name in moved:
+        if bound.name in effects.outputs:
             notes += _constant_columns(signature, bound, reference)
         else:
-            notes.append(f"output {bound.name!r} is changed by no input (tried at {rows})")
+            notes.append(
+                f"output {bound.name!r} is changed by no input (tried at {effects.largest})"
+            )
     return tuple(notes)
 
 
-def _asked(
+@dataclass
+class _Effects:
+    """What other values in the input columns have shown so far."""
+
+    tried: set[Member] = field(default_factory=set)
+    """The columns that got other values."""
+    columns: set[Member] = field(default_factory=set)
+    """The columns that change an output."""
+    outputs: set[str] = field(default_factory=set)
+    """The outputs that change."""
+    largest: str = ""
+    """The last number of rows that was tried."""
+
+    def add(self, member: Member, changed: set[str]) -> None:
+        """Note the outputs that changed with other values in a column."""
+        self.tried.add(member)
+        self.outputs |= changed
+        if changed:
+            self.columns.add(member)
+
+
+def _effects(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
-) -> tuple[list[Member], set[str], str]:
-    """The columns that change no output, the outputs that change, and the last size that was tried.
+) -> _Effects:
+    """Give each column other values, first in one row, then in all rows.
 
     The values of a column are drawn again from the same column, so the model accepts them.
     """
     generator = torch.Generator().manual_seed(0)
     names = {bound.name for bound in signature.outputs}
-    heard, moved = _asked_in_rows(model, signature, reference, columns)
-    asked = set(heard)
-    case: Case = {}
+    effects = _effects_in_rows(model, signature, reference, columns)
     for case in _sizes_to_ask(reference.cases):
+        effects.largest = label(case)
         expected = reference.outputs[reference.cases.index(case)]
-        for member in columns:
-            if member in heard and moved == names:
+        for collection, name in columns:
+            if (collection, name) in effects.columns and effects.outputs == names:
                 continue
-            collection, name = member
-            values = reference.inputs[collection][name]
             n = case[signature.rows_of[collection]]
-            other = _drawn_anew(values, n, generator)
+            other = _drawn_anew(reference.inputs[collection][name], n, generator)
             if other is None:
                 continue
             inputs = {**reference.inputs, collection: {**reference.inputs[collection], name: other}}
-            asked.add(member)
             try:
                 answers = eager_answers(model, signature, inputs, case)
                 changed = {key for key in names if not _alike(answers[key], expected[key])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
-            moved |= changed
-            if changed:
-                heard.add(member)
-    return [c for c in columns if c in asked - heard], moved, label(case)
+            effects.add((collection, name), changed)
+    return effects
 
 
-def _asked_in_rows(
+def _effects_in_rows(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
-) -> tuple[set[Member], set[str]]:
-    """The columns that change an output, and these outputs, where each column gets another of its
-    values in one row only: one run of the model asks as many columns as there are rows.
+) -> _Effects:
+    """Give each column another of its values in one row only: one run of the model tries as many
+    columns as there are rows.
 
-    A column that changes nothing in its row may change other rows; it is not among them. Nothing is
-    asked if there are several dimensions.
+    A column that changes nothing in its row may change other rows: it does not count as tried.
+    Nothing is tried if there are several dimensions.
     """
-    heard, moved = set[Member](), set[str]()
+    effects = _Effects()
     case = _sizes_to_ask(reference.cases)[-1]
     if len(case) > 1:
-        return heard, moved
+        return effects
     expected = reference.outputs[reference.cases.index(case)]
     with_rows = [b.name for b in signature.outputs if not b.rowless]
     (n,) = case.values()
@@ -120,20 +136,19 @@ def _asked_in_rows(
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
         rows: dict[int, Member] = {}
         for row, (collection, name) in enumerate(columns[start : start + n]):
-            changed = _changed_in(inputs[collection][name], row, n)
-            if changed is not None:
-                inputs[collection][name] = changed
+            other = _changed_in(inputs[collection][name], row, n)
+            if other is not None:
+                inputs[collection][name] = other
                 rows[row] = (collection, name)
         try:
             answers = eager_answers(model, signature, inputs, case)
-        except Exception:  # asked one by one, each column says whether it is the cause
+        except Exception:  # tried one by one, each column shows whether it is the cause
             continue
         for row, member in rows.items():
-            found = {k for k in with_rows if not _alike(answers[k][row], expected[k][row])}
-            moved |= found
-            if found:
-                heard.add(member)
-    return heard, moved
+            changed = {k for k in with_rows if not _alike(answers[k][row], expected[k][row])}
+            if changed:
+                effects.add(member, changed)
+    return effects
 
 
 def _changed_in(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
@@ -143,9 +158,9 @@ def _changed_in(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
     others = (values[:n] != values[row]).reshape(n, -1).any(1).nonzero()
     if not len(others):
         return None
-    found = values[:n].clone()
-    found[row] = values[int(others[row % len(others)])]
-    return found
+    changed = values[:n].clone()
+    changed[row] = values[int(others[row % len(others)])]
+    return changed
 
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:

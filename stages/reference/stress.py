@@ -16,7 +16,7 @@ from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, eager_answers, taken
+from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, taken
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
 
@@ -54,12 +54,20 @@ def members(signature: Signature) -> list[Member]:
     ]
 
 
-def some_rows(signature: Signature, inputs: Arrays, wanted: int) -> tuple[Case, Arrays]:
+@dataclass(frozen=True)
+class SomeRows:
+    """Some rows of the reference: their numbers by dimension, and the inputs."""
+
+    case: Case
+    inputs: Arrays
+
+
+def some_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRows:
     """The first `wanted` rows of each dimension, within its range."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     case = {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
     rows = {dim: slice(n) for dim, n in case.items()}
-    return case, taken(signature, inputs_at(signature, inputs, case), rows)
+    return SomeRows(case, taken(signature, inputs_at(signature, inputs, case), rows))
 
 
 def answers_or_why(
@@ -72,39 +80,46 @@ def answers_or_why(
         return first_line(error)
 
 
-def stress_rows(
-    model: torch.nn.Module, signature: Signature, inputs: Arrays
-) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
-    """Rows in which every column varies, and the eager model's answers; notes on what the model
-    does not take.
+def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
+    """Rows in which every column varies.
 
     If the model fails, the columns that alone make it fail get values from the reference instead.
     """
-    found: list[Edge] = []
+    edges: list[Edge] = []
     notes: list[str] = []
-    case, few = some_rows(signature, inputs, _ROWS)
-    if not all(case.values()):
-        return (), ()
+    few = some_rows(signature, inputs, _ROWS)
+    if not all(few.case.values()):
+        return MoreRows()
     for seed, (kind, what) in enumerate(_NAMES.items()):
-        rows = _stressed(signature, few, inputs, kind, seed)
-        answers = answers_or_why(model, signature, rows, case)
+        rows = _stressed(signature, few.inputs, inputs, kind, seed)
+        answers = answers_or_why(model, signature, rows, few.case)
         if isinstance(answers, str):
-            why, kept = answers, []
-            for one in members(signature):
-                trial = {name: dict(columns) for name, columns in few.items()}
-                trial[one.collection][one.column.name] = rows[one.collection][one.column.name]
-                if isinstance(answers_or_why(model, signature, trial, case), str):
-                    kept.append(one)
-            rows = _stressed(signature, few, inputs, kind, seed, kept)
+            why = answers
+            kept = [
+                one
+                for one in members(signature)
+                if isinstance(_answers_with_one(model, signature, few, rows, one), str)
+            ]
+            rows = _stressed(signature, few.inputs, inputs, kind, seed, kept)
             if len(kept) < len(members(signature)):
-                answers = answers_or_why(model, signature, rows, case)
+                answers = answers_or_why(model, signature, rows, few.case)
             if isinstance(answers, str):
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
             names = ", ".join(sorted(f"{one.collection}.{one.column.name}" for one in kept))
             notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
-        found.append(Edge(what, "stress", rows, case, answers))
-    return tuple(found), tuple(notes)
+        edges.append(Edge(what, "stress", rows, few.case, answers))
+    return MoreRows(tuple(edges), tuple(notes))
+
+
+def _answers_with_one(
+    model: torch.nn.Module, signature: Signature, few: SomeRows, rows: Arrays, changed: Member
+) -> dict[str, torch.Tensor] | str:
+    """The eager model's answers, or why it fails, with one column of `few` taken from `rows`."""
+    inputs = {name: dict(columns) for name, columns in few.inputs.items()}
+    name = changed.column.name
+    inputs[changed.collection][name] = rows[changed.collection][name]
+    return answers_or_why(model, signature, inputs, few.case)
 
 
 def _stressed(

@@ -289,7 +289,7 @@ def _trees(
     base = base / scale if len(base) == outputs else np.zeros(outputs)
     features = int(nodes.feature.max()) + 1
     order = order if single else [0] * len(trees)
-    return Trees(trees, order, base, features, (), "identity", scale)
+    return Trees(trees, order, base=base, features=features, names=(), link="identity", scale=scale)
 
 
 CLASSICAL: dict[str, Callable[[Node], nn.Module]] = {

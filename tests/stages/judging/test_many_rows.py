@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from runtime.checked import default_tolerance
 from soa import RowRange
 from stages.judging.many_rows import share_below, tried_on
-from stages.reference import Arrays, Reference, bootstrap, many_rows, random_inputs
+from stages.reference import Arrays, Edge, MoreRows, bootstrap, many_rows, random_inputs
 from tests.models.building import Built, build, signature_of
 
 NAMES = ("near", "far", "first", "second")
@@ -63,14 +64,14 @@ def eager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def many(eager: Built) -> Reference:
-    found, notes = many_rows(eager.model, SIGNATURE, pool(), MOST)
-    assert found is not None and notes == ()
-    return found
+def many(eager: Built) -> Sequence[Edge]:
+    found = many_rows(eager.model, SIGNATURE, pool(), MOST)
+    assert found.edges and found.notes == ()
+    return found.edges
 
 
 def test_near_ties_are_counted_and_no_reason_to_refuse(
-    eager: Built, many: Reference, tmp_path: Path
+    eager: Built, many: Sequence[Edge], tmp_path: Path
 ) -> None:
     other = build(Nearest(exactly=True), SIGNATURE, tmp_path, ("exported",), pool())
     tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
@@ -82,7 +83,7 @@ def test_near_ties_are_counted_and_no_reason_to_refuse(
     assert 0 < looked_at <= found.outside and found.artifact + found.eager > 0
 
 
-def test_a_rare_fault_is_refused(eager: Built, many: Reference, tmp_path: Path) -> None:
+def test_a_rare_fault_is_refused(eager: Built, many: Sequence[Edge], tmp_path: Path) -> None:
     other = build(Nearest(fault=True), SIGNATURE, tmp_path, ("exported",), pool())
     tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
     found = tried.record
@@ -90,7 +91,7 @@ def test_a_rare_fault_is_refused(eager: Built, many: Reference, tmp_path: Path) 
     assert found.eager > 0 == found.artifact
 
 
-def test_the_model_itself_is_never_outside(eager: Built, many: Reference) -> None:
+def test_the_model_itself_is_never_outside(eager: Built, many: Sequence[Edge]) -> None:
     tried = tried_on(eager.session("exported"), many, TOLERANCES, eager.capture.program)
     assert (tried.record.outside, tried.refusal) == (0, "")
     assert tried.record.below < 3.1 / tried.record.rows
@@ -102,9 +103,9 @@ def test_the_bound_is_that_of_clopper_and_pearson(outside: int, tried: int) -> N
     assert share_below(outside, tried) == pytest.approx(wanted, rel=1e-6)
 
 
-def test_rows_are_like_those_of_the_reference(many: Reference) -> None:
+def test_rows_are_like_those_of_the_reference(many: Sequence[Edge]) -> None:
     own = pool()["rows"]
-    for edge in many.edges[:3]:
+    for edge in many[:3]:
         for name, values in edge.inputs["rows"].items():
             assert own[name].min() <= values.min() and values.max() <= own[name].max()
             assert values.unique().numel() > 100
@@ -113,18 +114,17 @@ def test_rows_are_like_those_of_the_reference(many: Reference) -> None:
 def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted, so the number of rows is the same each time."""
     monkeypatch.setattr(bootstrap, "_WORK", 1e5)
-    found, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
-    again, _ = many_rows(Nearest(), SIGNATURE, pool(), None)
-    assert found is not None and again is not None
+    found = many_rows(Nearest(), SIGNATURE, pool(), None)
+    again = many_rows(Nearest(), SIGNATURE, pool(), None)
     assert 0 < len(found.edges) == len(again.edges) < MOST // 1000
 
 
 def test_a_model_that_takes_few_rows_gets_few() -> None:
     few = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(1, 3))
-    found, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
-    wanted, _ = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
-    assert found is not None and len(found.edges) == 500
-    assert wanted is not None and sum(edge.case["n"] for edge in wanted.edges) == 300
+    found = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
+    wanted = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
+    assert len(found.edges) == 500
+    assert sum(edge.case["n"] for edge in wanted.edges) == 300
 
 
 def test_a_model_that_fails_is_noted() -> None:
@@ -132,6 +132,6 @@ def test_a_model_that_fails_is_noted() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("no")
 
-    found, notes = many_rows(Failing(), SIGNATURE, pool(), MOST)
-    assert found is None and len(notes) == 1
-    assert many_rows(Failing(), SIGNATURE, pool(), 0) == (None, ())
+    found = many_rows(Failing(), SIGNATURE, pool(), MOST)
+    assert found.edges == () and len(found.notes) == 1
+    assert many_rows(Failing(), SIGNATURE, pool(), 0) == MoreRows()

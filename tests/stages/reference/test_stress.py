@@ -171,9 +171,9 @@ def test_columns_in_which_the_model_takes_no_other_values_keep_theirs() -> None:
     rows = inputs()
     rows["rows"]["f"] = torch.arange(100.0) % 3
     one = signature_of({"x": "a b c d e f"}, {"y": "y"})
-    found, notes = stress_rows(Positive().eval(), one, rows)
-    assert found and any("rows.f" in note for note in notes)
-    for edge in found:
+    found = stress_rows(Positive().eval(), one, rows)
+    assert found.edges and any("rows.f" in note for note in found.notes)
+    for edge in found.edges:
         assert edge.kind == "stress" and edge.inputs["rows"]["a"].unique().numel() > 32
 
 
@@ -187,11 +187,11 @@ def test_every_column_varies_and_stays_in_its_range() -> None:
 
     rows = random_inputs(signature, 1, {"k": (3, 9)})["rows"]
     rows |= {"x": torch.zeros(100), "b": torch.zeros(100, dtype=torch.bool)}
-    found, notes = stress_rows(Sum(), signature, {"rows": rows})
-    assert len(found) == 4 and notes == ()
-    for edge in found:
+    found = stress_rows(Sum(), signature, {"rows": rows})
+    assert len(found.edges) == 4 and found.notes == ()
+    for edge in found.edges:
         values = edge.inputs["rows"]
         assert values["x"].unique().numel() > 32 and values["x"].isfinite().all()
         assert values["k"].min() >= 3 and values["k"].max() <= 9
         assert values["k"].unique().numel() > 3 and values["b"].unique().numel() == 2
-    assert any(bool((edge.inputs["rows"]["x"] < 0).any()) for edge in found)
+    assert any(bool((edge.inputs["rows"]["x"] < 0).any()) for edge in found.edges)
