@@ -61,10 +61,10 @@ def keep_written(write: Callable[[], None], what: str) -> None:
             time.sleep(_EVERY_S)
             tried()
 
-    atexit.register(tried)
     from multiprocessing import util  # its children end without what atexit has
 
-    util.Finalize(None, tried, exitpriority=0)
+    # At the end once: the second time, the folder may have been removed by the program.
+    atexit.register(util.Finalize(None, tried, exitpriority=0))
     threading.Thread(target=again_and_again, daemon=True).start()
 
 

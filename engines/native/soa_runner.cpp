@@ -190,6 +190,8 @@ void run_one_of_many(soa_call *call, size_t number, void *stream) {
     run_call(call, stream);
   } catch (const soa::Error &error) {
     throw FailedCall(number, error);
+  } catch (const std::exception &error) {
+    throw FailedCall(number, soa::Error(error.what(), soa_runner::Refused(SOA_RUN_FAILED)));
   }
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from engines import engine
 from engines.errors import RunError
 from engines.tensors import TensorCall
 from runtime.session.session import Session
@@ -55,3 +58,26 @@ def test_closed_sessions_refuse(mlp: Built, session: Session) -> None:
     for attempt in (binding, lambda: binding(2), lambda: bound(mlp, session, 3)):
         with pytest.raises(RunError, match="the session is closed"):
             attempt()
+
+
+_GREEDY = """
+#include <stdint.h>
+__attribute__((visibility("default")))
+void soa_lanes_run(void *const *columns, const int64_t *items, int64_t begin, int64_t end,
+                   char *scratch) {}
+__attribute__((visibility("default")))
+const struct { int64_t version, columns, scratch, rows, arguments; const char *kinds, *dtypes; }
+    soa_lanes_facts = {1, 9, INT64_MAX / 4, 32, 3, "nmm", "kkk"};
+"""
+
+
+def test_any_failure_of_run_many_names_its_call(mlp: Built, tmp_path: Path) -> None:
+    """Here it is an artifact that asks for more memory than there is."""
+    (tmp_path / "greedy.c").write_text(_GREEDY)
+    library = tmp_path / "greedy.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "greedy.c"]
+    subprocess.run(command, check=True)
+    session = Session(mlp.signature, engine("lanes").open(library, torch.device("cpu")))
+    many = [bound(mlp, session, n)[0] for n in (5, 7)]
+    with pytest.raises(RunError, match=r"^call 0: std::bad_alloc"):
+        session.run_many(many)

@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,6 +30,7 @@ PROGRAM = shutil.which("docker-registry")
 USER, PASSWORD = "ada", "right"
 _HTPASSWD = "ada:$2b$04$abcdefghijklmnopqrstuuFmEfrkTQnczNzw475xE2VhDrK1uwJiC\n"  # by crypt(3)
 START_S = 60.0
+_IN_MEMORY = Path("/dev/shm")
 
 
 class OciServer:
@@ -38,9 +40,11 @@ class OciServer:
     def __init__(self, folder: Path, *, password: bool = False, **more: Any) -> None:
         folder.mkdir(parents=True)
         self.folder, self.host = folder, f"127.0.0.1:{free_port()}"
+        # The server waits for the disk after each file, which takes most of a test.
+        self._store = TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else folder)
         config: dict[str, Any] = {
             "version": "0.1",
-            "storage": {"filesystem": {"rootdirectory": str(folder / "store")}},
+            "storage": {"filesystem": {"rootdirectory": self._store.name}},
             "http": {"addr": self.host, **more.pop("http", {})},
             **more,
         }
@@ -78,6 +82,10 @@ class OciServer:
             self._process.kill()
             self._process.wait()
 
+    def close(self) -> None:
+        self.kill()
+        self._store.cleanup()
+
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
@@ -87,7 +95,8 @@ class OciServer:
 
     def blob(self, digest: str) -> Path:
         """The file in which the server keeps a blob. `digest`: in hex."""
-        return self.folder / "store/docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
+        blobs = Path(self._store.name) / "docker/registry/v2/blobs/sha256"
+        return blobs / digest[:2] / digest / "data"
 
 
 def store_password(home: Path, host: str, password: str = PASSWORD) -> None:

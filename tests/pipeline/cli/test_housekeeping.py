@@ -75,7 +75,7 @@ def test_by_way_of_an_oci_registry(
         assert not (tmp_path / "none").exists()
         assert cli("push", there, "--registry", away.uri).stdout == f"{there} is jets/1 now\n"
     finally:
-        server.kill()
+        server.close()
     assert "`pipeline pull` copies it to a folder" in refusal("show", address)
     assert "found no oci://HOST/name:TAG" in refusal("push", here, "host/jets:1")
     used = cli("push", here, address, "--name", "other", code=2).stderr

@@ -40,7 +40,7 @@ V4 = "cpu/x86-64-v4"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
     made = OciServer(tmp_path_factory.mktemp("oci") / "server")
     yield made
-    made.kill()
+    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def own(tmp_path: Path) -> Iterator[Callable[..., OciServer]]:
 
     yield start
     for server in made:
-        server.kill()
+        server.close()
 
 
 @pytest.fixture
@@ -314,6 +314,7 @@ MODEL = {"artifactType": oci.MODEL}
         ({"schemaVersion": 2, "manifests": []}, "artifactType: is missing"),
         ([], "an object is needed"),
         ("no json", "not a version that `pipeline push` uploaded"),
+        ("[" * 10**5, "nested deeper than"),
     ],
 )  # fmt: skip
 def test_a_hostile_manifest(manifest: Any, said: str, tmp_path: Path) -> None:
@@ -433,9 +434,13 @@ def test_passwords(own: Callable[..., OciServer], pulled: Path, tmp_path: Path, 
     assert "wrong" not in refused()
     store_password(home, "another.example")
     refused()
-    (home / ".docker/config.json").write_text("{")
-    with pytest.raises(RegistryError, match="line 1 column 2"):
-        oci.push(pulled, address)
+    named = "~/.docker/config.json cannot be used: "
+    wrong = ("{", "[]", '{"auths": 5}', '{"credHelpers": 5}', '{"auths": "\xff"}', "[" * 10**5)
+    for text in wrong:
+        (home / ".docker/config.json").write_text(text, "latin-1")
+        with pytest.raises(RegistryError, match=named) as caught:
+            oci.push(pulled, address)
+        assert "\n" not in str(caught.value)
     store_password(home, server.host)
     # The password of ~/.netrc is for other programs.
     (home / ".netrc").write_text("machine 127.0.0.1 login eve password wrong\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -150,3 +152,21 @@ def test_the_dashboard_asks_for_what_is_there(asked: Asked) -> None:
     }
     given = {s.name for family in families(served()) for s in family.samples}
     assert wanted - given <= {"soa_failures_total"}  # absent until the first failure
+
+
+_WRITTEN = """
+import atexit, multiprocessing.util, shutil, sys, tempfile
+from pathlib import Path
+from runtime.process import keep_written
+
+folder = Path(tempfile.mkdtemp())
+atexit.register(shutil.rmtree, folder)
+keep_written(lambda: print(folder.is_dir(), flush=True), "a test")
+"""
+
+
+def test_the_last_write_comes_once_before_the_program_removes_its_folder() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITTEN], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
