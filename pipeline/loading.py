@@ -200,6 +200,7 @@ def load(
 
 
 def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
+    """What to open, with the builder and the prover of this process. Raises LoadError."""
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     if build == "missing":

@@ -116,6 +116,7 @@ class ColumnModel:
         return pd.DataFrame(answer, index=data.index, copy=False)
 
     def _run(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the session on arrays, by the names of MLflow's fields."""
         arrays = {field: _checked(field, given) for field in self._inputs}
         rows = _rows(arrays)
         signature = self._session.signature

@@ -115,6 +115,7 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 
 
 def _session(opened: Opened, device: torch.device) -> Session:
+    """A session on one device: compared in test mode, counted if `watch` says so."""
     _require_reference(opened, device)
     here = open_here(opened, device)
     what = here.executable, device, here.origin, here.any_start
@@ -182,6 +183,7 @@ KEPT = 8
 
 
 def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
+    """How another process opens the same version again."""
     opening, by_name = opened.opening, opened.lookup is not None
     keys = opening.trusted_keys
     if keys is not None:

@@ -169,6 +169,7 @@ class Wire:
 
 
 def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+    """A tensor for each column."""
     tensors: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
         where = bound.block.collection
@@ -192,6 +193,7 @@ def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTe
 def _block(
     signature: Signature, bound: BoundBlock, blocks: Sequence[BoundBlock], form: Form
 ) -> WireTensor:
+    """The tensor of a block. Raises ServingError if one tensor cannot hold it."""
     where, plan = bound.block.collection, bound.plan
     dtypes = sorted({signature.layouts[where][name].dtype for name in bound.block.columns})
     if len(dtypes) > 1:
@@ -218,6 +220,7 @@ def _block(
 
 
 def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
+    """Raise ServingError if two blocks share a column: it would be sent twice."""
     where = bound.block.collection
     for other in blocks:
         if other is bound or other.block.collection != where:

@@ -111,6 +111,7 @@ def plan_block(block: Block, layout: Layout) -> Plan:
 
 
 def _model_dtype(block: Block, dtypes: list[str]) -> str:
+    """The dtype that the model gets. Raises BlockError."""
     if block.dtype is not None:
         if block.dtype not in DTYPES:
             raise BlockError(
@@ -127,6 +128,7 @@ def _model_dtype(block: Block, dtypes: list[str]) -> str:
 
 
 def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int) -> tuple[int, ...]:
+    """The shape of a row that the model gets. Raises BlockError."""
     if block.shape is not None:
         if math.prod(block.shape) != components or any(extent < 1 for extent in block.shape):
             raise BlockError(

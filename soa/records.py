@@ -248,6 +248,7 @@ def _path(value: Any) -> Path:
 
 
 def _literal(*choices: object) -> Reader:
+    """Reads one of the values of a Literal."""
     known = {(type(choice), choice): choice for choice in choices}
 
     def read(value: Any) -> Any:
@@ -259,6 +260,7 @@ def _literal(*choices: object) -> Reader:
 
 
 def _union(*kinds: Any) -> Reader:
+    """Reads a value by the first of several annotations that it fits."""
     reads = [reader(kind) for kind in kinds if kind is not type(None)]
     optional = len(reads) < len(kinds)
 
@@ -276,6 +278,7 @@ def _union(*kinds: Any) -> Reader:
 
 
 def _annotated(kind: Any, *said: Any) -> Reader:
+    """Reads a value with the changes and conditions that its annotation adds."""
     before = [each.change for each in said if isinstance(each, Before)]
     after = [each for each in said if not isinstance(each, Before)]
     inner = reader(kind)
@@ -308,6 +311,7 @@ def _list(kind: Any) -> Reader:
 
 
 def _tuple(*kinds: Any) -> Reader:
+    """Reads a list as a tuple: of any length, or with an annotation for each entry."""
     if kinds[-1] is Ellipsis:
         every = _list(kinds[0])
         return lambda values: tuple(every(values))
@@ -323,6 +327,7 @@ def _tuple(*kinds: Any) -> Reader:
 
 
 def _mapping(of_keys: Any, of_values: Any) -> Reader:
+    """Reads an object, its keys and its values."""
     keys, values = reader(of_keys), reader(of_values)
 
     def read(found: Any) -> dict[Any, Any]:
@@ -344,6 +349,7 @@ def _has_no_default(each: Field[Any]) -> bool:
 
 
 def _dataclass(kind: Any) -> Reader:
+    """Reads an object as a dataclass; fields without a default must be there."""
     inner = _record_fields(kind)
     needed = [each.name for each in fields(kind) if each.init and _has_no_default(each)]
     closed = getattr(kind, "__closed__", False)

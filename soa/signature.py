@@ -198,6 +198,7 @@ class Signature:
         return signature
 
     def _check(self) -> None:
+        """Raise SignatureError or BlockError if the parts do not fit together."""
         if not self.inputs or not self.outputs:
             raise SignatureError("a model needs at least one input and one output block")
         names = [b.name for b in (*self.inputs, *self.outputs)]
@@ -212,6 +213,7 @@ class Signature:
                 raise SignatureError(f"collection {collection!r} has no block: remove it")
 
     def _check_rows(self) -> None:
+        """Raise SignatureError for jagged or unbounded rows that are not possible."""
         for name in self.jagged:
             offsets = offsets_of(name)
             if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
@@ -226,6 +228,7 @@ class Signature:
                 )
 
     def _check_outputs(self) -> None:
+        """Raise SignatureError if a column is written twice or read too, or its dtype is mixed."""
         read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
@@ -292,6 +295,8 @@ class Signature:
         return signature_table("Signature", self)
 
     def to_dict(self) -> dict[str, Any]:
+        """The signature as it is stored, as data for JSON."""
+
         def described(bound: BoundBlock) -> dict[str, Any]:
             block = as_data(bound.block)
             if not bound.block.broadcast:  # the same text as before `broadcast` existed
@@ -365,6 +370,7 @@ class _Stored:
 
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:
+    """The arguments of a block, in their order."""
     plan, block = bound.plan, bound.block
     kind: Literal["matrix", "column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
     starts, count = plan.components, 1

@@ -63,6 +63,7 @@ class Histogram:
         return found
 
     def _plus(self, values: npt.NDArray[Any]) -> Histogram:
+        """This histogram with as many more values as fit into memory at once."""
         import numpy as np
 
         wide = values.astype(np.float64)

@@ -254,6 +254,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
+    """Write the reports on validation, benchmark and metrics."""
     validated = {
         target: {
             name: each.report.for_others().to_dict() for name, each in result.candidates.items()

@@ -59,6 +59,8 @@ class AotiBuild:
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
+        """Build, with the weights in a file of their own if the library can take them from
+        there."""
         # Inductor folds constants only if gradients are disabled.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)

@@ -99,6 +99,7 @@ def _layer(node: Node) -> _Layer | None:
 
 
 def _replace(graph: Graph, node: Node, layer: _Layer) -> None:
+    """Put a product of matrices, in place, where `node` computes the layer."""
     out, features = (int(size) for size in sizes(layer.weight)[:2])
     weight = layer.weight
     if len(sizes(weight)) > 2:

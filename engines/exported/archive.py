@@ -78,6 +78,7 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
 
 
 def _check(content: bytes) -> None:
+    """Raise an error if the archive holds anything that torch would run or unpickle."""
     reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that `load_pt2` uses, too
     _require_records(reader.get_all_records())
     _require_no_pickle(reader)
@@ -100,6 +101,7 @@ def _require_records(records: Sequence[str]) -> None:
 
 
 def _require_no_pickle(reader: Any) -> None:
+    """Raise an error for weights, constants or samples that are stored as a pickle."""
     for name in _PAYLOADS:
         for key, payload in parse_json(reader.get_record(name))["config"].items():
             if payload["use_pickle"] is not False:

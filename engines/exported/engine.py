@@ -117,6 +117,7 @@ def _map_at_once(module: torch.fx.GraphModule) -> None:
 def _each_row(
     graph: torch.fx.GraphModule, of_rows: list[torch.Tensor], shared: list[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
+    """The graph's answers for each row on its own. `shared` tensors are the same for all rows."""
     if not len(of_rows[0]):  # map_impl needs a row
         some = _each_row(graph, [each.new_zeros(1, *each.shape[1:]) for each in of_rows], shared)
         return tuple(each[:0] for each in some)

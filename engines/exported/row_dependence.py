@@ -92,6 +92,7 @@ class _Walk:
         return None
 
     def visit(self, node: Node) -> None:
+        """Note what is known about the rows of a node's value."""
         if node.op == "placeholder":
             self.values[node] = self.given(node)
         elif node.op == "output":

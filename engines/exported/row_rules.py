@@ -54,6 +54,7 @@ def answers(call: Call, rules: Mapping[str, Rule]) -> tuple[Value, ...]:
 
 
 def _rule_of(call: Call, rules: Mapping[str, Rule]) -> Rule:
+    """The rule for an operator; raises Unknown if there is none for this call."""
     target: Any = call.node.target
     if not call.name or target._schema.is_mutable:
         raise Unknown(UNKNOWN)

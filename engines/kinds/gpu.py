@@ -30,6 +30,7 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
         return tuple(arch for name, arch in arch_by_kind.items() if name == self.name)
 
     def _seen_by_driver(self, index: int) -> tuple[str, ...]:
+        """The architecture of a GPU by its driver, for hosts whose torch drives no GPUs."""
         from engines.native import gpus
 
         try:

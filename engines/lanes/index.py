@@ -167,6 +167,7 @@ Indices = tuple[Index, ...]
 
 
 def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
+    """The index that stands for an atom when variables have the given values."""
     if atom in values:
         return values[atom]
     if isinstance(atom, Quotient):

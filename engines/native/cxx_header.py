@@ -154,6 +154,7 @@ def namespace_of(model: str) -> str:
 
 
 def _struct(collection: str, name: str, signature: Signature) -> str:
+    """The C++ struct of a collection: pointers to its columns, and the checks of a binding."""
     layout, rows = signature.layouts[collection], signature.ranges[signature.rows_of[collection]]
     names = cxx_names((column.name for column in layout.columns), {name})
     const = "" if collection in signature.output_collections else "const "

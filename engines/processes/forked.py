@@ -73,6 +73,7 @@ def in_fork(what: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: 
 
 
 def _answer(what: str, ours: Connection, ended: int, pid: int, say: Callable[..., Any]) -> Any:
+    """Serve the child's messages until it ends; returns its value, or raises its error."""
     step = place = ""
     while True:
         kind, value = _message(ours, ended)
@@ -168,6 +169,7 @@ def _begin(theirs: Connection, work: Callable[[], object], alone: bool) -> None:
 
 
 def _do(work: Callable[[], object]) -> None:
+    """Send the result of the work to the parent, or the error that it raised."""
     try:
         _send("value", work())
     except BaseException as error:

@@ -132,6 +132,7 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
 
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
+    """How a child ended, from its exit code and the answer that it wrote."""
     if not answer.exists():  # a child that cannot write it, or memory that lies in a file, may die
         for folder in {answer.parent, Path(tempfile.gettempdir())}:
             if shutil.disk_usage(folder).free < _LEAST_FREE:

@@ -126,22 +126,27 @@ def _kept(environment: Mapping[str, str]) -> dict[str, str]:
 def begin(job: Mapping[str, Any]) -> Warm:
     """Start a job; returns the process that runs it. RuntimeError in a thread that is stopped."""
     environment = _kept(job["environment"])
-    for warm in list(_idle):
-        if warm.environment != environment:
-            continue  # it ends by itself
-        try:
-            _idle.remove(warm)
-        except ValueError:
-            continue  # another thread took it
-        if warm.begin(job):
-            break
+    warm = _idle_one(environment)
+    while warm is not None and not warm.begin(job):
         warm.end()
-    else:
+        warm = _idle_one(environment)
+    if warm is None:
         warm = Warm(environment)
         warm.begin(job)
     _busy[warm] = getattr(_thread, "stop", None)
     unless_stopped(warm)  # called last, so that `end_jobs` misses no process
     return warm
+
+
+def _idle_one(environment: Mapping[str, str]) -> Warm | None:
+    """Take an idle process with this environment; None if there is none. A process with another one
+    ends by itself."""
+    for warm in list(_idle):
+        if warm.environment == environment:
+            with contextlib.suppress(ValueError):  # another thread took it
+                _idle.remove(warm)
+                return warm
+    return None
 
 
 def unless_stopped(warm: Warm) -> None:
@@ -233,6 +238,7 @@ def _serve(idle_s: float, *imported: str) -> None:
 
 
 def _do(job: Mapping[str, Any], server: int) -> int:
+    """Run a job in the forked child: its files, environment and folder, then its function."""
     end_with_parent()
     if os.getppid() != server:  # it ended before that took effect
         return 1

@@ -55,6 +55,8 @@ class Labelled:
     code: Mapping[str, str]
 
     def metrics(self) -> list[Metric]:
+        """The metrics that are asked for, with their functions on this host."""
+
         def made(name: str) -> Metric:
             one = self.asked.functions[name]
             function, label = self.code.get(name, one.function), self.asked.label_of(name)

@@ -310,6 +310,7 @@ class _Counted:
         self._parts: set[str] = set()
 
     def add(self, part: str, table: Any, names: Iterable[str]) -> None:
+        """Count the values of columns in a part; a part counts once."""
         if part in self._parts or not len(table):
             return
         self._parts.add(part)

@@ -304,6 +304,7 @@ class Scorer:
         return limit, np.append(0, np.cumsum(ak.num(records[records.fields[0]], axis=1)))
 
     def _run(self, rows: int, jagged: Mapping[str, Any]) -> None:
+        """Run the session on bound memory; jagged rows are bound anew each time."""
         if not jagged:
             if self._binding is None:
                 given, written = self._memory_of(self._most)

@@ -255,6 +255,7 @@ class _Arrow(Source):
         raise NotImplementedError
 
     def _columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
+        """The columns of a batch by name: also fields of structs, and entries of fixed shape."""
         import pyarrow as pa
 
         found = {}

@@ -251,6 +251,7 @@ def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
 
 
 def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
+    """Build and capture the user's model. Runs in a child."""
     try:
         capture(
             build_model(source_of(config), lambda note: say(f"note: {note}")),
@@ -277,6 +278,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
 
 
 def _recipe(config: Config, captured: Capture) -> Recipe:
+    """How the candidates of a config are made and judged."""
     return Recipe(
         config.engines,
         {str(name): each for name, each in config.compile.options.items()},

@@ -128,6 +128,7 @@ def depends_on(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _is_done(folder: Path) -> bool:
+    """Whether a stage has ended, and the files that it used are as they were."""
     if not (folder / _DONE).is_file():
         return False
     try:

@@ -181,6 +181,7 @@ def _bar() -> Iterator[Progress | None]:
 
 
 def _lines() -> Progress:
+    """A progress that prints a line every few seconds."""
     last = time.monotonic()
 
     def tell_now_and_then(done: int, rows: int) -> None:

@@ -131,6 +131,7 @@ def _trusted(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
 
 
 def _signed(opened: Opened, ref: str, trusted: tuple[Trusted, ...], registry: Registry) -> Answer:
+    """Verify a signature; the answer names the key or the root that certified it."""
     from registry.trust import require_signature
 
     if opened.version is None:
@@ -234,6 +235,7 @@ def _timed(
 
 
 def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
+    """The target `wanted`, or all that this host runs. Raises TargetError."""
     from engines.errors import TargetError
     from engines.target import Target, check_torch_runs
 

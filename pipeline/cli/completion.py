@@ -93,6 +93,7 @@ def names(context: click.Context, _: click.Parameter, begun: str) -> list[Comple
 
 
 def _asked(context: click.Context, begun: str) -> list[str]:
+    """The names in the registry that complete `begun`, as far as it answers in time."""
     found: list[str] = []
 
     def ask() -> None:
@@ -106,6 +107,7 @@ def _asked(context: click.Context, begun: str) -> list[str]:
 
 
 def _begin(uri: str | None, begun: str) -> Iterator[str]:
+    """Model names, and aliases and numbers of a model that is typed in full."""
     from registry.store import Registry
 
     registry = Registry(uri)

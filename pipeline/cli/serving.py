@@ -344,6 +344,7 @@ def _serve_here(
     metrics_port: int,
     tritonserver: str | None,
 ) -> None:
+    """Start Triton with a version, compare its answers, and wait for Ctrl-C unless `check`."""
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
     from serving.local import EXPLICIT, Ports, ServerOptions, find_triton, serve_by

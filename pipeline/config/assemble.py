@@ -22,6 +22,7 @@ from stages.reference import Arrays, check_inputs, more_rows, random_inputs, rea
 
 
 def source_of(config: Config) -> ModelSource:
+    """Where the model of a config is from, with paths of this host. Raises ValueError."""
     model = config.model
 
     def path(written: str | None) -> Path | None:

@@ -154,6 +154,7 @@ def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
 
 
 def _without_tf32(config: Config) -> Iterator[Problem]:
+    """Targets that have no TF32, if the config asks for it."""
     if config.precision == "tf32":
         required = enumerate(config.gates.required_targets or ())
         targets: list[tuple[Key, str]] = [

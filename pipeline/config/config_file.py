@@ -67,6 +67,7 @@ class BuiltFrom:
         return self._part("engines", tuple[str, ...], DEFAULT_ENGINES)
 
     def _part(self, key: str, kind: type[T], default: object) -> T:
+        """A part of the stored config. Raises BundleError if it does not fit `kind`."""
         found = self.manifest.provenance.config.get(key) or default
         try:
             part: T = _adapter(kind).validate_python(found)  # type: ignore[arg-type]  # it has a hash

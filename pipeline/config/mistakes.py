@@ -56,6 +56,7 @@ def validated(document: Document, model: type[M], whole: str) -> M:
 
 
 def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
+    """Where a mistake is, and a sentence about it, from pydantic's description."""
     at, kind, found = error["loc"], error["type"], error["input"]
     if at[-1:] == ("[key]",):
         at = at[:-1]

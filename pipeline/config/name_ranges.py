@@ -32,6 +32,7 @@ def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
 
 
 def _range(written: str) -> list[str]:
+    """The names from `part0` to `part15` of `part0 .. part15`. Raises ValueError."""
     ends = [_NUMBER.split(end) for end in _DOTS.split(written)]
     if len(ends) == 2 and len(ends[0]) == len(ends[1]):
         first, last = ends

@@ -165,6 +165,7 @@ def check_answers(
 def _compared(
     session: Session, name: str, bundle: Bundle, signature: Signature
 ) -> ValidationReport:
+    """Compare what was made for the server with the version's reference."""
     return validate_session(
         session,
         name,

@@ -144,6 +144,7 @@ def _width(shape: Sequence[Any]) -> int:
 
 
 def _ports(module: Any) -> Iterator[Port]:
+    """The inputs of a model, by its kind: ONNX, trees, TorchScript, a program, or a module."""
     if hasattr(module, "session"):  # ONNX Runtime's
         for each in module.session.get_inputs():
             kind = each.type.removeprefix("tensor(").removesuffix(")")

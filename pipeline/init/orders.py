@@ -94,6 +94,7 @@ def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Out
 
 
 def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
+    """The ways to give each input at `size` items. Raises InitError for one that has none."""
     choices = [feed.options(model.dtype, size) for feed in feeds]
     for feed, each in zip(feeds, choices, strict=True):
         if not each:
@@ -164,6 +165,7 @@ def _hints(model: Model) -> str:
 
 
 def _which(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
+    """The question that the user must answer: which of two orders of axes is meant."""
     for feed, a, b in zip(feeds, one.options, other.options, strict=True):
         if a.meaning != b.meaning:
             columns = ",".join(column.name for column in feed.columns)
@@ -213,6 +215,8 @@ def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
 
 
 def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
+    """The inputs of an attempt, with their shapes and first columns."""
+
     def one(feed: Feed, option: Option) -> str:
         names = [column.name for column in feed.columns]
         more = ", …" if len(names) > 4 else ""

@@ -69,6 +69,7 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
 def _input(
     own: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
 ) -> WeaverInput:
+    """An input from weaver's list of variables, with their formulas and standardisation."""
     formulas = data.get("new_variables") or {}
     prepared = {"method": "manual", "params": None, **(data.get("preprocess") or {})}
     automatic = str(prepared["method"]).startswith("auto")

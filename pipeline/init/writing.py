@@ -358,6 +358,7 @@ def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
 
 
 def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
+    """An input block of the config."""
     homes = ((home, {c.name: own for own, c in part.items()}) for home, part in parts.items())
     home, own = next(pair for pair in homes if feed.columns[0].name in pair[1])
     option = feed.option

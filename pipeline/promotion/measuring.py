@@ -60,6 +60,7 @@ def measure(
     shadows: Sequence[ShadowRecord] | None,
     say: Say,
 ) -> Findings:
+    """Measure all that the gates judge of an opened version. `replaced`: the version in place."""
     manifest = opened.bundle.manifest
     served = {}
     for target in runnable(needed.targets):
@@ -285,6 +286,7 @@ def _compare_speed(
 
 
 def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
+    """The times of both versions at each size that both take."""
     points: list[SpeedPoint] = []
     with one_thread():
         sides = {}

@@ -120,6 +120,7 @@ def tensor_change(
 
 
 def _subjects(bundle: Bundle) -> dict[str, Any]:
+    """What is compared of a bundle, by subject."""
     manifest = bundle.manifest
     provenance = manifest.provenance
     return {
@@ -142,6 +143,7 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
 
 
 def _target(bundle: Bundle, name: str) -> dict[str, Any]:
+    """What is compared of a target."""
     record = bundle.manifest.targets[name]
     annex = bundle.annexes.get(name)
     return {
@@ -253,6 +255,7 @@ def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str) -> Iterator[Part]:
+    """The tensors that differ, with their norms; or that none does."""
     if unreadable or not changes:
         what = f"not compared: {unreadable}" if unreadable else f"all {same} tensors are equal"
         yield f"weights: {what}"

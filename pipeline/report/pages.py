@@ -189,6 +189,7 @@ def flow(name: str, signature: Signature) -> Flow:
 
 
 def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
+    """How each target's artifacts agree with the reference: tables and figures."""
     for target, record in bundle.manifest.targets.items():
         reports = validation_of(bundle, target)
         yield from describe_validation(f"{target} ({record.status})", reports)
@@ -317,6 +318,7 @@ def _provenance(bundle: Bundle, version: Version | None) -> Iterator[Part]:
 
 
 def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
+    """The events of a version, and the decisions of its promotions."""
     if version is None:
         return
     mine = [e for e in events if e.version == version.number or version.number in e.after.values()]
@@ -405,6 +407,7 @@ def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _answers(done: Report) -> Iterator[Part | Figure | None]:
+    """Histograms of the outputs that a run wrote."""
     if not done.histograms:
         yield "This run wrote no row, so there is nothing to count."
         return

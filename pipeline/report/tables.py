@@ -148,6 +148,7 @@ def table_lines(table: Table, width: int) -> Iterator[str]:
 def _row(
     cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]
 ) -> Iterator[str]:
+    """The lines of a row: each cell is wrapped to its width."""
     broken = [
         [piece for line in cell for piece in (_wrap(line, room) if line else [""])]
         for cell, room in zip(cells, widths, strict=False)
@@ -190,6 +191,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
 
 
 def _apart(table: Table, width: int) -> Iterator[str]:
+    """A table that is too wide for the terminal: a paragraph for each row."""
     names = max((cells_of(name) for name in table.columns[1:]), default=0)
     for row in table.rows:
         yield from _wrap(" ".join(row[0]) or "—", width)

@@ -95,6 +95,7 @@ HOME = ("all models", "/")
 
 
 def _links(registry: Registry, version: Version) -> list[tuple[str, str]]:
+    """Links from a version's page: home, the model, the version before it, MLflow."""
     name, number = version.name, version.number
     links = [HOME, (name, f"/models/{name}")]
     before = [v.number for v in registry.versions(name) if v.number < number]

@@ -127,6 +127,7 @@ def metrics_of(bundle: Bundle) -> Iterator[Part]:
 
 
 def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iterator[Part]:
+    """The worst deviations of each candidate by output, and the verdicts."""
     table = new_table(
         title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max"
     )
@@ -318,6 +319,7 @@ def _question(decision: Decision) -> str:
 
 
 def describe_history(name: str, events: Iterable[Event]) -> Part:
+    """A table of a model's events."""
     table = new_table(f"history of {name}, times in UTC", "", "time", "what", "by", "why")
     for event in events:
         what = event.kind if event.state == "done" else f"{event.kind} (void)"
@@ -354,6 +356,7 @@ def _why(event: Event) -> str:
 
 
 def describe_versions(versions: Iterable[Version]) -> Table:
+    """A table of versions with aliases and targets."""
     rows = (
         (
             v.ref,

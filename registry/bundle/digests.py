@@ -156,6 +156,7 @@ def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
 
 
 def _hash(root: Path, name: str) -> tuple[str, Identity]:
+    """The digest of a file, and its identity. A file that did not change is not read again."""
     handle, now = open_file(root, name), time.time_ns()
     try:
         was = identity(handle)
@@ -203,6 +204,7 @@ def _require_safe(root: Path, name: str) -> None:
 
 
 def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
+    """The digest of each file, by name, from the text of a seal. Raises BundleError."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -245,6 +247,7 @@ def _listing(root: Path) -> Iterator[str]:
 
 
 def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
+    """Raise BundleError if a listed file is missing, or one is there that is not listed."""
     try:
         there = {name for name in _listing(root) if name.partition("/")[0] not in aside}
     except OSError as error:

@@ -65,6 +65,7 @@ class Pinned:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hold(self, name: str) -> None:
+        """Open a file, compare it with its digest if it changed, and link it into the folder."""
         if name in self._held:
             return
         root, inside = self._bundle.place(name)  # raises if the bundle has no such file

@@ -75,6 +75,7 @@ def _alone(partial: Path) -> Iterator[None]:
 
 
 def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
+    """Rename `partial` to `final`. What was there stays if the rename fails."""
     if not os.path.lexists(final):
         partial.rename(final)
         return

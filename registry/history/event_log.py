@@ -197,6 +197,7 @@ class HistoryWriter(History):
 
 
 def _read(run: StoredRun, model: str) -> Event:
+    """The event that an MLflow run holds. Raises RegistryError."""
     tags = run.tags
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))

@@ -98,6 +98,7 @@ def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[Writ
 
 
 def _wait(access: Access, lease: Lease) -> WriteLock:
+    """Wait for the lease. Short outages of the server are waited for, too."""
     give_up = time.monotonic() + QUEUE_WAIT_S
     away = 0.0  # the time from which the server has not answered; 0: it answers
     while True:
@@ -181,6 +182,7 @@ class Lease:
                     self._client.delete_registered_model(dead.name)
 
     def _created(self) -> bool:
+        """Try to create the lease; False if another writer has it."""
         try:
             self._client.create_registered_model(
                 self.name,

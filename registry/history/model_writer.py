@@ -272,6 +272,7 @@ class ModelWriter:
             self.client.delete_model_version_tag(self.model, str(event.version), key)
 
     def _finish(self, event: Event) -> Event:
+        """Do the steps of an event that are not done yet, and close it."""
         self._prepare(event)
         for alias in event.after if event.kind in _MOVES else ():
             moves = event.before.get(alias) != event.after[alias]

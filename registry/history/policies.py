@@ -97,6 +97,7 @@ def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:
 
 
 def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
+    """A stored policy and its origin. With `into`, its reference set is copied there."""
     # Imported here: these need pydantic, which a lookup should not load if no policy is set.
     from pydantic import ValidationError
 

@@ -204,6 +204,7 @@ def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
 
 
 def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
+    """Record the events of an export that are not in the registry; returns their number."""
     events = registry.history(model)
     known, newest = _keys(events), len(events)
     added = 0

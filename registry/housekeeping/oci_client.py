@@ -124,6 +124,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
+        """Turn errors of the connection and wrong answers into those of the registry."""
         try:
             yield
         except SoaPipelineError:

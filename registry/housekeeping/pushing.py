@@ -77,6 +77,7 @@ def push(
 
 
 def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
+    """The version that has this digest, if any; of several, one with the wanted name."""
     if not registry.exists:
         return None
     with registry.client() as client:
@@ -93,6 +94,7 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
 
 
 def _origin(bundle: Bundle, known: Mapping[str, str] | None) -> dict[str, str]:
+    """Where a pushed version is from: its note of promotion, and who pushes it."""
     origin = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
     note = read_note(bundle.path)
     if known is not None or note is None:

@@ -146,6 +146,7 @@ class Access:
 
     @contextlib.contextmanager
     def _asked(self, write: bool) -> Iterator[None]:
+        """Check before use that the registry answers, and translate the errors of MLflow."""
         nested = _inside.get()
         token = _inside.set(True)
         try:
@@ -191,6 +192,7 @@ class Access:
         return self._client
 
     def _require_answer(self, write: bool) -> None:
+        """Raise RegistryUnavailableError if the server or database does not answer soon."""
         address = urlsplit(self.uri)
         scheme = address.scheme.partition("+")[0]
         if self.sqlite is not None:
@@ -246,6 +248,7 @@ def _identity(path: Path | None) -> tuple[int, int] | None:
 
 
 def _checked(uri: str) -> str:
+    """The registry's URI with an absolute path. Raises RegistryError."""
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") or len(scheme) == 1:
         folder = uri.removeprefix("file://")

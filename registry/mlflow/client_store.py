@@ -34,6 +34,7 @@ def has_code(error: Exception, *codes: str) -> bool:
 
 
 def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+    """All results of one of MLflow's searches, page by page."""
     results: list[Any] = []
     token = None
     while True:

@@ -98,6 +98,7 @@ def open_tables(
 
 
 def _checked(ask: Ask, shown: str) -> TableStore | None:
+    """A store that reads the tables, if their schema is known and has no workspaces; else None."""
     try:
         revisions = {str(each[0]) for each in ask("SELECT version_num FROM alembic_version", {})}
     except Exception as error:

@@ -30,6 +30,7 @@ def tags(bundle: Bundle) -> dict[str, str]:
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:
+    """The parameters of a version's MLflow run, as texts within MLflow's limit."""
     provenance = manifest.provenance
     found: dict[str, object] = {
         "config_sha256": provenance.config_sha256,

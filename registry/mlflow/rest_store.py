@@ -156,6 +156,7 @@ class RestStore:
             raise
 
     def _answer(self, method: str, place: str, **sent: Any) -> Any:
+        """The JSON answer of MLflow's server. Raises RestError."""
         answer = self._session.request(method, f"{self._uri}/{_API}/{place}", **self._how, **sent)
         try:
             content = answer.json()
@@ -225,13 +226,14 @@ def _version(found: Mapping[str, Any]) -> StoredVersion:
 
 
 def _run(found: Mapping[str, Any]) -> StoredRun:
-    info, start, end = found["info"], found["info"].get("start_time"), found["info"].get("end_time")
+    info = found["info"]
+    start, end = info.get("start_time"), info.get("end_time")
     return StoredRun(
         str(info["run_id"]),
         str(info["status"]),
-        None if start is None else int(start),
-        None if end is None else int(end),
-        _tags(found["data"]),
+        start=None if start is None else int(start),
+        end=None if end is None else int(end),
+        tags=_tags(found["data"]),
     )
 
 

@@ -45,6 +45,7 @@ def verified(found: Findings) -> Iterable[Decision]:
 
 
 def _verified(found: Findings, target: str) -> Decision:
+    """Whether a target ran on a device of its kind, or may go without."""
     record = found.manifest.targets.get(target)
     if record is None:
         have = ", ".join(found.manifest.targets) or "none"
@@ -208,6 +209,7 @@ def bounded(found: Findings) -> Iterable[Decision]:
 
 
 def _judged(one: Measured) -> Decision:
+    """A measured number beside its bounds, and beside that of the version in place."""
     asked: list[tuple[str, float | None, float]] = [
         (">=", one.min, one.value),
         ("<=", one.max, one.value),

@@ -135,6 +135,7 @@ def _fetched(kind: type[T], access: Access, version: Version, target: str | None
 
 
 def _opened(kind: type[T], version: Version, target: str | None, path: Path, verify: bool) -> T:
+    """Open a folder; raises BundleError if it is not what the version registered."""
     found, registered = kind.open(path, verify=verify), _digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
     another = found.digest != registered

@@ -188,6 +188,7 @@ class Cache:
             os.close(handle)
 
     def _evicted(self, digest: str) -> bool:
+        """Remove an entry that nobody uses; False if it is in use."""
         path = self.root / digest
         aside = self.root / f".{digest}.{os.urandom(4).hex()}.old"
         with self._unused(path) as alone:

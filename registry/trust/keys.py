@@ -45,6 +45,7 @@ def trusted(pem: str | bytes, origin: str) -> Trusted:
 
 
 def _public_key(content: bytes, origin: str) -> Trusted:
+    """A trusted key from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -63,6 +64,7 @@ def _public_key(content: bytes, origin: str) -> Trusted:
 
 
 def _root(content: bytes, origin: str) -> Trusted:
+    """A trusted root certificate from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import hashes, serialization
 
     certificates = read_certificates(content, origin)

@@ -166,6 +166,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
 
 
 def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
+    """Verify a signature by one key or root. Raises the errors of model_signing."""
     from model_signing import verifying
 
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:

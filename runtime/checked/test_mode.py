@@ -81,6 +81,7 @@ class CheckedSession(Session):
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
     ) -> None:
+        """Add an event to the report. `bad_in`, `bad_out`: the values that are NaN or infinite."""
         with self._lock:
             seen = self.report
             seen.events += 1
@@ -112,6 +113,8 @@ class _CheckedBinding(Binding):
             self._run_checked(stream)
 
     def _run_checked(self, stream: Any) -> None:
+        """Run the artifact and the reference on the same rows. Raises DeviationError if they
+        differ."""
         every = {**self.inputs, **self.outputs}
         rows_of = self.signature.rows_of
         given = {name: c.rows(self.rows[rows_of[name]]) for name, c in every.items()}
@@ -153,6 +156,7 @@ class _CheckedBinding(Binding):
                 )
 
     def _run_reference(self, given: Mapping[str, Collection]) -> dict[str, Collection]:
+        """The answers of the portable program, in fresh memory."""
         fresh: dict[str, Collection] = {}
         for name, collection in given.items():
             n, layout = collection.n, collection.layout

@@ -185,6 +185,7 @@ class Scheduler:
         return min(first, key=_Lane.delay, default=None)
 
     def _serve(self, lane: _Lane) -> None:
+        """Run the events of a lane, one after the other, until it is closed."""
         run = _runner(lane.session)
         while True:
             with self._changed:

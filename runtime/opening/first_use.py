@@ -70,6 +70,7 @@ def _verdict(
 
 
 def _kind(device: torch.device) -> str:
+    """The kind of device for which a verdict counts."""
     if device.type == "cpu":
         return " ".join(sorted(cpu_flags()))
     if not torch_drives_gpus():

@@ -126,6 +126,7 @@ class Name:
             return self._judged(self._recorded_or(error), annexes)
 
     def _judged(self, found: Lookup, annexes: Collection[str] | None) -> Opened:
+        """Open the version that was found, if it may be used. Raises LoadError, TrustError."""
         opening, version = self.opening, found.version
         fetch = opening.lookup != "offline" and found.stale is None
         usable: Collection[str] = version.annexes
@@ -210,6 +211,7 @@ class Name:
 
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
+    """Open the bundle of a folder. Production needs a note of promotion in it."""
     production = opening.production
     note = read_note(folder) if production and folder.is_dir() else None
     asked = keys_asked_for({}, opening.trusted_keys) if production else []

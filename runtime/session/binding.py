@@ -236,6 +236,7 @@ class Binding:
     def _check(
         self, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
     ) -> _Checked:
+        """Check collections; the row counts of a call may go up to their common capacity."""
         signature, every = self.signature, {**inputs, **outputs}
         for name, collection in every.items():
             if collection.device != self.device:

@@ -97,6 +97,7 @@ def check_memory(
 
 
 def _check_layout(name: str, found: Layout, signature: Signature) -> None:
+    """Raise BindError if a collection has another layout than the model."""
     wanted = signature.layouts[name]
     if found == wanted:
         return
@@ -121,6 +122,7 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
 
 
 def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
+    """Raise BindError for the first column that differs in name, dtype or shape."""
     if [*found.by_name] != [*wanted.by_name]:
         raise BindError(
             f"{where} has the columns {', '.join(found.by_name)}; the model was compiled for "
@@ -145,23 +147,23 @@ def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
     """An output must not share a byte with any other bound memory."""
     spans = [
-        (span.address, span.address + span.nbytes, name, name in outputs)
+        (span.address, span.address + span.nbytes, name)
         for name, collection in {**inputs, **outputs}.items()
         for span in collection.spans()
         if span.nbytes
     ]
-    spans.sort()
-    reach, holder, holder_out = 0, "", False
-    for start, end, name, is_output in spans:
-        if start < reach and (is_output or holder_out):
+    largest_end, holder = 0, ""
+    for start, end, name in sorted(spans):
+        if start < largest_end and (name in outputs or holder in outputs):
             raise BindError(
                 f"collections {holder!r} and {name!r} overlap in memory", code="bind-overlap"
             )
-        if end > reach:
-            reach, holder, holder_out = end, name, is_output
+        if end > largest_end:
+            largest_end, holder = end, name
 
 
 def _common_rows(signature: Signature, collections: Mapping[str, Collection]) -> dict[str, int]:
+    """The rows of each dimension; BindError if collections differ."""
     first: dict[str, str] = {}  # the first collection of each row dimension
     for name, collection in collections.items():
         dim = signature.rows_of[name]

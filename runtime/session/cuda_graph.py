@@ -56,6 +56,7 @@ class GraphBinding(Binding):
             self._recorded[0].replay()
 
     def _record(self, handle: int) -> None:
+        """Record a graph of the bound rows, or note in `graph` why there is none."""
         caller = torch_stream(handle, self.device)
         try:
             side = torch.cuda.Stream(self.device)

@@ -43,6 +43,7 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
 
 
 def _current(device: Device | torch.device) -> int:
+    """The handle of torch's current stream."""
     if not torch_drives_gpus():
         raise BindError(
             "stream= is missing: by default it is torch's current stream, and no torch that is "

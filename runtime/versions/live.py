@@ -273,6 +273,7 @@ class Watcher:
         self.close()
 
     def _watch(self) -> None:
+        """Refresh the session every few seconds. `error` is the text of the last failure."""
         while not self._end.wait(self._every_s):
             try:
                 self._session.refresh()

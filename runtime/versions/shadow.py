@@ -201,6 +201,7 @@ class _Worker:
             self._work.put(copy)
 
     def flush(self) -> None:
+        """Wait until all events so far are compared, and save the results."""
         self._process.require()
         done = threading.Event()
         with self._lock:
@@ -222,6 +223,7 @@ class _Worker:
                 self._thread.join()
 
     def _run(self) -> None:
+        """Compare events until the end, with pauses, so that the shadow takes only its share."""
         while (each := self._work.get()) is not None:
             if isinstance(each, threading.Event):
                 each.set()

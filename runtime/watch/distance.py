@@ -82,6 +82,7 @@ def drift(profile: Profile, counts: Counts) -> list[Moved]:
 
 
 def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
+    """How far the counts of a column are from the reference's bins."""
     before, now = _shares(bins.counts), _shares(counts)
     psi = sum((b - a) * math.log(b / a) for a, b in zip(before, now, strict=True))
     js = sum(_half(a, b) + _half(b, a) for a, b in zip(before, now, strict=True))

@@ -184,6 +184,7 @@ class Client:
         within_s: float | None = None,
         again: Callable[[], object] | None = None,
     ) -> Any:
+        """Call a method of the server, again after an outage, within the deadline."""
         within_s = within_s or self.options.deadline_s
         until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
         attempt = 0
@@ -208,6 +209,7 @@ class Client:
             time.sleep(pause)
 
     def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
+        """Our error for one of gRPC's."""
         code, details = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
         if "explicit model load / unload is not allowed" in details:

@@ -111,6 +111,7 @@ class Regions:
             time.sleep(_POLL_S if self._leaving else 0)
 
     def _new(self, size: int) -> Region:
+        """A new region of shared memory that the server knows."""
         name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
         region = _allocated(name, size)
         try:

@@ -131,6 +131,7 @@ class RemoteModel(Executable):
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:
+        """A request without data."""
         from tritonclient.grpc import service_pb2
 
         name = self.opened.name
@@ -146,6 +147,7 @@ class RemoteModel(Executable):
     def _ask(
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
+        """Send the inputs in the request; returns the outputs by name."""
         request = self._request(codec, rows)
         raws = (given[t.name].tobytes() for t in codec.wire.inputs)
         request.raw_input_contents.extend(raws)
@@ -180,6 +182,7 @@ class RemoteModel(Executable):
     def _ask_in_region(
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
+        """Send the inputs through shared memory; returns copies of the outputs."""
         request = self._request(codec, rows)
         slices, size = codec.in_region(rows)
         with regions.taken(size) as region:
@@ -202,6 +205,7 @@ class RemoteModel(Executable):
             return {name: np.array(arrays[name], order="C") for name in codec.outputs}
 
     def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
+        """Raise AnswerError if the answer's outputs have other names, types or shapes."""
         names = [described.name for described in answer.outputs]
         if sorted(names) != sorted(codec.outputs):
             raise AnswerError(

@@ -76,6 +76,7 @@ class HealthCheck:
         self._tell(problem, None if problem else self._queue_us())
 
     def _run(self) -> None:
+        """Look at the place again and again: while it is bad, after growing pauses."""
         pause = self._every_s if self._place.rest_s() is None else _FIRST_PAUSE_S
         while True:
             self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
@@ -92,6 +93,7 @@ class HealthCheck:
                 pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), least)
 
     def _problem(self) -> str | None:
+        """Why the place does not answer; None if it does."""
         if self._model is None:
             return None
         client = self._model.client
@@ -133,6 +135,7 @@ class HealthCheck:
         return (at - then) * 1e6 if stuck else 0.0
 
     def _counters(self) -> _Counters | None:
+        """The counters on the server's page of metrics; None if it has no page."""
         page = self._place.metrics
         if page is None or self._model is None:
             return None

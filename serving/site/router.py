@@ -189,6 +189,7 @@ class Router(Executable):
                 self._changed.wait(left)
 
     def _nobody(self, whys: Mapping[str, str], seconds: float, answered: int = 0) -> str:
+        """The text of the error if no place answered."""
         with self._changed:
             reasons = [
                 f"{p.name}: {whys.get(p.name) or f'{p.state}, {p.reason}'}" for p in self.places
@@ -201,6 +202,7 @@ class Router(Executable):
     # -- the state of places; private functions need the lock ------------------------------------
 
     def _succeeded(self, place: Place, seconds: float) -> None:
+        """Note an answer of a place; one on trial is good again."""
         place.took(seconds)
         place.finished += 1
         place.answered += 1
@@ -211,6 +213,7 @@ class Router(Executable):
             self._set(place, "good", "answers")
 
     def _failed(self, place: Place, generation: int, error: Exception) -> None:
+        """Note a failed request. The place is busy, or bad after several wrong answers."""
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
             return  # the request is too large, or the place has recovered since it was chosen
@@ -255,6 +258,7 @@ class Router(Executable):
         return place.queue_us is not None and place.queue_us > limit
 
     def _set(self, place: Place, state: State, reason: str) -> None:
+        """Change the state of a place, log it, and list the places that take requests."""
         place.reason = reason
         if place.state == state or self._closed:
             return

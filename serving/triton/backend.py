@@ -118,6 +118,7 @@ class Core:
         return answers
 
     def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
+        """Answer requests: in common runs if they may be merged, else one by one."""
         checked = [self._check(request) for request in requests]
         jobs = [job for job in checked if isinstance(job, _Job)]
         if self._merge:
@@ -137,6 +138,7 @@ class Core:
         return {name: together([part[name] for part in job.answers]) for name in job.answers[0]}
 
     def _check(self, request: Request) -> _Job | RequestError:
+        """The job of a request, or the error that it gets for an answer."""
         if request.digest is not None and request.digest != self._digest:
             return WrongVersionError(
                 f"asked for bundle {request.digest[:12]}, this server runs "
@@ -177,6 +179,7 @@ class Core:
         return rows
 
     def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
+        """Raise RequestError if the row count is missing or outside the compiled range."""
         limits = self._session.signature.ranges[dim]
         if dim not in rows:
             raise RequestError(f"no input has rows of {dim!r}: its count is not known")
@@ -202,6 +205,7 @@ class Core:
         return runs
 
     def _run_merged(self, run: _Run) -> None:
+        """Run pieces of several requests as one, and give each its rows of the answer."""
         (dim,) = self._session.signature.dims
         try:
             pieces = {name: _pieces(name, run.pieces) for name in self._names}

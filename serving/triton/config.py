@@ -163,6 +163,7 @@ def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:
+    """Add the instances of a model on each device."""
     group = schema.ModelInstanceGroup
     for device in service.devices:
         if device == "cpu":

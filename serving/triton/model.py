@@ -108,6 +108,7 @@ def _said(parameters: str) -> tuple[str | None, str | None]:
 
 
 def _response(answer: dict[str, Any] | RequestError) -> Any:
+    """The answer, or the error, as a response of Triton's Python backend."""
     if isinstance(answer, RequestError):
         code = pb_utils.TritonError.INVALID_ARG
         if isinstance(answer, WrongVersionError):

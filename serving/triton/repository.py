@@ -58,6 +58,7 @@ def write_native_repository(
 
 
 def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
+    """Write the folder of a served model, whole or not at all. Raises ServingError."""
     folder = out / service.name
     if folder.exists() and not replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")

@@ -87,6 +87,7 @@ class Collection:
         columns: dict[str, list[Span]],
         buffer: Span | None,
     ) -> None:
+        """Set the attributes of a collection over given memory."""
         n = _count(n)
         if n > capacity:
             raise CollectionError(f"{n} elements in a collection with room for {capacity}")

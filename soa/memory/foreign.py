@@ -60,6 +60,7 @@ def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = No
 
 
 def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
+    """Foreign memory by the first protocol that it offers. Raises CollectionError."""
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
     if isinstance(memory, Span):
@@ -115,6 +116,7 @@ def _require_contiguous(contiguous: bool, strides: object, shape: object, what: 
 
 
 def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
+    """The memory of a dense tensor. Raises CollectionError."""
     import torch
 
     plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
@@ -132,6 +134,7 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
 
 
 def _from_array(array: Array, owner: object) -> Foreign:
+    """The memory of a NumPy array; `owner` keeps it alive. Raises CollectionError."""
     refuse_mask(owner)
     if array.dtype.hasobject:
         raise CollectionError("an array of Python objects holds references, not values")
@@ -149,6 +152,7 @@ def refuse_mask(array: object) -> None:
 
 
 def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
+    """GPU memory by `__cuda_array_interface__`, checked by torch if that drives GPUs."""
     if device is None:
         # Without an index torch uses the current GPU, and would copy memory of another GPU there.
         known = hasattr(memory, "__dlpack_device__")
@@ -361,6 +365,7 @@ def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
 
 
 def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
+    """The memory of one component of a column, after checks of its dtype and alignment."""
     label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
     try:
         found = import_bytes(piece)
@@ -378,6 +383,7 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
 
 
 def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
+    """The values of a column as an array or a tensor. Raises CollectionError."""
     name = member.name
     if is_tensor(value):
         if str(value.layout) != "torch.strided" or value.is_meta:

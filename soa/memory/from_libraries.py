@@ -170,6 +170,7 @@ def _nested(row: Any) -> Any:
 
 
 def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
+    """The values of a NumPy array, or of what NumPy can read."""
     name = asked.name
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
@@ -196,6 +197,7 @@ def _check_lengths(name: str, counts: Any) -> None:
 
 
 def _filling(asked: _Asked, dtype: np.dtype[Any], missing: int) -> Any:
+    """The number in place of nulls. Raises CollectionError if none was given."""
     name, fill = asked.name, asked.fill
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
@@ -243,6 +245,7 @@ def _arrow(asked: _Asked, array: Any, copied: bool = False) -> _Found:
 
 
 def _no_numbers(asked: _Asked, kind: Any) -> str:
+    """Why an Arrow type cannot be a column, and what to do."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):

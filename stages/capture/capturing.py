@@ -235,6 +235,8 @@ class _Checked:
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
 ) -> _Checked:
+    """Run the eager model twice on the example. Raises CaptureError if it fails, or if the answers
+    differ."""
     given: list[torch.Tensor] = []
 
     def ask() -> dict[str, torch.Tensor]:

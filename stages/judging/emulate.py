@@ -65,6 +65,7 @@ def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
 
 
 def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
+    """A driver on the CPU for a GPU's kernel, which is compiled as C++ for it."""
     machine = family(target)
     words = compiler(machine)
     kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
@@ -90,6 +91,7 @@ def _architecture(arch: str) -> int:
 
 
 def _processor(target: Target) -> Emulator:
+    """qemu for a processor, with a C library of that processor. Raises EngineError."""
     machine = family(target)
     qemu = shutil.which(f"qemu-{machine}")
     if qemu is None:
@@ -176,6 +178,7 @@ def _contract(trial: Trial) -> dict[str, object]:
 def _refused(
     name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
+    """The report of a run of `prove` that did not end well, from its exit status and message."""
     line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     if done.returncode == 1:
         text, _, found = line.removesuffix("]").rpartition(" [")
@@ -194,6 +197,7 @@ def _refused(
 
 
 def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
+    """The worst deviation of each output, from the lines that `prove` prints."""
     found: dict[str, Deviation] = {}
     for line in lines:
         word, output, elements, outside, largest, relative = line.split(" ")

@@ -94,6 +94,7 @@ class Answers:
 
     @classmethod
     def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
+        """Compare answers with those of the eager model, `expected`."""
         wanted = expected.reshape(found.shape).to(found.dtype)
         apart = distance(found, wanted)
         if not found.is_floating_point():  # different large int64 may be the same float64

@@ -59,7 +59,7 @@ from stages.timing import tiled
 
 # Byte patterns to poison with. All ones is NaN in every floating type, and -1 or the largest value
 # in every integer type. The other pattern is an ordinary number in most types.
-_POISON = (0xFF, 0x5A)
+_NAN, _ORDINARY = 0xFF, 0x5A
 _SPARE_ROWS = 100
 _ELSEWHERE = "candidate-elsewhere"
 _HERE = "stages.judging.validate:validate_here"
@@ -106,6 +106,7 @@ class Trial:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        """The trial from what `to_dict` returned."""
         names = ("file", "reference", "program", "more", "many")
         files = {name: Path(data[name]) for name in names if data.get(name) is not None}
         read = {
@@ -276,24 +277,21 @@ def _with_program(session: Session, trial: Trial) -> ValidationReport:
 def _judged(
     name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], begun: float
 ) -> ValidationReport:
+    """The report on all cases. `begun`: when the first began, by the monotonic clock."""
     found = {
         output: [case.outputs[output] for case in cases if output in case.outputs]
         for output in tolerances
     }
-    worst = {output: combine(parts) for output, parts in found.items() if parts}
     refusal = _verdict(cases, tolerances)
-    reason, code = (None, "") if refusal is None else (refusal.reason, refusal.code)
-    seconds = time.monotonic() - begun
-    window = next((case.window for case in cases if case.window), "")
     return ValidationReport(
         name,
-        reason is None,
-        reason=reason,
+        refusal is None,
+        reason=None if refusal is None else refusal.reason,
         cases=tuple(cases),
-        worst=worst,
-        seconds=seconds,
-        window=window,
-        code=code,
+        worst={output: combine(parts) for output, parts in found.items() if parts},
+        seconds=time.monotonic() - begun,
+        window=next((case.window for case in cases if case.window), ""),
+        code="" if refusal is None else refusal.code,
     )
 
 
@@ -304,26 +302,30 @@ class _Refusal:
 
 
 def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> _Refusal | None:
+    """The reason to refuse, if there is one: a fault, else the largest share outside."""
     for case in cases:
         if case.faults:
             return _Refusal(f"at {label(case.rows)}: {case.faults[0]}", case.code)
-    bad: list[tuple[float, str]] = []
+    share_of_text: dict[str, float] = {}
     for case in cases:
         for output, found in case.outputs.items():
-            allowed = tolerances[output]
-            if found.outside > allowed.max_outside:
-                what = (
-                    f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
-                    if found.nonfinite_mismatches
-                    else f"max abs deviation {number(found.max_abs)}"
-                )
-                text = (
-                    f"output {output!r} at {label(case.rows)}, row {found.worst_row}: {what}, "
-                    f"{found.outside:.2%} of its elements outside atol {allowed.atol:g} + rtol "
-                    f"{allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
-                )
-                bad.append((found.outside, text))
-    return _Refusal(max(bad)[1], "candidate-deviates") if bad else None
+            if found.outside > tolerances[output].max_outside:
+                where = f"output {output!r} at {label(case.rows)}"
+                share_of_text[_deviates(where, found, tolerances[output])] = found.outside
+    if not share_of_text:
+        return None
+    return _Refusal(max(share_of_text, key=share_of_text.__getitem__), "candidate-deviates")
+
+
+def _deviates(where: str, found: Deviation, allowed: Tolerance) -> str:
+    """A sentence about an output that deviates too much."""
+    what = f"max abs deviation {number(found.max_abs)}"
+    if found.nonfinite_mismatches:
+        what = f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
+    return (
+        f"{where}, row {found.worst_row}: {what}, {found.outside:.2%} of its elements outside atol "
+        f"{allowed.atol:g} + rtol {allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
+    )
 
 
 def _validate_case(
@@ -334,13 +336,14 @@ def _validate_case(
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str],
 ) -> CaseReport:
+    """Run a case on poisoned memory in several ways, and compare the answers with `expected`."""
     signature = session.signature
     inputs = inputs_at(signature, inputs, case)
     try:
-        first = poisoned_run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
-        again = poisoned_run(session, inputs, case, _POISON[0], _POISON[0])
-        other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
-        roomy = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
+        first = poisoned_run(session, inputs, case, _NAN, _NAN, guard="back")
+        again = poisoned_run(session, inputs, case, _NAN, _NAN)
+        other = poisoned_run(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")
+        roomy = poisoned_run(session, inputs, case, _ORDINARY, _NAN, spare=_SPARE_ROWS)
     except Exception as error:
         return _broken(case, error)
     faults = [_Refusal(fault, _ELSEWHERE) for fault in (*first.faults, *roomy.faults)]
@@ -371,7 +374,7 @@ def _validate_case(
         return CaseReport(case, deviations, said, code=faults[0].code)
     try:
         free = Session(signature, session.executable, session.device, any_start=True)
-        moved = poisoned_run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
+        moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
         found = CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
     except Exception as error:
         found = _broken(case, error)
@@ -395,7 +398,7 @@ def _broken(case: Case, error: Exception) -> CaseReport:
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
     """Which pattern shows in the answers: the one in the inputs' padding, or in the outputs."""
-    padded = poisoned_run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
+    padded = poisoned_run(session, inputs, case, pad=_ORDINARY, poison=_NAN)
     if not same_answers(first, padded):
         why = "the answers depend on what lies in the padding of the inputs"
         return _Refusal(why, "candidate-padding")

@@ -80,6 +80,7 @@ class SoaProgram(torch.nn.Module):
     def _read(
         self, i: int, bound: BoundBlock, given: Sequence[torch.Tensor], n: int
     ) -> torch.Tensor:
+        """The tensor that the model gets for an input block, made of its arguments."""
         plan = bound.plan
         dtype = torch_dtype(plan.dtype)
         if plan.kind == "scalars":
@@ -106,6 +107,7 @@ class SoaProgram(torch.nn.Module):
     def _write(
         self, i: int, bound: BoundBlock, value: torch.Tensor, given: Sequence[torch.Tensor], n: int
     ) -> None:
+        """Write the model's value of an output block into its arguments."""
         plan = bound.plan
         if plan.kind == "scalars":
             flat = value.reshape(-1)

@@ -228,6 +228,7 @@ def _reads_training(layer: torch.nn.Module) -> bool:
 
 
 def _call_factory(source: ModelSource) -> torch.nn.Module:
+    """The module that a user's factory makes. Raises SourceError."""
     assert source.factory is not None
     factory = load_callable(source.factory)
     try:
@@ -246,6 +247,8 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
 
 
 def _loaded(path: Path, what: str, load: Callable[[], Any]) -> torch.nn.Module:
+    """The module in a file; an error says what was expected, and for known other files what to
+    do."""
     with quiet_torch():
         try:
             check_zip(path)
@@ -257,6 +260,7 @@ def _loaded(path: Path, what: str, load: Callable[[], Any]) -> torch.nn.Module:
 
 
 def _load_file(path: Path) -> Any:
+    """The module of a Python file. It is loaded once for each content."""
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
     # One module object per file and content. Its name cannot hide an installed module.
@@ -280,6 +284,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _module_fingerprint(module: str) -> str:
+    """The version of the package that a module is from, else the digest of its file."""
     top = module.partition(".")[0]
     for distribution in packages_distributions().get(top, []):
         try:

@@ -105,6 +105,7 @@ class Reference:
     edges: tuple[Edge, ...] = ()
 
     def save(self, path: Path) -> None:
+        """Write a safetensors file. The same rows give the same bytes."""
         tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
@@ -301,6 +302,7 @@ def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch
 def _check_column(
     collection: str, column: Column, given: Mapping[str, Any], n: int
 ) -> torch.Tensor:
+    """A column of the reference as a tensor. Raises ReferenceDataError if it does not fit."""
     where = f"reference column {collection}.{column.name}"
     if column.name not in given:
         raise ReferenceDataError(f"{where} is missing")
@@ -374,6 +376,7 @@ def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[t
 
 
 def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
+    """A block as the eager model takes it: a tensor of n rows."""
     columns = arrays[bound.block.collection]
     dtype = torch_dtype(bound.plan.dtype)
     n = case[bound.rows]

@@ -67,6 +67,7 @@ def edge_rows(
 
 
 def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:
+    """The kinds of values that are tried, each with the columns that get them."""
     columns = [one for one in members(signature) if one.column.kind != "scalar"]
     floats = [one for one in columns if is_float(one.column.dtype)]
     whole = [

@@ -109,6 +109,7 @@ def _count(
     cases: Sequence[Case],
     outputs: Sequence[Mapping[str, Any]],
 ) -> Nonfinite:
+    """Count the NaN and infinite answers of an output at each size."""
     layout = signature.layouts[bound.block.collection]
     columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
     by_size: dict[str, tuple[int, int]] = {}

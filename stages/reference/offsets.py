@@ -22,6 +22,7 @@ class ByRows(Padded):
     """Padding row by row. Raises CaptureError for wrong offsets."""
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The padded input, or the mask, filled row by row."""
         spans: list[list[int]] = inputs[one.offsets].tolist()
         most = max((0, *(end for _, end in spans)))
         items = torch.ones(most) if one.items is None else inputs[one.items]

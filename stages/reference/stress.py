@@ -165,6 +165,7 @@ def _drawn(
 def _floats(
     own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
+    """Floats of a kind for a column whose values in the reference are `own`, as float64."""
     known = own.double()
     known = known[known.isfinite()]
     largest = float(known.abs().max()) if known.numel() else 0.0

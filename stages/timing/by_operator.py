@@ -51,6 +51,7 @@ def operator_times(
 def _shares(
     session: Session, inputs: Arrays, case: Case, ticks: ctypes.Array[ctypes.c_int64]
 ) -> list[float]:
+    """The share of each operator in the time of a call, from the processor's ticks."""
     call = bound_call(session, inputs, case)
     once = max(seconds_of(call), 1e-7)
     before = list(ticks)

@@ -129,6 +129,7 @@ def benchmark_targets(
 def _chosen(
     signature: Signature, timings: dict[str, dict[str, Timing]], names: list[str]
 ) -> BenchmarkReport:
+    """The report of a race: the fastest engine, and those for fewer rows."""
     fastest = fastest_overall(timings, names)
     if fastest is None or len(signature.dims) > 1:
         return BenchmarkReport(timings, fastest)
@@ -242,6 +243,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def _summary(values: list[float]) -> Timing:
+    """The median and the fastest and slowest 5 % of times in microseconds."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return Timing(

@@ -46,6 +46,8 @@ def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) ->
 
 
 def _first_failure(build: Builder, info: Tensor, rest: Tensor, column: int) -> Tensor:
+    """`info` of a factorisation, after a column: the number of the first column whose pivot is not
+    positive."""
     shape, rank = info.shape, len(info.shape)
     pivot = build.view(rest, shape, lambda at: (*at[:rank], constant(0)))
     positive = build.map("gt", [pivot, 0.0], shape, "bool", of=rest.dtype)

@@ -88,6 +88,8 @@ def _windows(
     op: Operator, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Windows:  # fmt: skip
+    """The places of each window, along each pooled dimension. Places in the padding are negative or
+    too large."""
     dims = _dims(op)
     kernel, stride, padding, dilation = (
         _each(given, dims) for given in (kernel, stride, padding, dilation)

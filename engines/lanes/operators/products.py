@@ -111,6 +111,7 @@ class Sizes:
 def _ordinary(
     build: Builder, op: Operator, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
 ) -> Tensor:
+    """A convolution as a product over the places of the kernel and the channels of a group."""
     if any(sizes.padding):
         x = padded(build, x, [(p, p) for p in sizes.padding])
     source = operand(build, op, x)

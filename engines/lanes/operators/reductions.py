@@ -105,6 +105,7 @@ def variance(
 
 
 def _dropped(kept: Sequence[int], shape: Sequence[int], x: Tensor, dims: Any) -> Any:
+    """A function from an index without the reduced dimensions to one that has 0 in them."""
     rank = len(x.shape)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     gone = {d % rank for d in dims}

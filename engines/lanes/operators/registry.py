@@ -190,6 +190,7 @@ class _Parameters:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
+    """How many positional parameters a lowering has, and the names of its keywords."""
     every = list(inspect.signature(function).parameters.values())
     first = [each for each in every if each.kind is each.POSITIONAL_ONLY][2:]
     rest = [each for each in every if each.kind is not each.POSITIONAL_ONLY]

@@ -248,6 +248,7 @@ def _put_by_mask(
 def _put(
     build: Builder, op: Operator, x: Any, source: Tensor, picks: Sequence[Pick], how: str
 ) -> Tensor:
+    """Write, or add with `how` "sum", the elements of `source` at the picked places of `x`."""
     base = build.tensor(x, op.dtype)
     if how != "sum":
         return build.add(Scattered(base, source, picks, how))

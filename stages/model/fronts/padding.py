@@ -52,6 +52,7 @@ class Padded(InFront):
         return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.plan]
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The padded input, or the mask, by one gather of rows."""
         begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[one.offsets]))
         index = begin + self.steps[: one.length]
         exists = index < end

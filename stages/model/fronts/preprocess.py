@@ -75,6 +75,7 @@ def features(block: Features, given: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The value of an expression in each row."""
     value = columns[expression.column]
     for step in expression.steps:
         if step.operand is None:

@@ -48,6 +48,7 @@ def _scaler(a: Node) -> nn.Module:
 
 
 def _normalizer(a: Node) -> nn.Module:
+    """ai.onnx.ml.Normalizer: each row divided by its norm."""
     norm = a("norm", "MAX")
 
     def run(x: Tensor) -> Tensor:
@@ -65,6 +66,7 @@ def _normalizer(a: Node) -> nn.Module:
 
 
 def _imputer(a: Node) -> nn.Module:
+    """ai.onnx.ml.Imputer: numbers in place of missing ones."""
     ints = a("imputed_value_int64s")
     missing = a("replaced_value_int64", 0) if ints else a("replaced_value_float", 0.0)
     values = np.asarray(ints, np.int64) if ints else _floats(a, "imputed_value_floats")
@@ -86,6 +88,8 @@ def _one_hot(a: Node) -> nn.Module:
 
 
 def _label_encoder(a: Node) -> nn.Module:
+    """ai.onnx.ml.LabelEncoder: a value for each key."""
+
     def given(name: str) -> npt.NDArray[Any]:
         if (tensor := a(f"{name}_tensor")) is not None:
             return np.asarray(tensor).reshape(-1)
@@ -213,6 +217,7 @@ def _tree_regressor(a: Node) -> nn.Module:
 
 
 def _tree_classifier(a: Node) -> nn.Module:
+    """ai.onnx.ml.TreeEnsembleClassifier, with ONNX Runtime's rules for two classes."""
     labels, post, base = a("classlabels_int64s"), _post(a), _floats(a, "base_values")
     if len(labels) != 2:
         return Classifier(Scores(_trees(a, "class", len(labels), base)), labels, post, None, False)
@@ -242,6 +247,7 @@ class _Nodes(NamedTuple):
 
 
 def _nodes(a: Node) -> _Nodes:
+    """The nodes of an ensemble. Raises ValueError for branches that are not known here."""
     a("nodes_hitrates"), a("nodes_hitrates_as_tensor")
     ids = np.asarray(a("nodes_treeids"))
     place = {at: i for i, at in enumerate(zip(ids.tolist(), a("nodes_nodeids"), strict=True))}

@@ -62,6 +62,7 @@ def _symbol(size: Any) -> Any:
 
 
 def _reshape(a: Node, x: Tensor, shape: list[Any]) -> Tensor:
+    """Reshape, so that torch.export keeps the row count as a symbol."""
     copy = not a("allowzero")
     shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
     left, over = list(x.shape), 1
