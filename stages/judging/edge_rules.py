@@ -12,7 +12,8 @@ import torch
 from engines.errors import first_line, full_disk
 from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
-from stages.judging.sensitivity import Answers, in_float64
+from soa.signature import Signature
+from stages.judging.sensitivity import Answers, in_float64, of_rows, rows
 from stages.reference import Edge
 
 Special = Literal["report", "refuse"]
@@ -43,8 +44,9 @@ def at_edge(
     Stress rows are judged as the reference's own, but a row in which the model itself is not sure
     is no reason to refuse. At NaN, infinities and -0.0 an integer, a bool, or another finite number
     for a finite one is a wrong decision of the network, and refused. A NaN or an infinity on one
-    side only is refused if `special_values` says so. At huge and denormal numbers a difference
-    is only reported: it is an overflow in another step than eager's.
+    side only is refused if `special_values` says so; if not, an integer or a bool of such a row is
+    not judged, since it may follow from that number, as a class from probabilities. At huge and
+    denormal numbers a difference is only reported: it is an overflow in another step than eager's.
     """
     try:
         run = poisoned_run(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
@@ -61,6 +63,8 @@ def at_edge(
             allowed = _for_large(expected, allowed)
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
     bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
+    if edge.kind == "special" and special_values == "report":
+        bad = _without_what_follows(session.signature, answers, bad)
     if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
         exact = in_float64(session.signature, program, edge.inputs, edge.case, answers)
         bad = bad if exact is None else dict(exact.unexplained)
@@ -92,6 +96,24 @@ def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     if edge.kind == "stress" or (edge.kind == "special" and special == "refuse"):
         return answers.outside
     return answers.outside & answers.finite
+
+
+def _without_what_follows(
+    signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """`bad` without the integers and bools of rows in which a float is NaN or infinite on one side
+    only."""
+    unsure: dict[str, torch.Tensor] = {}
+    for bound in signature.outputs:
+        one = answers[bound.name]
+        own = of_rows(one.outside & ~one.finite)
+        unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(own)) | own
+    kept = dict(bad)
+    for bound in signature.outputs:
+        each = bad[bound.name]
+        if not answers[bound.name].found.is_floating_point():
+            kept[bound.name] = (rows(each) & ~unsure[bound.rows][:, None]).reshape(each.shape)
+    return kept
 
 
 def _advice(edge: Edge) -> str:

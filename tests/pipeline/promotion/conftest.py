@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import pipeline
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.session.session import Session
@@ -20,6 +21,7 @@ from tests.models.project import CONFIG, PASSED, Project
 from tests.models.shared import made_once
 from tests.models.versions import copy_of, store_of
 
+Opened = TypeVar("Opened", bound=Session)
 ROWS = 3000
 GATES = """
 gates:
@@ -106,6 +108,13 @@ def same_threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def beside(kind: type[Opened], registry: Registry, **options: Any) -> Opened:
+    """Opens production with a shadow or a canary, which gives a session of this kind."""
+    session = pipeline.load("jets@production", registry=registry, **options)
+    assert isinstance(session, kind)
+    return session
 
 
 def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collection, torch.Tensor]:

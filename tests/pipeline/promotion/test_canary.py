@@ -23,7 +23,7 @@ from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, cli, resealed
 from tests.models.rogues import Calls
-from tests.pipeline.promotion.conftest import Gated, event, read, regated
+from tests.pipeline.promotion.conftest import Gated, beside, event, read, regated
 
 N = 37
 GATES = {"shadow": {"min_events": 5}, "metrics": None, "max_slowdown": 1000}
@@ -36,10 +36,7 @@ def registry(rivals: Registry) -> Registry:
 
 
 def with_canary(registry: Registry, **options: Any) -> CanarySession:
-    asked: dict[str, Any] = {"canary": "@staging", "share": 0.25, "registry": registry}
-    session = pipeline.load("jets@production", **(asked | options))
-    assert isinstance(session, CanarySession)
-    return session
+    return beside(CanarySession, registry, **({"canary": "@staging", "share": 0.25} | options))
 
 
 def of_production(registry: Registry, ref: str = "jets/2") -> ShadowRecord:

@@ -27,7 +27,7 @@ from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, answer, cli, resealed
 from tests.models.rogues import Calls
-from tests.pipeline.promotion.conftest import Gated, event, read, regated
+from tests.pipeline.promotion.conftest import Gated, beside, event, read, regated
 
 N = 37
 pytestmark = pytest.mark.usefixtures("same_threads")
@@ -40,10 +40,8 @@ def registry(rivals: Registry) -> Registry:
 
 
 def shadowed(registry: Registry, **options: Any) -> ShadowedSession:
-    asked: dict[str, Any] = {"shadow": "@staging", "shadow_fraction": 1.0, "registry": registry}
-    session = pipeline.load("jets@production", **(asked | options))
-    assert isinstance(session, ShadowedSession)
-    return session
+    asked: dict[str, Any] = {"shadow": "@staging", "shadow_fraction": 1.0}
+    return beside(ShadowedSession, registry, **(asked | options))
 
 
 def run_events(session: Session, count: int, n: int = N) -> float:

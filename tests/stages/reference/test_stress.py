@@ -130,6 +130,22 @@ def test_a_number_in_place_of_nan_is_said_or_refused(eager: Built, tmp_path: Pat
     assert (refused.valid, refused.code) == (False, "candidate-edge")
 
 
+class Following(nn.Module):
+    """Gives a number and another class where the network gives NaN: ONNX Runtime's Relu of NaN is
+    0, and the largest of the probabilities then another one."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, m = Network()(x)
+        return y.nan_to_num(0.0), torch.where(y.isnan(), 1 - m, m)
+
+
+def test_a_class_that_follows_from_nan_is_no_decision(eager: Built, tmp_path: Path) -> None:
+    said = judged(eager, tmp_path / "said", Following())
+    assert said.valid and "NaN" in said.edges
+    refused = judged(eager, tmp_path / "refused", Following(), "refuse")
+    assert (refused.valid, refused.code) == (False, "candidate-edge")
+
+
 class Lossy(nn.Module):
     """A sum of large numbers, from which their size is taken: float32 leaves two digits."""
 
