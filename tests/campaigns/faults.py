@@ -162,13 +162,13 @@ FAULTS = (
         "the loosest of several policies counts",
         "max_outside=min((own_max_outside, *outside)),",
         "max_outside=max((own_max_outside, *outside)),",
-        ("test_policies_add_up",),
+        ("test_the_strictest_limit_of_several_policies_counts",),
     ),
     Fault(
         "an approval of another digest counts",
         'and event.digests.get(f"{event.model}/{number}") == digest',
         "",
-        ("test_a_life",),
+        ("test_an_approval_is_of_one_version_and_digest",),
     ),
     Fault(
         "a promotion that is void counts for the time in staging",
@@ -871,13 +871,13 @@ FAULTS = (
         "in Python, rows that one call left out are left out by all later calls",
         "wanted = self.bound if rows is None else",
         "wanted = self.rows if rows is None else",
-        ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
+        ("test_rows_of_a_call_are_for_that_call",),
     ),
     Fault(
         "run_many runs only as many rows as the last call",
         "            for binding in bindings:\n                binding.use_all()\n",
         "",
-        ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
+        ("test_many_bindings_run_on_their_bound_rows",),
     ),
     Fault(
         "answers may be written into a copy instead of the user's memory",

@@ -82,9 +82,22 @@ def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:
     )
 
 
-def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path: Path) -> None:
-    bundle = packaged(mlp, tmp_path / "bundle")
+@pytest.fixture(scope="module")
+def bundle(mlp: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return packaged(mlp, tmp_path_factory.mktemp("packaged") / "bundle")
+
+
+def test_a_bundle_is_sealed(bundle: Bundle) -> None:
+    assert (bundle.path / "SHA256SUMS").is_file()
+    assert Bundle.open(bundle.path).digest == bundle.digest
+
+
+def test_a_bundle_says_how_it_is_run(bundle: Bundle) -> None:
     assert bundle.manifest.session == SessionSettings(threads=2, instances=5)
+    assert bundle.manifest.capture.torchscript == "scripted"
+
+
+def test_a_bundle_has_the_verdict_on_each_candidate(bundle: Bundle) -> None:
     record = bundle.manifest.targets[TARGET]
     assert (record.status, record.chosen) == ("verified", "exported")
     assert {name: c.status for name, c in record.candidates.items()} == {
@@ -93,22 +106,27 @@ def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path:
         "exported": "valid",
     }
     assert record.candidates["aoti"].reason == "killed by SIGSEGV"
-    assert record.candidates["aoti"].files == []
-    assert record.candidates["torchscript"].files == [f"targets/{TARGET}/torchscript/model.ts"]
-    assert record.candidates["torchscript"].facts == {"opset": 20, "of": ["torchscript"]}
-    exported = record.candidates["exported"]
-    assert exported.files == ["program.pt2"]
-    assert set(exported.benchmark) == {"1", "10", "100", "1000", "4099", "5000"}
-    assert exported.worst["probabilities"].max_abs < 1e-5
-    assert bundle.manifest.capture.torchscript == "scripted"
     reports = json.loads((bundle.path / "reports" / "validation.json").read_text())
     assert reports[TARGET]["torchscript"]["reason"] == "off by a mile"
-    assert (bundle.path / "SHA256SUMS").is_file()
-    assert Bundle.open(bundle.path).digest == bundle.digest
 
 
-def test_what_it_holds_runs(mlp: Built, tmp_path: Path) -> None:
-    bundle = packaged(mlp, tmp_path / "bundle")
+def test_a_bundle_has_the_files_of_each_candidate(bundle: Bundle) -> None:
+    candidates = bundle.manifest.targets[TARGET].candidates
+    assert {name: each.files for name, each in candidates.items()} == {
+        "aoti": [],
+        "torchscript": [f"targets/{TARGET}/torchscript/model.ts"],
+        "exported": ["program.pt2"],
+    }
+    assert candidates["torchscript"].facts == {"opset": 20, "of": ["torchscript"]}
+
+
+def test_a_bundle_has_what_was_measured(bundle: Bundle) -> None:
+    exported = bundle.manifest.targets[TARGET].candidates["exported"]
+    assert set(exported.benchmark) == {"1", "10", "100", "1000", "4099", "5000"}
+    assert exported.worst["probabilities"].max_abs < 1e-5
+
+
+def test_what_it_holds_runs(mlp: Built, bundle: Bundle) -> None:
     for name in ("torchscript", "exported"):
         file = bundle.file(bundle.manifest.targets[TARGET].candidates[name].files[0])
         executable = engine(name).open(file, torch.device("cpu"))

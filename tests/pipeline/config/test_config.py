@@ -27,37 +27,58 @@ def load(folder: Path, text: str) -> Config:
     return load_config(path)
 
 
-def test_every_key_is_read(folder: Path) -> None:
+def test_the_model_of_a_config(folder: Path) -> None:
     config = load(folder, FULL)
     assert config.name == "jet-tagger"
     assert config.model.kwargs == {"widths": [24, 32], "dropout": 0.001}
     assert config.model.torchscript_route == "script"
+
+
+def test_the_collections_of_a_config(folder: Path) -> None:
+    config = load(folder, FULL)
     assert list(config.collections) == ["jets", "tags"]
     jets = config.collections["jets"]
     assert [c.eigen for c in jets.columns] == [None, (3,), (2, 3), None]
     assert [c.scalar for c in jets.columns] == [False, False, False, True]
     assert (jets.alignment, jets.storage, jets.rows) == (64, "columns", "n")
-    assert config.inputs[0].shape == (2, 2)
-    assert config.inputs[0].dtype == "float16"
+
+
+def test_the_blocks_of_a_config(folder: Path) -> None:
+    config = load(folder, FULL)
+    assert (config.inputs[0].shape, config.inputs[0].dtype) == ((2, 2), "float16")
     tolerance = config.outputs[0].tolerance
     assert tolerance is not None
     assert (tolerance.atol, tolerance.rtol) == (1e-5, 1e-4)
+
+
+def test_how_a_config_is_built(folder: Path) -> None:
+    config = load(folder, FULL)
     assert config.rows["n"].typical == (10, 1000)
     assert config.reference.ranges == {"pt": (20.0, 500.0)}
     assert config.compile.timeout_s == 60.0
-    assert config.gates.required_targets == ("cpu/x86-64-v3",)
     assert (config.session.threads, config.session.instances) == (2, 8)
-    assert config.gates.max_outside == 1e-6
 
 
-def test_defaults(folder: Path) -> None:
+def test_the_gates_of_a_config(folder: Path) -> None:
+    gates = load(folder, FULL).gates
+    assert (gates.required_targets, gates.max_outside) == (("cpu/x86-64-v3",), 1e-6)
+
+
+def test_a_config_that_names_no_targets_and_engines(folder: Path) -> None:
     config = load(folder, MINIMAL)
-    assert config.targets == ("cpu",)
-    assert config.engines == engines.DEFAULT_ENGINES
+    assert (config.targets, config.engines) == (("cpu",), engines.DEFAULT_ENGINES)
     assert "tensorrt" not in config.engines
-    assert config.rows["n"].min == 0
+
+
+def test_defaults_of_memory_and_rows(folder: Path) -> None:
+    config = load(folder, MINIMAL)
     assert config.collections["c"].layout().alignment == 128
     assert config.collections["c"].storage == "buffer"
+    assert config.rows["n"].min == 0
+
+
+def test_defaults_of_gates_and_sessions(folder: Path) -> None:
+    config = load(folder, MINIMAL)
     assert config.outputs[0].tolerance is None
     assert (config.gates.max_slowdown, config.gates.max_outside) == (1.1, 0.0)
     assert config.gates.required_targets is None

@@ -54,21 +54,36 @@ def test_a_target_is_added_and_the_bundle_stays_as_it_is(
     found = registry.add_target(version, annex)
     assert tree(folder) == before
     assert found.digest == version.digest
+    assert registry.find("jets/1") == found
+
+
+def test_a_version_lists_the_target_that_was_added(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
+    found = registry.add_target(version, annex)
     assert found.annexes == {V4: annex.digest}
     assert found.targets == {V3: "verified", V4: "verified"}
     assert found.chosen == {V3: "aoti", V4: "aoti"}
-    assert registry.find("jets/1") == found
 
-    opened = registry.open(found)
+
+def test_a_bundle_is_opened_with_the_target_that_was_added(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
+    opened = registry.open(registry.add_target(version, annex))
     assert opened.digest == version.digest
     assert list(opened.manifest.targets) == [V3, V4]
     library = opened.file(opened.manifest.targets[V4].candidates["aoti"].files[0])
     assert library.read_bytes() == (annex.path / "aoti/model.so").read_bytes()
-    assert opened.file("program.pt2") == folder / "program.pt2"
+    assert opened.file("program.pt2") == registries.folder_of(version) / "program.pt2"
     assert opened.report(VALIDATION) == {"rows": [0, 1, 31], V4: {"seed": 0}}
     opened.verify()
-    base = registry.open(found, annexes=())
-    assert base.manifest == Bundle.open(folder).manifest
+
+
+def test_a_bundle_is_opened_without_the_target_that_was_added(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
+    base = registry.open(registry.add_target(version, annex), annexes=())
+    assert base.manifest == Bundle.open(registries.folder_of(version)).manifest
     assert list(base.manifest.targets) == [V3]
 
 

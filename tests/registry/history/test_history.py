@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -25,8 +26,9 @@ from tests.models.mlflow_server import client_of
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
 
 
-def test_a_life(registry: Registry, three: list[Version]) -> None:
-    assert registry.history("jets") == []
+@pytest.fixture
+def life(registry: Registry, three: list[Version]) -> Sequence[Event]:
+    """Six events: one of each kind."""
     registry.promote(three[0], "production", PASSED, policies=["the config"])
     with pytest.raises(PromotionRefused):
         registry.promote(three[1], "production", [*PASSED, SLOW])
@@ -35,10 +37,18 @@ def test_a_life(registry: Registry, three: list[Version]) -> None:
     registry.approve(three[2], "Ada", "looked at the plots")
     registry.rollback("jets", "the rate went up")
     registry.set_alias(three[2], "golden")
+    return registry.history("jets")
 
-    events = registry.history("jets")
-    assert [event.number for event in events] == [1, 2, 3, 4, 5, 6]
-    assert [event.title for event in events] == [
+
+def test_a_model_without_events(registry: Registry, three: list[Version]) -> None:
+    assert registry.history("jets") == []
+
+
+def test_events_come_in_order(life: Sequence[Event]) -> None:
+    assert [event.number for event in life] == [1, 2, 3, 4, 5, 6]
+    assert {event.state for event in life} == {"done"}
+    assert all(before.time < event.time for before, event in pairwise(life))
+    assert [event.title for event in life] == [
         "promotion of jets/1 to @production",
         "refusal of jets/2 to @production",
         "promotion of jets/2 to @production",
@@ -46,20 +56,35 @@ def test_a_life(registry: Registry, three: list[Version]) -> None:
         "rollback of jets/1 to @production",
         "alias of jets/3 to @golden",
     ]
-    assert {event.state for event in events} == {"done"}
-    assert [event.replaced for event in events] == [None, 1, 1, None, 2, None]
-    assert events[0].policies == ("the config",)
-    assert events[1].before == events[1].after == {"production": 1}
-    assert events[1].decisions == (*PASSED, SLOW)
-    assert events[2].decisions[1].override == "a new detector, slower on purpose"
-    assert events[2].digests == {"jets/1": three[0].digest, "jets/2": three[1].digest}
-    assert events[4].after == {"production": 1, "previous": 2}
-    assert events[4].reason == "the rate went up"
-    assert all("@" in event.by for event in events)
-    assert approvers(events, 3, three[2].digest) == {"Ada": events[3].by}
-    assert approvers(events, 3, three[1].digest) == approvers(events, 2, three[1].digest) == {}
-    for before, event in pairwise(events):
-        assert before.time < event.time
+
+
+def test_an_event_has_its_decisions(life: Sequence[Event]) -> None:
+    promotion, refusal, overridden, *_ = life
+    assert promotion.policies == ("the config",)
+    assert refusal.decisions == (*PASSED, SLOW)
+    assert overridden.decisions[1].override == "a new detector, slower on purpose"
+
+
+def test_an_event_has_the_aliases_that_it_moved(
+    life: Sequence[Event], three: list[Version]
+) -> None:
+    _, refusal, promotion, _, rollback, _ = life
+    assert [event.replaced for event in life] == [None, 1, 1, None, 2, None]
+    assert refusal.before == refusal.after == {"production": 1}
+    assert promotion.digests == {"jets/1": three[0].digest, "jets/2": three[1].digest}
+    assert rollback.after == {"production": 1, "previous": 2}
+
+
+def test_an_event_says_who_and_why(life: Sequence[Event]) -> None:
+    assert life[4].reason == "the rate went up"
+    assert all("@" in event.by for event in life)
+
+
+def test_an_approval_is_of_one_version_and_digest(
+    life: Sequence[Event], three: list[Version]
+) -> None:
+    assert approvers(life, 3, three[2].digest) == {"Ada": life[3].by}
+    assert approvers(life, 3, three[1].digest) == approvers(life, 2, three[1].digest) == {}
 
 
 def test_seen_by_mlflow(registry: Registry, three: list[Version]) -> None:

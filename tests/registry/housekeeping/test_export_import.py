@@ -52,34 +52,53 @@ def source(registry: Registry, made: Path) -> Registry:
 
 
 @pytest.mark.parametrize("form", ["folder", "file.tar"])
-def test_to_another_registry(
-    source: Registry, away: Registry, made: Path, tmp_path: Path, form: str
+def test_an_export_is_a_folder_or_a_file(
+    source: Registry, away: Registry, tmp_path: Path, form: str
 ) -> None:
     export = export_to(source, Ref("jets"), tmp_path / "out" / form)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
     assert (list(export.versions), len(export.history)) == ([1, 2], 5)
     found = import_from(away, tmp_path / "out" / form)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
     assert [each.version.ref for each in found.versions.values()] == ["jets/1", "jets/2"]
-    old, new = source.versions("jets"), away.versions("jets")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
+
+
+@pytest.fixture
+def imported(source: Registry, away: Registry, tmp_path: Path) -> Registry:
+    """Another registry, which has imported the model."""
+    export_to(source, Ref("jets"), tmp_path / "out")
+    import_from(away, tmp_path / "out")
+    return away
+
+
+def test_versions_come_with_all_files(source: Registry, imported: Registry, made: Path) -> None:
+    old, new = source.versions("jets"), imported.versions("jets")
     assert [v.digest for v in new] == [v.digest for v in old]
     assert [v.annexes for v in new] == [v.annexes for v in old]
     for version in new:
-        away.open(version).verify()
-    away.require_signature(new[1], away.open(new[1]), [read_trusted(made / "release.pem")])
-    assert new[1].origin["version"] == "jets/2"
-    assert new[1].origin["registry"] == source.uri
+        imported.open(version).verify()
+    opened = imported.open(new[1])
+    imported.require_signature(new[1], opened, [read_trusted(made / "release.pem")])
 
-    # The imported history can be read, but no gate or alias takes it into account.
-    assert [v.aliases for v in new] == [(), ()]
-    assert new[1].promotion("production") is None
-    events = away.history("jets")
+
+def test_a_version_says_where_it_was_imported_from(source: Registry, imported: Registry) -> None:
+    origin = imported.find("jets/2").origin
+    assert (origin["version"], origin["registry"]) == ("jets/2", source.uri)
+
+
+def test_the_history_is_imported_as_a_record(source: Registry, imported: Registry) -> None:
+    events = imported.history("jets")
     assert [event.kind for event in events] == ["import"] * 5
     assert [event.imported["event"] for event in events] == [
         event.to_json() for event in source.history("jets")
     ]
     assert {event.imported["registry"] for event in events} == {source.uri}
     assert [event.version for event in events] == [2, 1, 2, 2, 1]
+
+
+def test_an_imported_history_moves_nothing(imported: Registry) -> None:
+    assert [version.aliases for version in imported.versions("jets")] == [(), ()]
+    assert imported.find("jets/2").promotion("production") is None
+    events = imported.history("jets")
     assert all(event.before == event.after == {} for event in events)
     assert all(event.approver == "" for event in events)
 

@@ -67,7 +67,9 @@ def test_a_folder_becomes_a_version(registry: Registry, pulled: Path, bundle: Bu
     assert opened.file(f"annexes/{V4}/aoti/model.so").stat().st_size == 5000
     assert files_of(version) == {*bundle.files, "SHA256SUMS"}  # the note is left out
 
-    # The other registry's decisions are not taken over.
+
+def test_the_other_registrys_decisions_are_not_taken_over(registry: Registry, pulled: Path) -> None:
+    version = push(registry, pulled).version
     assert version.aliases == ()
     assert version.promotion("production") is None
     assert list(registry.history("jets")) == []

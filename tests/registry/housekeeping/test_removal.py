@@ -23,18 +23,28 @@ def run_of(version: Version) -> Path:
     return registries.folder_of(version).parents[1]
 
 
-def test_removed(
+@pytest.fixture
+def version(
     registry: Registry, promoted: list[Version], tmp_path: Path, make_bundle: MakeBundle
-) -> None:
-    version = registry.add_target(
+) -> Version:
+    """A version without an alias, to which a target was added."""
+    return registry.add_target(
         promoted[2], write_annex(tmp_path / "annex", Bundle.open(make_bundle(2)), CUDA)
     )
+
+
+def test_all_files_of_a_version_are_removed(registry: Registry, version: Version) -> None:
     size = sum(p.stat().st_size for p in run_of(version).rglob("*") if p.is_file())
     done = remove(registry, Ref("jets", 3), "a typo in the config")
     assert (done.version, done.bytes) == (version, size)
     assert not run_of(version).exists()
     with pytest.raises(NotFoundError, match="no such version; there are: 1-2"):
         registry.find("jets/3")
+    assert collect(registry) == []
+
+
+def test_the_history_says_what_was_removed(registry: Registry, version: Version) -> None:
+    done = remove(registry, Ref("jets", 3), "a typo in the config")
     event = registry.history("jets")[-1]
     assert event == done.event
     assert (event.kind, event.version, event.state) == ("removal", 3, "done")
@@ -44,7 +54,6 @@ def test_removed(
     assert event.reason == "a typo in the config"
     assert event.by
     assert event.before == event.after == {"production": 2, "previous": 1}
-    assert collect(registry) == []
 
 
 def test_its_number_is_not_given_again(

@@ -49,33 +49,46 @@ def test_no_policy_is_the_configs_gates() -> None:
     assert not found.min_time_in_staging
 
 
-def test_policies_add_up() -> None:
-    one = Policy(
-        targets=("cuda/sm_90",),
-        max_slowdown=1.5,
-        max_outside_by_output={"y": 0.1, "z": 0.2},
-        min_time_in_staging="2d",
-        approvals=("Ada",),
-    )
-    two = Policy(
-        max_slowdown=1.05,
-        max_outside=0.01,
-        max_outside_by_output={"y": 0.2},
-        min_time_in_staging="24h",
-        approvals=("Bob", "Ada"),
-    )
-    for order in ([one, two], [two, one]):
-        found = strictest([V3], 0.1, 1.1, [asked(p, sha256=str(i)) for i, p in enumerate(order)])
-        assert found.targets == (V3, "cuda/sm_90")
-        assert found.named_targets == {"cuda/sm_90"}
-        assert (found.max_outside, found.max_slowdown) == (0.01, 1.05)
-        assert found.max_outside_by_output == {"y": 0.1, "z": 0.2}
-        assert found.min_time_in_staging == timedelta(days=2)
-        assert set(found.approvals) == {"Ada", "Bob"}
-        assert len(found.references) == 2
-        elsewhere = strictest([V3], 0.1, 1.1, [asked(p) for p in order], production=False)
-        assert (elsewhere.max_outside, elsewhere.approvals) == (0.01, ())
-        assert not elsewhere.min_time_in_staging
+ONE = Policy(
+    targets=("cuda/sm_90",),
+    max_slowdown=1.5,
+    max_outside_by_output={"y": 0.1, "z": 0.2},
+    min_time_in_staging="2d",
+    approvals=("Ada",),
+)
+OTHER = Policy(
+    max_slowdown=1.05,
+    max_outside=0.01,
+    max_outside_by_output={"y": 0.2},
+    min_time_in_staging="24h",
+    approvals=("Bob", "Ada"),
+)
+in_both_orders = pytest.mark.parametrize("policies", [(ONE, OTHER), (OTHER, ONE)])
+
+
+@in_both_orders
+def test_the_strictest_limit_of_several_policies_counts(policies: tuple[Policy, Policy]) -> None:
+    found = strictest([V3], 0.1, 1.1, [asked(policy) for policy in policies])
+    assert (found.max_outside, found.max_slowdown) == (0.01, 1.05)
+    assert found.max_outside_by_output == {"y": 0.1, "z": 0.2}
+    assert found.min_time_in_staging == timedelta(days=2)
+
+
+@in_both_orders
+def test_what_several_policies_ask_for_adds_up(policies: tuple[Policy, Policy]) -> None:
+    all_asked = [asked(policy, sha256=str(i)) for i, policy in enumerate(policies)]
+    found = strictest([V3], 0.1, 1.1, all_asked)
+    assert found.targets == (V3, "cuda/sm_90")
+    assert found.named_targets == {"cuda/sm_90"}
+    assert set(found.approvals) == {"Ada", "Bob"}
+    assert len(found.references) == 2
+
+
+@in_both_orders
+def test_approvals_and_staging_are_for_production(policies: tuple[Policy, Policy]) -> None:
+    found = strictest([V3], 0.1, 1.1, [asked(policy) for policy in policies], production=False)
+    assert (found.max_outside, found.approvals) == (0.01, ())
+    assert not found.min_time_in_staging
 
 
 limits = st.none() | st.floats(0, 1)

@@ -32,15 +32,18 @@ from tests.models.mlflow_server import client_of
 
 
 class TestRegister:
-    def test_seen_by_mlflow(self, registry: Registry, bundle: Bundle) -> None:
+    def test_mlflow_shows_the_targets(self, registry: Registry, bundle: Bundle) -> None:
         registry.register(bundle)
-        client = client_of(registry)
-        version = client.get_model_version("jets", "1")
-        assert version.tags == {
+        assert client_of(registry).get_model_version("jets", "1").tags == {
             "digest": bundle.digest,
             "target.cpu.x86-64-v3": "verified",
             "chosen.cpu.x86-64-v3": "aoti",
         }
+
+    def test_mlflow_shows_a_description(self, registry: Registry, bundle: Bundle) -> None:
+        registry.register(bundle)
+        client = client_of(registry)
+        version = client.get_model_version("jets", "1")
         assert version.description is not None
         assert "a small tagger" in version.description
         assert f"| {V3} | verified | aoti (chosen) | valid |" in version.description
@@ -48,17 +51,22 @@ class TestRegister:
         assert "failed: the compiler crashed \\| signal 11" in version.description
         assert client.get_registered_model("jets").description == "a small tagger"
 
-        assert version.run_id is not None
-        run = client.get_run(version.run_id)
+    def test_mlflow_shows_the_run(self, registry: Registry, bundle: Bundle) -> None:
+        client, run_id = client_of(registry), registry.register(bundle).run_id
+        assert run_id is not None
+        run = client.get_run(run_id)
         assert run.info.status == "FINISHED"
         assert client.get_experiment(run.info.experiment_id).name == "jets"
+        listed = {file.path for file in client.list_artifacts(run_id, "bundle")}
+        assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/targets"} <= listed
+
+    def test_mlflow_shows_metrics(self, registry: Registry, bundle: Bundle) -> None:
+        run = client_of(registry).get_run(str(registry.register(bundle).run_id))
         assert run.data.metrics["cpu.x86-64-v3.aoti.n1000.median_us"] == 210.0
         assert run.data.metrics["cpu.x86-64-v3.aoti.worst.probabilities.max_abs"] == 2.5e-7
         assert run.data.metrics["cpu.x86-64-v3.aoti.compile_seconds"] == 12.5
         assert run.data.params["tool.torch"] == "2.13.0"
         assert run.data.params["git_commit"] == "0123abc"
-        listed = {file.path for file in client.list_artifacts(version.run_id, "bundle")}
-        assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/targets"} <= listed
 
     def test_same_bundle_again_is_the_same_version(
         self, registry: Registry, make_bundle: MakeBundle

@@ -40,19 +40,29 @@ def jets_and_tags(n: int, spare: int = 0) -> tuple[dict[str, Collection], dict[s
 # -- the right artifact ------------------------------------------------------------------------
 
 
-def test_a_right_artifact_passes_and_fills_the_report(mlp: Built) -> None:
-    session = CheckedSession(
-        mlp.signature, mlp.executable("aoti"), mlp.executable("exported"), TIGHT
-    )
-    assert session.report.to_dict()["mean_us"] is None
+def right_session(mlp: Built) -> CheckedSession:
+    reference = mlp.executable("exported")
+    return CheckedSession(mlp.signature, mlp.executable("aoti"), reference, TIGHT)
+
+
+def test_a_right_artifact_gives_its_own_answers(mlp: Built) -> None:
     given, written = mlp.collections({"n": 33}, spare=10)
-    binding = session.bind(given, written)
-    for n in (33, 0, 1, 43):
-        binding(n)
-    binding()
+    right_session(mlp).run(given, written)
     plain, expected = mlp.collections({"n": 33}, spare=10)
     mlp.session("aoti").run(plain, expected)
     assert torch.equal(written["tags"].tensor("x")[:33], expected["tags"].tensor("x"))
+
+
+def test_a_report_without_events(mlp: Built) -> None:
+    assert right_session(mlp).report.to_dict()["mean_us"] is None
+
+
+def test_the_report_counts_events_and_their_elements(mlp: Built) -> None:
+    session = right_session(mlp)
+    binding = session.bind(*mlp.collections({"n": 33}, spare=10))
+    for n in (33, 0, 1, 43):
+        binding(n)
+    binding()
     report = session.report
     assert report.events == 5
     assert 0 < report.slowest_us <= report.total_us

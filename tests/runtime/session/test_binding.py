@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from engines.errors import RunError
 from runtime.checked import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
-from runtime.session import RangedExecutable
+from runtime.session import Binding, RangedExecutable
 from runtime.session.origin import Origin
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
@@ -319,43 +320,68 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
                 assert written["tags"].span(c).tensor()[n:].isnan().all()
 
 
-@pytest.mark.parametrize("kind", [*ENGINES, "ranged", "checked"])
-def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str) -> None:
+@dataclass
+class Bound:
+    """A binding of 33 rows of memory for 100."""
+
+    session: Session
+    binding: Binding
+    written: dict[str, Collection]
+    given: dict[str, Collection]
+
+    def answered(self, run: Callable[[], object]) -> int:
+        """How many rows have answers after `run`. They are the first ones."""
+        column = self.written["tags"].span("x").tensor()
+        column.fill_(float("nan"))
+        run()
+        count = int((~column.isnan()).sum())
+        assert not column[:count].isnan().any()
+        return count
+
+
+@pytest.fixture(params=[*ENGINES, "ranged", "checked"])
+def of_33(mlp: Built, request: pytest.FixtureRequest) -> Bound:
     reference = mlp.executable("exported")
-    if kind == "ranged":
+    if request.param == "ranged":
         both = RangedExecutable([(9, mlp.executable("aoti"))], reference)
         session = Session(mlp.signature, both)
-    elif kind == "checked":
+    elif request.param == "checked":
         allowed = {"probabilities": ANYTHING}
         session = CheckedSession(mlp.signature, mlp.executable("aoti"), reference, allowed)
     else:
-        session = mlp.session(kind)
+        session = mlp.session(request.param)
     given, written = mlp.collections({"n": 33}, spare=67)
-    binding, tags = session.bind(given, written), written["tags"].span("x").tensor()
+    return Bound(session, session.bind(given, written), written, given)
 
-    def answered(run: Callable[[], object]) -> int:
-        tags.fill_(float("nan"))
-        run()
-        count = int((~tags.isnan()).sum())
-        assert not tags[:count].isnan().any()
-        return count
 
-    for _ in range(2):
-        assert answered(lambda: binding(5)) == 5
-        assert answered(binding) == 33
-        assert answered(lambda: binding(50)) == 50
-        assert answered(lambda: session.run_many([binding])) == 33
-        assert answered(lambda: binding(0)) == 0
-        assert answered(lambda: session.run_many([binding], threads=2)) == 33
-    binding(5)
+def test_rows_of_a_call_are_for_that_call(of_33: Bound) -> None:
+    binding = of_33.binding
+    for n in (5, 50, 0):
+        assert of_33.answered(lambda n=n: binding(n)) == n  # type: ignore[misc]
+        assert of_33.answered(binding) == 33
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_bindings_run_on_their_bound_rows(of_33: Bound, threads: int) -> None:
+    of_33.binding(5)
+    assert of_33.answered(lambda: of_33.session.run_many([of_33.binding], threads)) == 33
+
+
+def test_resized_rows_stay(of_33: Bound) -> None:
+    binding = of_33.binding
     binding.resize(7)
-    assert answered(binding) == answered(lambda: session.run_many([binding])) == 7
-    assert answered(lambda: binding(33)) == 33
-    assert answered(binding) == 7
-    binding(5)
+    assert of_33.answered(binding) == 7
+    assert of_33.answered(lambda: of_33.session.run_many([binding])) == 7
+    assert of_33.answered(lambda: binding(33)) == 33
+    assert of_33.answered(binding) == 7
+
+
+def test_rows_of_other_memory(mlp: Built, of_33: Bound) -> None:
+    binding = of_33.binding
+    binding.resize(5)
     binding.rebind(*mlp.collections({"n": 11}))
-    binding.rebind(given, written)
-    assert answered(binding) == 33
+    binding.rebind(of_33.given, of_33.written)
+    assert of_33.answered(binding) == 33
 
 
 @pytest.mark.parametrize("n", [-1, 1, 51, 10**12])

@@ -102,34 +102,50 @@ def test_a_child_stays_at_the_version_in_place(
     assert which(read(tags), both) == 1
 
 
-def test_refresh(registry: Registry, second: Bundle, both: list[torch.Tensor], jets: Built) -> None:
-    session = live_session(registry)
-    given, tags = event(session)
-    binding, fewer = session.bind(given, tags), session.bind(*event(session))
-    fewer.resize(5)
-    fewer(7)
-    binding()
-    assert which(read(tags), both) == 1
-    assert session.refresh() is False
-    promoted(registry, second)
-    binding()
-    assert (session.ref, which(read(tags), both)) == ("jets/1", 1)  # not before refresh
-    assert session.refresh() is True
-    assert session.refresh() is False
-    assert which(read(tags), both) == 1  # refresh does not write to the caller's memory
-    binding()
-    assert (session.ref, which(read(tags), both)) == ("jets/2", 2)
-    fewer()
-    assert fewer.rows == {"n": 5}
-    assert session.current.origin is not None
-    assert session.current.origin.digest == second.digest
-    session.run(given, tags)
-    assert which(read(tags), both) == 2
-    registry.rollback("jets")
-    assert session.refresh() is True
-    session.run_many([binding, session.bind(*event(session))], threads=2)
-    assert (session.ref, which(read(tags), both)) == ("jets/1", 1)
-    session.close()
+def test_another_version_runs_after_refresh(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
+    with live_session(registry) as session:
+        given, tags = event(session)
+        binding = session.bind(given, tags)
+        assert session.refresh() is False
+        promoted(registry, second)
+        binding()
+        assert (session.ref, which(read(tags), both)) == ("jets/1", 1)
+        assert session.refresh() is True
+        assert session.refresh() is False
+        assert which(read(tags), both) == 1  # refresh does not write to the caller's memory
+        binding()
+        assert (session.ref, which(read(tags), both)) == ("jets/2", 2)
+        assert session.current.origin is not None
+        assert session.current.origin.digest == second.digest
+
+
+def test_bound_rows_stay_after_refresh(registry: Registry, second: Bundle) -> None:
+    with live_session(registry) as session:
+        fewer = session.bind(*event(session))
+        fewer.resize(5)
+        fewer(7)
+        promoted(registry, second)
+        session.refresh()
+        fewer()
+        assert fewer.rows == {"n": 5}
+
+
+def test_a_rollback_is_followed(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
+    with live_session(registry) as session:
+        given, tags = event(session)
+        binding = session.bind(given, tags)
+        promoted(registry, second)
+        session.refresh()
+        session.run(given, tags)
+        assert which(read(tags), both) == 2
+        registry.rollback("jets")
+        assert session.refresh() is True
+        session.run_many([binding, session.bind(*event(session))], threads=2)
+        assert (session.ref, which(read(tags), both)) == ("jets/1", 1)
 
 
 def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
