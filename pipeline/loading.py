@@ -172,8 +172,9 @@ def load(
     if (lacks_both and shadow_record is not None) or (canary is None and canary_limits is not None):
         raise LoadError("shadow_record or canary_limits without a shadow or a canary: name one")
     elsewhere = at_site or url is not None
-    if live and elsewhere:
-        raise LoadError(f"live with device {str(device)!r}: a server runs one version")
+    if elsewhere and (live or opening.watch is not None):
+        what = "live" if live else "watch"
+        raise LoadError(f"{what} with device {str(device)!r}: only sessions on this host have that")
     if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if canary is not None and (live or device == "auto" or shadow is not None):

@@ -4,13 +4,14 @@
 
 #include <charconv>
 #include <chrono>
-#include <cstring>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <random>
 
 #include "checks.h"
+#include "common/artifact.h"
 #include "common/counting.h"
 #include "soa_load.h"
 

@@ -149,6 +149,8 @@ def test_the_environment_asks_too(
         pipeline.load("jets@production", registry=store)
     with pytest.raises(LoadError, match="watch=2"):
         pipeline.load("jets@production", registry=store, watch=2)
+    with pytest.raises(LoadError, match=r"watch with .*only sessions on this host"):
+        pipeline.load("jets@production", registry=store, watch=0.1, device="triton://127.0.0.1:1")
 
 
 def _run_and_count(registry: str) -> None:

@@ -117,10 +117,10 @@ def test_nothing_but_nan_and_nothing_at_all(profile: Profile) -> None:
 
 
 def test_a_thousand_million_rows(profile: Profile) -> None:
-    same = {key: [1000 * each for each in own.counts] for key, own in profile.columns.items()}
+    same = {key: [10_000 * each for each in own.counts] for key, own in profile.columns.items()}
     found = drift(profile, Counts(model="m", version="1", digest="d", columns=same))
     assert not any(each.beyond(LIMIT) for each in found)
-    assert found[0].values == 10**8
+    assert found[0].values == 10**9
 
 
 @pytest.mark.parametrize(
