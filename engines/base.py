@@ -170,10 +170,10 @@ def known_engines() -> tuple[str, ...]:
 def engine(name: str) -> Engine:
     """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)
-    found = _FOUND.get(name) or of_packages("engines").get(name)
-    if found is None:
+    declared_engine = _FOUND.get(name) or of_packages("engines").get(name)
+    if declared_engine is None:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(known_engines())}")
-    return _made(found)
+    return _made(declared_engine)
 
 
 def _made(found: Declared) -> Engine:

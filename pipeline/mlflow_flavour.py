@@ -48,11 +48,11 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Co
     except LoadError as error:
         hint = '; of MLflow: model_config={"mode": "test"}' if mode == "production" else ""
         raise LoadError(f"{error}{hint}", code=error.code) from None
-    found = Bundle.open(folder, verify=False).digest
-    if session.origin is None or session.origin.digest != found:
+    digest = Bundle.open(folder, verify=False).digest
+    if session.origin is None or session.origin.digest != digest:
         raise LoadError(
-            f"{folder}: holds another bundle ({found[:12]}…) than {ref}, which {MLFLOW_NOTE} in it "
-            "names: load it as models:/NAME/VERSION"
+            f"{folder}: holds another bundle ({digest[:12]}…) than {ref}, which {MLFLOW_NOTE} in "
+            "it names: load it as models:/NAME/VERSION"
         )
     return ColumnModel(session)
 
@@ -65,8 +65,8 @@ def _version_of(path: Path) -> tuple[str | Path, str | None]:
     import mlflow
 
     try:
-        said = read_yaml(note).data
-        ref = Ref(str(said["model_name"]), int(said["model_version"]))
+        noted = read_yaml(note).data
+        ref = Ref(str(noted["model_name"]), int(noted["model_version"]))
     except (ValueError, TypeError, KeyError, ConfigError, RegistryError) as error:
         raise LoadError(f"{note}: not MLflow's note of a version: {error}") from None
     return str(ref), mlflow.get_registry_uri()
@@ -177,9 +177,9 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
 def _collection(layout: Layout, n: int, arrays: Mapping[str, Array], written: bool) -> Collection:
     """A collection with these columns; all other columns are zero. If the model only reads it, the
     arrays are used in place where possible; if the model writes it, they are copied."""
-    made = Collection(layout, n)
+    collection = Collection(layout, n)
     if not written:
-        return as_collection({**to_numpy(made), **arrays}, layout)
+        return as_collection({**to_numpy(collection), **arrays}, layout)
     for name, values in arrays.items():
-        made.fill(name, values)
-    return made
+        collection.fill(name, values)
+    return collection

@@ -69,10 +69,10 @@ class Promotion:
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:
         try:
-            made = as_record(cls, parse_json(text))
-            if made.time.tzinfo is None:
-                raise ValueError(f"its time {made.at!r} has no time zone")
-            return made
+            record = as_record(cls, parse_json(text))
+            if record.time.tzinfo is None:
+                raise ValueError(f"its time {record.at!r} has no time zone")
+            return record
         except ValueError as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
 

@@ -91,11 +91,11 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     if device is None:
         from runtime.devices import MultiDeviceSession
 
-        made: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
+        session: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
     else:
-        made = _session(opened, device)
-    made.reopening = _reopening(opened, device, made.origin)
-    return made
+        session = _session(opened, device)
+    session.reopening = _reopening(opened, device, session.origin)
+    return session
 
 
 def _require_reference(opened: Opened, device: Device | torch.device) -> None:
@@ -119,12 +119,12 @@ def _session(opened: Opened, device: torch.device) -> Session:
     _require_reference(opened, device)
     here = open_here(opened, device)
     what = here.executable, device, here.origin, here.any_start
-    made = Session(opened.signature, *what) if opened.production else checked(opened, *what)
+    session = Session(opened.signature, *what) if opened.production else checked(opened, *what)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
         from runtime.watch import watcher
 
-        made.watcher = watcher(opened, device)
-    return made
+        session.watcher = watcher(opened, device)
+    return session
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTe
         for name in bound.block.columns:
             column = signature.layouts[where][name]
             _require_travelling(where, name, column.dtype)
-            made = WireTensor(
+            tensor = WireTensor(
                 f"{where}.{name}",
                 where,
                 components=tuple((name, k) for k in range(column.components)),
@@ -186,7 +186,7 @@ def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTe
                 rows=bound.rows,
                 scalar=column.kind == "scalar",
             )
-            tensors.setdefault((where, name), made)
+            tensors.setdefault((where, name), tensor)
     return tuple(tensors.values())
 
 

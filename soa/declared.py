@@ -46,18 +46,18 @@ def declared(package: str, family: str) -> dict[str, Declared]:
 
     Raises SoaPipelineError if two classes have one name.
     """
-    found: list[Declared] = []
+    classes: list[Declared] = []
     for module, head in _heads(package):
         if re.search(rf"\b{family}=", head) is None:
             continue
         (node,) = ast.parse(f"{head} ...", module).body
         if isinstance(node, ast.ClassDef):
-            said = {each.arg: each.value for each in node.keywords if each.arg is not None}
-            settings = {key: ast.literal_eval(value) for key, value in said.items()}  # ours
-            found.append(Declared(settings[family], module, node.name, settings))
-    found.sort(key=lambda each: (each.settings.get("order", 0), each.name))
+            keywords = {each.arg: each.value for each in node.keywords if each.arg is not None}
+            settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # ours
+            classes.append(Declared(settings[family], module, node.name, settings))
+    classes.sort(key=lambda each: (each.settings.get("order", 0), each.name))
     by_name: dict[str, Declared] = {}
-    for each in found:
+    for each in classes:
         if each.name in by_name:
             raise SoaPipelineError(
                 f"two classes are the {family} {each.name!r}: {by_name[each.name].module}, "

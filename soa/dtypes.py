@@ -41,9 +41,9 @@ def itemsize(name: str) -> int:
         return _BYTES[name]
     if name == "uint64":
         return 8
-    found = re.fullmatch(r"opaque([1-9][0-9]{0,7})", name)
-    if found and int(found[1]) <= _LARGEST_OPAQUE:
-        return int(found[1])
+    opaque = re.fullmatch(r"opaque([1-9][0-9]{0,7})", name)
+    if opaque and int(opaque[1]) <= _LARGEST_OPAQUE:
+        return int(opaque[1])
     raise LayoutError(
         f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}; or, for a column that no "
         f"model reads, uint64 or opaque<bytes> with up to {_LARGEST_OPAQUE} bytes"
@@ -65,8 +65,8 @@ def torch_dtype(name: str) -> torch.dtype:
     itemsize(name)
     if is_opaque(name):
         raise LayoutError(f"torch has no {name}: look at its bytes")
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -75,5 +75,5 @@ def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
     except (ImportError, OSError) as problem:
         what = getattr(problem, "name", None) or "a library"
         cure = f"pip install '{DISTRIBUTION}[{extra}]'"
-        said = f"{what} cannot be imported ({problem}): {cure}"
-        raise error(said, code="missing-library") from problem
+        text = f"{what} cannot be imported ({problem}): {cure}"
+        raise error(text, code="missing-library") from problem

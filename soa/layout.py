@@ -312,12 +312,12 @@ class Layout:
         >>> Layout([column("pt", "float32"), scalar("rho", "float64")]).offsets(33)
         {'pt': 0, 'rho': 256}
         """
-        found: dict[str, int] = {}
+        begins: dict[str, int] = {}
         at = 0
         for member in self.columns:
-            found[member.name] = at
+            begins[member.name] = at
             at += self.pitch(member.name, n) * member.components
-        return found
+        return begins
 
     def nbytes(self, n: int) -> int:
         """Bytes of the buffer for n elements (CMSSW's `computeDataSize`).

@@ -111,8 +111,8 @@ def check_fields(
 
 
 def _wrong(where: str, name: str, value: object, kind: Accepted) -> str:
-    found = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
-    return f"{where.removesuffix('.__init__')}: {name} is {found}; give {kind.said}"
+    given = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
+    return f"{where.removesuffix('.__init__')}: {name} is {given}; give {kind.said}"
 
 
 def known_options(of: type) -> Callable[[Callable[P, R]], Callable[P, R]]:

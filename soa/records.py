@@ -122,16 +122,16 @@ def parse_json(content: bytes | str) -> Any:
     """
     try:
         text = content.decode() if isinstance(content, bytes) else content
-        found = json.loads(text)
+        data = json.loads(text)
         if "\\u" in text or isinstance(content, str):
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"nested deeper than {MOST_LEVELS}") from None
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ValueError(f"not UTF-8: {error.reason}") from None
-    if text.count("[") + text.count("{") > MOST_LEVELS and _deeper(found):
+    if text.count("[") + text.count("{") > MOST_LEVELS and _deeper(data):
         raise ValueError(f"nested deeper than {MOST_LEVELS}")
-    return found
+    return data
 
 
 def _deeper(found: Any) -> bool:
@@ -153,8 +153,8 @@ def as_record(kind: type[T], data: Any) -> T:
 
     Raises ValueError: one line that names the first value that does not fit `kind`.
     """
-    found: T = reader(kind)(data)  # type: ignore[arg-type]  # a type has a hash
-    return found
+    record: T = reader(kind)(data)  # type: ignore[arg-type]  # a type has a hash
+    return record
 
 
 @overload
@@ -201,8 +201,8 @@ def _at(key: object, read: Reader, value: Any) -> Any:
 
 
 def _short(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 100 else f"{said[:100]}…"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _found(value: object) -> str:
@@ -235,12 +235,12 @@ def _float(value: Any) -> float:
 def _time(value: Any) -> datetime:
     """Read a time. It must say its time zone."""
     try:
-        found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise Misfit(f"a time in ISO 8601 format is needed, found {_found(value)}") from None
-    if found.tzinfo is None:
+    if time.tzinfo is None:
         raise Misfit(f"{_short(value)} has no time zone")
-    return found
+    return time
 
 
 def _path(value: Any) -> Path:

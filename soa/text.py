@@ -61,9 +61,9 @@ def in_markdown(text: object) -> str:
 
 def logger(name: str) -> logging.Logger:
     """A logger that prints its arguments through `plain`."""
-    found = logging.getLogger(name)
-    found.addFilter(_plain_arguments)
-    return found
+    log = logging.getLogger(name)
+    log.addFilter(_plain_arguments)
+    return log
 
 
 def _plain_arguments(record: logging.LogRecord) -> bool:

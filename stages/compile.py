@@ -119,12 +119,12 @@ def compile_here(
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for step in declared("stages", "step").values():
-        found |= step.load()().facts(name, chosen, [folder / file for file in files])
-    if found:
+        facts |= step.load()().facts(name, chosen, [folder / file for file in files])
+    if facts:
         before = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
-        (folder / FACTS).write_text(json.dumps({**before, **found}))
+        (folder / FACTS).write_text(json.dumps({**before, **facts}))
         files = [*files, *([] if FACTS in files or not files else [FACTS])]
     return files
 

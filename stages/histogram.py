@@ -56,11 +56,11 @@ class Histogram:
 
     def plus(self, values: npt.NDArray[Any]) -> Histogram:
         """This histogram with more values counted, of any shape."""
-        found = self
+        counted = self
         flat = values.reshape(-1)
         for start in range(0, len(flat), _AT_ONCE):
-            found = found._plus(flat[start : start + _AT_ONCE])
-        return found
+            counted = counted._plus(flat[start : start + _AT_ONCE])
+        return counted
 
     def _plus(self, values: npt.NDArray[Any]) -> Histogram:
         """This histogram with as many more values as fit into memory at once."""

@@ -84,16 +84,16 @@ class Metric:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = function(*given, *more, **deepcopy(dict(self.kwargs)))
+                returned = function(*given, *more, **deepcopy(dict(self.kwargs)))
         except Exception as error:
-            said = f"{type(error).__name__}: {first_line(error)}"
-            if "read-only" in said:
-                said += "; it may not write into what it is given: let it take a copy"
-            raise MetricError(f"{where} failed: {said}") from error
+            text = f"{type(error).__name__}: {first_line(error)}"
+            if "read-only" in text:
+                text += "; it may not write into what it is given: let it take a copy"
+            raise MetricError(f"{where} failed: {text}") from error
         try:
-            number = float(found)
+            number = float(returned)
         except (TypeError, ValueError):
-            kind = type(found).__name__
+            kind = type(returned).__name__
             raise MetricError(f"{where} gave a {kind}, not a number") from None
         if not math.isfinite(number):
             raise MetricError(f"{where} gave {number} on {len(labels)} rows")

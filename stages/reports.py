@@ -169,8 +169,8 @@ class ValidationReport:
     def __post_init__(self) -> None:
         """Set the verdict: `valid` for a valid artifact, `evidence` for an unverified one. For any
         other, `failed` and `not applicable` are kept, and all else becomes `refused`."""
-        said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
-        settled = "valid" if self.valid else self.evidence if self.unverified else said
+        kind = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
+        settled = "valid" if self.valid else self.evidence if self.unverified else kind
         object.__setattr__(self, "verdict", settled)
         if not self.valid:
             code = self.code or _CODES.get(settled, "candidate-unverified")
@@ -200,11 +200,11 @@ class ValidationReport:
         return replace(self, reason=reason, trace=None)
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
+        data = asdict(self)
         for name in ("trace", "many_rows"):  # earlier releases know no such keys
-            if found[name] is None:
-                del found[name]
-        return found
+            if data[name] is None:
+                del data[name]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:

@@ -27,9 +27,9 @@ def fold_linear(program: ExportedProgram) -> None:
             continue
         with graph.inserting_before(node):
             flat = insert(graph, aten.reshape.default, given, [-1, before[-1]])
-            made = insert(graph, aten.linear.default, flat, *layer)
+            linear = insert(graph, aten.linear.default, flat, *layer)
             shape = [-1, *after[1:]]
-            made = insert(graph, aten.reshape.default, made, shape)
-        node.replace_all_uses_with(made)
+            linear = insert(graph, aten.reshape.default, linear, shape)
+        node.replace_all_uses_with(linear)
     graph.eliminate_dead_code()
     graph.lint()

@@ -74,9 +74,9 @@ def linear_for_convolutions(program: ExportedProgram) -> None:
             shape = [int(size) for size in sizes(layer.weight)[:2]]
             weight = insert(graph, aten.reshape.default, layer.weight, shape)
             turned = insert(graph, aten.permute.default, layer.given, [0, *range(2, rank), 1])
-            made = insert(graph, aten.linear.default, turned, weight, layer.bias)
-            made = insert(graph, aten.permute.default, made, [0, rank - 1, *range(1, rank - 1)])
-        node.replace_all_uses_with(made)
+            linear = insert(graph, aten.linear.default, turned, weight, layer.bias)
+            linear = insert(graph, aten.permute.default, linear, [0, rank - 1, *range(1, rank - 1)])
+        node.replace_all_uses_with(linear)
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -104,12 +104,12 @@ def _replace(graph: Graph, node: Node, layer: _Layer) -> None:
     weight = layer.weight
     if len(sizes(weight)) > 2:
         weight = insert(graph, aten.reshape.default, weight, [out, features])
-    made = _applied(graph, layer.given, layer.dim, weight)
+    product = _applied(graph, layer.given, layer.dim, weight)
     if layer.bias is not None:
         after = len(sizes(layer.given)) - 1 - layer.dim
         bias = insert(graph, aten.reshape.default, layer.bias, [out] + [1] * after)
-        made = insert(graph, aten.add.Tensor, made, bias)
-    node.replace_all_uses_with(made)
+        product = insert(graph, aten.add.Tensor, product, bias)
+    node.replace_all_uses_with(product)
 
 
 def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
@@ -142,8 +142,8 @@ def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
         convolution = aten.conv1d.default if rank == 3 else aten.conv2d.default
         return insert(graph, convolution, value, shaped)
     turned = insert(graph, aten.transpose.int, value, dim, rank - 1)
-    made = insert(graph, aten.linear.default, turned, weight)
-    return insert(graph, aten.transpose.int, made, dim, rank - 1)
+    product = insert(graph, aten.linear.default, turned, weight)
+    return insert(graph, aten.transpose.int, product, dim, rank - 1)
 
 
 @dataclass(frozen=True)

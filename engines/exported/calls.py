@@ -64,8 +64,8 @@ class Call:
     def value(self, name: str = "self") -> Value:
         """The facts of a tensor argument. A number or a missing argument depends on no row."""
         given = self.given.get(name)
-        found = self.values.get(given) if isinstance(given, Node) else None
-        return found if isinstance(found, Value) else Value()
+        known = self.values.get(given) if isinstance(given, Node) else None
+        return known if isinstance(known, Value) else Value()
 
     def rows(self, name: str = "self") -> Rows | None:
         return self.value(name).rows
@@ -91,8 +91,8 @@ class Call:
         """Every tensor argument, in order."""
         nodes: list[Node] = []
         torch.fx.node.map_arg(list(self.given.values()), lambda node: nodes.append(node))
-        found = ((node, self.values.get(node)) for node in nodes)
-        return {node: value for node, value in found if isinstance(value, Value)}
+        pairs = ((node, self.values.get(node)) for node in nodes)
+        return {node: value for node, value in pairs if isinstance(value, Value)}
 
     @cached_property
     def most(self) -> int:

@@ -122,9 +122,9 @@ def _each_row(
         some = _each_row(graph, [each.new_zeros(1, *each.shape[1:]) for each in of_rows], shared)
         return tuple(each[:0] for each in some)
     try:
-        made: tuple[torch.Tensor, ...] = torch.vmap(lambda *row: tuple(graph(*row, *shared)))(
+        answers: tuple[torch.Tensor, ...] = torch.vmap(lambda *row: tuple(graph(*row, *shared)))(
             *of_rows
         )
     except RuntimeError:  # torch cannot do an operator for many rows at once
-        made = torch.ops.higher_order.map_impl(graph, of_rows, shared)
-    return made
+        answers = torch.ops.higher_order.map_impl(graph, of_rows, shared)
+    return answers

@@ -41,8 +41,8 @@ def bounds(size: Any) -> tuple[int, int | None]:
         return size, size
     from torch.utils._sympy.numbers import int_oo  # loads sympy, which `open` does not need
 
-    found = size.node.shape_env.bound_sympy(size.node.expr)
-    return int(found.lower), None if found.upper is int_oo else int(found.upper)
+    span = size.node.shape_env.bound_sympy(size.node.expr)
+    return int(span.lower), None if span.upper is int_oo else int(span.upper)
 
 
 def bytes_for_bools(program: ExportedProgram) -> None:

@@ -106,9 +106,9 @@ class _Walk:
             constant = getattr(node.graph.owning_module, str(node.target))
             self.values[node] = Value(numbers=_range_of(constant))
         elif shapes_of(node):
-            found = self.called(node)
-            self.require_shapes(node, found)
-            self.values[node] = found if len(found) > 1 or _several(node) else found[0]
+            values = self.called(node)
+            self.require_shapes(node, values)
+            self.values[node] = values if len(values) > 1 or _several(node) else values[0]
 
     def called(self, node: Node) -> tuple[Value, ...]:
         """The facts of what an operator returns: by its rule, else by the rules of its parts."""
@@ -136,8 +136,8 @@ class _Walk:
         for each in parts.graph.nodes:
             if each.op not in ("placeholder", "output"):
                 self.visit(each)
-        made: Any = parts.graph.output_node().args[0]
-        return tuple(self.whole(each) for each in (made if _several(node) else [made]))
+        returned: Any = parts.graph.output_node().args[0]
+        return tuple(self.whole(each) for each in (returned if _several(node) else [returned]))
 
     def given(self, node: Node) -> Value:
         """The facts of a placeholder: an argument, a weight or a constant."""
@@ -167,9 +167,9 @@ class _Walk:
         return (Value(rows),) * len(shapes_of(node))
 
     def whole(self, node: Node) -> Value:
-        found = self.values[node]
-        assert isinstance(found, Value)
-        return found
+        value = self.values[node]
+        assert isinstance(value, Value)
+        return value
 
     def constant(self, name: str) -> Any:
         return self.program.state_dict.get(name, self.program.constants.get(name))
@@ -188,7 +188,7 @@ class _Walk:
 
     def require_answers(self, node: Node) -> None:
         """Raises Mixed unless each output has one result for each row of one row dimension."""
-        found: set[Any] = set()
+        answered: set[Any] = set()
         written: Any = node.args[0]
         for spec, each in zip(self.program.graph_signature.output_specs, written, strict=True):
             answer = self.values[each]
@@ -199,8 +199,8 @@ class _Walk:
             rows = answer.rows
             if rows is not None and rows != Rows(rows.n, 1 if answer.padded else 0):
                 raise Mixed("an output does not have one answer for each row")
-            found |= {rows.n} if rows is not None else set()
-        if len(found) > 1 or any(reader not in found for reader, _ in self.reads):
+            answered |= {rows.n} if rows is not None else set()
+        if len(answered) > 1 or any(reader not in answered for reader, _ in self.reads):
             raise Mixed(_DIMENSIONS)
 
 

@@ -45,8 +45,8 @@ def answers(call: Call, rules: Mapping[str, Rule]) -> tuple[Value, ...]:
     padded = any(value.padded for value in given)
     if padded and rule not in (shape_rules.sliced, shape_rules.put_in):
         raise Mixed("reads behind the rows")
-    made = rule(call)
-    each = made if isinstance(made, tuple) else (made,) * len(call.shapes)
+    result = rule(call)
+    each = result if isinstance(result, tuple) else (result,) * len(call.shapes)
     kept = rule is shape_rules.filled or any(value.rows for value in each)
     if not kept and any(value.rows for value in given):
         raise Mixed(ACROSS)
@@ -323,9 +323,11 @@ def indexed(call: Call) -> Value:
         value.rows and value.rows.moved(rank - len(sizes(nodes[dim])))
         for dim, value in chosen.items()
     )
-    found = picked(call.value(), call.rank(), chosen, into, rank)
+    elements = picked(call.value(), call.rank(), chosen, into, rank)
     return (
-        _stored(call, found, call.rank() - len(nodes) + rank) if "values" in call.given else found
+        _stored(call, elements, call.rank() - len(nodes) + rank)
+        if "values" in call.given
+        else elements
     )
 
 

@@ -147,13 +147,13 @@ class Index:
 
     def factor(self, variable: Variable) -> int | None:
         """The factor of a variable; None if the index is not linear in it."""
-        found = 0
+        divisor = 0
         for atom, factor in self.terms:
             if atom == variable:
-                found = factor
+                divisor = factor
             elif not isinstance(atom, Variable) and variable in Index(((atom, 1),)).atoms():
                 return None
-        return found
+        return divisor
 
     def replaced(self, values: Mapping[Atom, Index]) -> Index:
         """The index with `values` in place of their keys, simplified."""
@@ -230,8 +230,8 @@ def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Ind
     The first size of both shapes may be known only at run time, because it is not used.
     """
     place = flat(index, shape)
-    found: list[Index] = []
+    places: list[Index] = []
     for d, (size, step) in enumerate(zip(before, strides(before), strict=True)):
         part = place // step
-        found.append(part % size if d else part)
-    return tuple(found)
+        places.append(part % size if d else part)
+    return tuple(places)

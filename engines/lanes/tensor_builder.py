@@ -68,11 +68,11 @@ class Builder:
     def cast(self, given: Tensor, dtype: str) -> Tensor:
         if given.dtype == dtype:
             return given
-        made = Map(self.values, dtype, lambda x: self.cast_value(x, dtype), [given], 1)
-        if made.bounds is not None and given.bounds is not None:
-            (low, high), (least, most) = made.bounds, given.bounds
-            made.bounds = given.bounds if low <= least and most <= high else made.bounds
-        return self.add(made)
+        converted = Map(self.values, dtype, lambda x: self.cast_value(x, dtype), [given], 1)
+        if converted.bounds is not None and given.bounds is not None:
+            (low, high), (least, most) = converted.bounds, given.bounds
+            converted.bounds = given.bounds if low <= least and most <= high else converted.bounds
+        return self.add(converted)
 
     def cast_value(self, value: Value, dtype: str) -> Value:
         """Converts as torch does: to integers towards zero, else to the nearest number."""
@@ -134,9 +134,9 @@ class Builder:
 
     def copy(self, given: Tensor) -> Tensor:
         """A copy in separate memory."""
-        made = self.add(Map(self.values, given.dtype, lambda x: x, [given], 0))
-        made.bounds = given.bounds
-        return made
+        copied = self.add(Map(self.values, given.dtype, lambda x: x, [given], 0))
+        copied.bounds = given.bounds
+        return copied
 
     def in_memory(self, given: Tensor) -> Tensor:
         """The tensor or a copy, for a reader that needs it in memory (see `plan.in_memory`) so that

@@ -332,7 +332,7 @@ class Joined(Tensor):
 
     def element(self, index: Indices, at: At) -> Value:
         values, place = self.values, self._place(index[0])
-        found = at(self.sources[0], (as_index(place), *index[1:]))
+        element = at(self.sources[0], (as_index(place), *index[1:]))
         begin = self.items
         for source in self.sources[1:]:
             own = values.call("sub", place, begin, dtype="int64")
@@ -341,10 +341,10 @@ class Joined(Tensor):
             own = values.call("clamp", own, least, most, dtype="int64", bounds=bounds)
             later = at(source, (as_index(own), *index[1:]))
             before = values.call("lt", place, begin, dtype="bool")
-            found = values.call("select", before, found, later, dtype=self.dtype)
+            element = values.call("select", before, element, later, dtype=self.dtype)
             size = values.literal(source.shape[0], "int64")
             begin = values.call("add", begin, size, dtype="int64")
-        return found
+        return element
 
     def _place(self, index: Index) -> Value:
         """An index as a value."""

@@ -200,15 +200,15 @@ def cxx_names(given: Iterable[str], others: Iterable[str] = ()) -> dict[str, str
     No macro ends in `_`.
     """
     names, others = list(given), frozenset(others)
-    found = {name: name for name in names if not _is_taken(name) and name not in others}
-    used = {*found, *others}
+    chosen = {name: name for name in names if not _is_taken(name) and name not in others}
+    used = {*chosen, *others}
     for name in names:
-        if name not in found:
+        if name not in chosen:
             stem = f"x{name}" if _RESERVED.fullmatch(name) else name
             tries = (f"{stem}_{f'{i}_' if i > 1 else ''}" for i in count(1))
-            found[name] = next(each for each in tries if each not in used and not _is_taken(each))
-            used.add(found[name])
-    return {name: found[name] for name in names}
+            chosen[name] = next(each for each in tries if each not in used and not _is_taken(each))
+            used.add(chosen[name])
+    return {name: chosen[name] for name in names}
 
 
 def _is_taken(name: str) -> bool:

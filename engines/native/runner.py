@@ -75,10 +75,10 @@ class NativeExecutable(Executable):
         This holds for calls with at least twice as many rows. With `rows` = 0 a call processes all
         rows at once. See soa_call_tile in soa_runner.h, also for `kinds`.
         """
-        made = copy.copy(self)
-        made._tiles = (kinds, rows, threads)
-        made._whole = self  # as long as it exists, its files in a cache count as used
-        return made
+        tiled = copy.copy(self)
+        tiled._tiles = (kinds, rows, threads)
+        tiled._whole = self  # as long as it exists, its files in a cache count as used
+        return tiled
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.

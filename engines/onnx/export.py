@@ -46,9 +46,9 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
             )
         except Exception as error:
             raise _why_not(error) from error
-        made: int = exported.model.opset_imports[""]
-        if opset is not None and made != opset:
-            raise NotApplicableError(_why_not_converted(exported.model.graph, made, opset))
+        version: int = exported.model.opset_imports[""]
+        if opset is not None and version != opset:
+            raise NotApplicableError(_why_not_converted(exported.model.graph, version, opset))
         _axes_from_the_front(exported.model.graph)
         described = [asdict(output) for output in rewritten.outputs]
         exported.model.metadata_props[OUTPUTS] = json.dumps(described)
@@ -62,7 +62,7 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         onnx.checker.check_model(file, full_check=True)
     except onnx.checker.ValidationError as error:
         raise EngineError(f"onnx.checker: {first_line(error)}") from error
-    return {"opset": made, "ir_version": exported.model.ir_version}
+    return {"opset": version, "ir_version": exported.model.ir_version}
 
 
 def _axes_from_the_front(graph: Any) -> None:

@@ -81,7 +81,7 @@ class Labelled:
         self, session: Session, columns: Mapping[str, str], missing: bool = False
     ) -> dict[str, Measurement]:
         """Compute each metric on a session's outputs. `missing`: see `Plan`. Raises as `check`."""
-        found: dict[str, Measurement] = {}
+        measured: dict[str, Measurement] = {}
         with self._opened() as source:
             outputs = _outputs(session, source, columns, missing)
             for metric in self.metrics():
@@ -91,10 +91,10 @@ class Labelled:
                     labels = _column(source, metric.label)
                     output = outputs[metric.output]
                     value = metric.value(labels, output, lambda name: _column(source, name))
-                    found[metric.name] = Measurement(value, curve=metric.curve(labels, output))
+                    measured[metric.name] = Measurement(value, curve=metric.curve(labels, output))
                 except SoaPipelineError as error:
-                    found[metric.name] = Measurement(math.nan, str(error))
-        return found
+                    measured[metric.name] = Measurement(math.nan, str(error))
+        return measured
 
     def keep(self, folder: Path) -> LabelledData:
         """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
@@ -174,8 +174,8 @@ def _outputs(
             parts[key].append(values.reshape(len(values), -1))
     whole = {key: np.concatenate(each) for key, each in parts.items()}
     alone = [name for _, name in every]
-    found = {k if alone.count(name) > 1 else name: whole[k] for k, name in keys.items()}
+    by_name = {k if alone.count(name) > 1 else name: whole[k] for k, name in keys.items()}
     for bound in signature.outputs:
         members: Sequence[str] = [f"{bound.block.collection}/{n}" for n in bound.block.columns]
-        found[bound.name] = np.concatenate([whole[key] for key in members], axis=1)
-    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in found.items()}
+        by_name[bound.name] = np.concatenate([whole[key] for key in members], axis=1)
+    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in by_name.items()}

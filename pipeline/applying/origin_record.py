@@ -71,10 +71,10 @@ def read_about(path: Path) -> About:
             text = source.about()
         if not isinstance(text, str):
             raise ValueError("`pipeline apply` did not write it")
-        said = as_record(dict[str, Any], parse_json(text))
-        if said.keys() == {"target", "engine", "host"}:
+        data = as_record(dict[str, Any], parse_json(text))
+        if data.keys() == {"target", "engine", "host"}:
             raise ValueError("it is a part of a job that is not finished: run the job again")
-        return as_record(About, said)
+        return as_record(About, data)
     except SoaPipelineError:
         raise
     except Exception as error:  # a library can raise anything for a file that others wrote

@@ -193,14 +193,14 @@ def _hdf5(path: Path, rows: Rows) -> None:
     import h5py
 
     with h5py.File(path, "w", libver="v110") as file:  # older formats limit attributes to 64 KiB
-        made = {}
+        datasets = {}
         for column in rows.schema:
             dtype, shape = _dtype(column, "HDF5", is_text)
             written = h5py.string_dtype() if dtype.hasobject else dtype
-            made[column.name] = file.create_dataset(column.name, (rows.count, *shape), written)
+            datasets[column.name] = file.create_dataset(column.name, (rows.count, *shape), written)
         at = 0
         for table in rows.tables():
-            for name, dataset in made.items():
+            for name, dataset in datasets.items():
                 values = as_numpy(_values(table, name, "HDF5"))
                 try:
                     dataset[at : at + len(table)] = values

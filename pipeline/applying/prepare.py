@@ -109,8 +109,8 @@ def _plan(
             kept += [word] if word in source else names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    said = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
-    read = model_columns(opened.signature, source, said)
+    renamed = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
+    read = model_columns(opened.signature, source, renamed)
     filled = {read.get(name, name): value for name, value in fill.items()}
     for name in filled:
         if name not in read.values():
@@ -153,8 +153,8 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
     for key in read:
         collection, _, name = key.partition("/")
         pattern = given.get(f"{collection}/*")
-        said = given.get(key) or (pattern and pattern.replace("*", name))
-        likely = [said] if said else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
+        chosen = given.get(key) or (pattern and pattern.replace("*", name))
+        likely = [chosen] if chosen else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
         there = [each for each in likely if each in source]
         if not there:
             raise DataError(
@@ -163,12 +163,12 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
                 f"{nearest(likely[-1], source.columns)}"
             )
         names[key] = there[0]
-        if not said and there[0] in guessed:
+        if not chosen and there[0] in guessed:
             raise ApplyError(
                 f"{guessed[there[0]]} and {key} would both be {there[0]!r} of {source.path}: say "
                 f"which each is, --columns {key}=NAME"
             )
-        guessed |= {} if said else {there[0]: key}
+        guessed |= {} if chosen else {there[0]: key}
     return names
 
 
@@ -258,8 +258,8 @@ def _counters(
     named = {name: source.counter(name) for name in counts}
     branches: dict[str, str] = {}
     if jagged_answers:  # the answers have the same items as the columns that the model reads
-        said = filter(None, (named[name] for name in plan.columns.values()))
-        items = next(said, "n" + next(iter(plan.columns)).partition("/")[0])
+        columns = filter(None, (named[name] for name in plan.columns.values()))
+        items = next(columns, "n" + next(iter(plan.columns)).partition("/")[0])
         named |= dict.fromkeys(plan.columns.values(), items)
         branches |= dict.fromkeys(plan.outputs.values(), items)
     first: dict[str, Any] = {}

@@ -279,7 +279,7 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
     ApplyError, with what changed, if the folder has the record of a different job.
     """
     plan, path = job.plan, Path(job.folder) / _RECORD
-    said = {
+    record = {
         "version": f"{plan.session.opening.ref} ({plan.session.digest[:12]})",
         "files": [asdict(piece.input) for piece in job.pieces if not piece.start],
         "settings": {"columns": dict(plan.columns), "keep": [*plan.keep], "key": key},
@@ -289,13 +289,13 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
             was = as_record(dict[str, Any], parse_json(read_plain(path)))
         except ValueError:
             was = {}
-        if changed := [name for name in said if was.get(name) != said[name]]:
+        if changed := [name for name in record if was.get(name) != record[name]]:
             was_it = f" (it was {was.get('version')})" if changed[0] == "version" else ""
             raise ApplyError(
                 f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
                 f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
             )
-    write_whole(path, json.dumps(said, indent=1))
+    write_whole(path, json.dumps(record, indent=1))
     needed = {piece.part for output in left for piece in output.pieces}
     for file in Path(job.folder).iterdir():
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):
@@ -318,8 +318,8 @@ class _Counted:
             for batch in table[name].chunks:
                 values = column_of(name, batch).values.ravel()
                 if len(values):
-                    found = self.found.get(name) or Histogram.over(values)
-                    self.found[name] = found.plus(values)
+                    histogram = self.found.get(name) or Histogram.over(values)
+                    self.found[name] = histogram.plus(values)
 
 
 class _Parts:
@@ -368,7 +368,7 @@ class _Parts:
 
     def rows(self, output: Output, key: str) -> Rows:
         """The rows of an output, read from its parts while these are being scored."""
-        made: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
+        origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
         first = self._table(output.pieces[0]).schema
         schema = first.remove_metadata()
 
@@ -376,7 +376,7 @@ class _Parts:
             for piece in output.pieces:
                 table = self._table(piece)
                 notes = parse_json(table.schema.metadata[ABOUT.encode()])
-                for name, found in made.items():
+                for name, found in origins.items():
                     found[notes[name]] = None
                 if not table.schema.equals(schema):
                     raise FormatError(
@@ -388,16 +388,16 @@ class _Parts:
                 yield table.replace_schema_metadata(None)
 
         def about() -> str:
-            if not made["host"]:
+            if not origins["host"]:
                 for _ in tables():  # the format needs the text before the tables
                     pass
             plan = self._job.plan
-            said = About(
+            record = About(
                 **self._job.about,
                 digest=plan.session.digest,
-                targets=tuple(made["target"]),
-                engines=tuple(made["engine"]),
-                hosts=tuple(made["host"]),
+                targets=tuple(origins["target"]),
+                engines=tuple(origins["engine"]),
+                hosts=tuple(origins["host"]),
                 software=f"soa-pipeline {installed('soa-pipeline')}",
                 created=now(),
                 by=user_at_host(),
@@ -408,7 +408,7 @@ class _Parts:
                 inputs=tuple(piece.input for piece in output.pieces if not piece.start),
                 job=key,
             )
-            return json.dumps(as_data(said))
+            return json.dumps(as_data(record))
 
         some = output.pieces[0].input
         tree = some.tree or "Events", some.ntuple

@@ -67,9 +67,9 @@ def score(plan: Plan, piece: Piece) -> Scored:
         first = next(rest)
         origin = session.origin
         assert origin is not None
-        made = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
+        notes = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
         rows = Rows(
-            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made)
+            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(notes)
         )
         write(part, rows, part.parent)
     return Scored(
@@ -175,10 +175,10 @@ class Scorer:
         ran = time.perf_counter()
         columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
         columns |= {self._plan.outputs[k]: as_arrow(v, offsets) for k, v in found.items()}
-        made = pa.table(columns)
+        whole = pa.table(columns)
         spent["model"] += ran - begun
         spent["encoding"] += time.perf_counter() - ran
-        return made
+        return whole
 
     def answers(self, batch: Mapping[str, Any]) -> tuple[dict[str, Array], Array | None]:
         """By `collection/column` that the model writes: values `(n, *shape)`; and offsets or None.
@@ -270,19 +270,19 @@ class Scorer:
         """The columns of a jagged collection, as an Awkward array of records of lists."""
         import awkward as ak
 
-        found: dict[str, Any] = {}
+        lists: dict[str, Any] = {}
         for column, file_column in self._read[name].items():
             values = batch[file_column]
             if not is_jagged(values):
                 fill = self._plan.fill.get(file_column)
-                found[column] = ak.Array(column_of(file_column, values, fill=fill).values)
+                lists[column] = ak.Array(column_of(file_column, values, fill=fill).values)
             else:
-                found[column] = ak.from_arrow(values)
-        some = next(iter(found.values()))
+                lists[column] = ak.from_arrow(values)
+        some = next(iter(lists.values()))
         for member in self._signature.layouts[name].columns:
-            if member.name not in found:  # the model does not read it
-                found[member.name] = ak.values_astype(ak.zeros_like(some), member.dtype)
-        return ak.zip(found, depth_limit=1)
+            if member.name not in lists:  # the model does not read it
+                lists[member.name] = ak.values_astype(ak.zeros_like(some), member.dtype)
+        return ak.zip(lists, depth_limit=1)
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Yields windows of rows, first and end, within the compiled ranges of rows and items."""

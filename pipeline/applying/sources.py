@@ -80,8 +80,8 @@ class Source:
         """The column with the number of items per row, such as nJet for Jet_pt; None if the file
         has no column of such a name."""
         ends = [i for i, letter in enumerate(name) if letter in "_."]
-        found = (f"n{name[:end]}" for end in reversed(ends))
-        return next((each for each in found if each in self.columns), None)
+        counters = (f"n{name[:end]}" for end in reversed(ends))
+        return next((each for each in counters if each in self.columns), None)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         """The rows at which row groups, baskets or clusters begin, and the number of rows."""
@@ -128,8 +128,8 @@ def open_source(path: Path, tree: str | None = None) -> Source:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     try:
         os.close(open_plain(path, links=True))
-        found: Source = kind(path, tree) if kind is _Root else kind(path)
-        return found
+        source: Source = kind(path, tree) if kind is _Root else kind(path)
+        return source
     except SoaPipelineError:
         raise
     except Exception as error:  # a library can raise anything for a file of another format
@@ -182,14 +182,14 @@ class _Root(Source):
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         import uproot
 
-        found = {}
+        arrays = {}
         for name in names:
             branch = self._branches[name]
             if isinstance(getattr(branch, "interpretation", None), uproot.AsDtype):
-                found[name] = branch.array(entry_start=start, entry_stop=stop, library="np")
+                arrays[name] = branch.array(entry_start=start, entry_stop=stop, library="np")
             else:
-                found[name] = from_awkward(branch.array(entry_start=start, entry_stop=stop))
-        return found
+                arrays[name] = from_awkward(branch.array(entry_start=start, entry_stop=stop))
+        return arrays
 
 
 class _Arrow(Source):
@@ -258,7 +258,7 @@ class _Arrow(Source):
         """The columns of a batch by name: also fields of structs, and entries of fixed shape."""
         import pyarrow as pa
 
-        found = {}
+        columns = {}
         for name in names:
             field, inner = self._places[name]
             column = batch.column(field)
@@ -268,8 +268,8 @@ class _Arrow(Source):
                 column = field_of(column, inner)
             elif name in self._shapes:
                 column = entries_joined(column, self._shapes[name])
-            found[name] = column
-        return found
+            columns[name] = column
+        return columns
 
 
 class _Parquet(_Arrow):
@@ -420,12 +420,12 @@ class _Arrays(Source):
         return [0, max(counts.values(), default=0)]
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
-        found = {}
+        arrays = {}
         for name in names:
             array, field = self._places[name]
             values = self._arrays[array][start:stop]
-            found[name] = values[field] if field else values
-        return found
+            arrays[name] = values[field] if field else values
+        return arrays
 
 
 class _Hdf5(_Arrays):
@@ -446,13 +446,13 @@ class _Hdf5(_Arrays):
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         import h5py
 
-        found = super()._slice(names, start, stop)
+        arrays = super()._slice(names, start, stop)
         for name in names:
             array = self._arrays[self._places[name][0]]
             text = h5py.check_string_dtype(array.dtype)
             if text is not None and text.length is None:  # h5py gave Python objects: make them text
-                found[name] = array.asstr()[start:stop].astype(np.str_)
-        return found
+                arrays[name] = array.asstr()[start:stop].astype(np.str_)
+        return arrays
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -75,10 +75,10 @@ def build(
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
-        found = registry.add_target(version, annex)
-    whole = open_version(Opening(found.ref, mode="test", registry=registry)).bundle
-    page_of(registry, found, whole, progress.root / "reports", say)
-    return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
+        extended = registry.add_target(version, annex)
+    whole = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
+    page_of(registry, extended, whole, progress.root / "reports", say)
+    return Added(extended, str(wanted), whole.annexes[str(wanted)], whole)
 
 
 def build_at_first_use(
@@ -122,9 +122,9 @@ def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Wo
     """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")
-    found = (manifest.program, manifest.reference, manifest.torchscript or names[2])
-    if found != names:
-        raise EngineError(f"{bundle.path}: portable files {found} are not named {names}")
+    named = (manifest.program, manifest.reference, manifest.torchscript or names[2])
+    if named != names:
+        raise EngineError(f"{bundle.path}: portable files {named} are not named {names}")
     captured = Capture(  # its folder is the bundle: nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),

@@ -83,15 +83,15 @@ def write_header(
     head = _HEAD.format(label=opened.label, digest=opened.bundle.digest,
                         own=opened.bundle.files[name], space=namespace)  # fmt: skip
     text = read_sealed(*opened.bundle.place(name)).decode()
-    made = with_self_test(text, namespace, session, reference)
-    whole = head + made.text
+    tested = with_self_test(text, namespace, session, reference)
+    whole = head + tested.text
     if not passes_self_test(whole, namespace):
         raise EngineError(
             f"{file} was not written: its self-test fails with this host's compiler: name another "
             "one in CXX"
         )
     write_whole(file, whole)
-    return Written(opened.label, target, file, namespace, made.rows, compared)
+    return Written(opened.label, target, file, namespace, tested.rows, compared)
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def with_self_test(text: str, namespace: str, session: Session, reference: Path)
     """An artifact's header in a namespace, with a self-test of some rows of a stored reference. The
     answers are those of a session of the artifact."""
     rows = _rows_to_test(session, reference)
-    made = named_header(text, namespace, members_of(session.signature), rows)
-    return TestedHeader(made, rows.n)
+    named = named_header(text, namespace, members_of(session.signature), rows)
+    return TestedHeader(named, rows.n)
 
 
 _HEAD = """\
@@ -128,8 +128,8 @@ def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     for level in host_cpu_levels():
         other = f"cpu/{level}"
         record = manifest.targets.get(other)
-        made = record.candidates.get(_ENGINE) if record else None
-        if level == "x86-64-v2" or made is None or made.status != "valid":
+        candidate = record.candidates.get(_ENGINE) if record else None
+        if level == "x86-64-v2" or candidate is None or candidate.status != "valid":
             continue
         if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != own:
             raise EngineError(
@@ -174,5 +174,5 @@ def _chosen(signature: Signature, values: dict[tuple[str, str], list[Array]]) ->
 
 def _copied(span: Span) -> Array:
     """A copy of a column; of float16, the bits, because C++17 has no such type."""
-    found: Array = span.numpy().copy()
-    return found.view("uint16") if found.dtype == "float16" else found
+    values: Array = span.numpy().copy()
+    return values.view("uint16") if values.dtype == "float16" else values

@@ -148,12 +148,12 @@ class Compiled:
                 layout = signature.layouts[name]
                 given[name] = as_collection(mine, layout)
         rows = {signature.rows_of[name]: part.n for name, part in given.items()}
-        made = {
+        outputs = {
             name: self.session.collection(name, rows[signature.rows_of[name]])
             for name in signature.output_collections
         }
-        self.session.run(given, made)
-        return {k: v for part in made.values() for k, v in to_numpy(part).items()}
+        self.session.run(given, outputs)
+        return {k: v for part in outputs.values() for k, v in to_numpy(part).items()}
 
     def bind(self, inputs: Collections, outputs: Collections) -> Binding:
         return self.session.bind(inputs, outputs)
@@ -174,15 +174,15 @@ class Compiled:
         config = Path(path)
         rows, program = (config.with_name(f"{config.stem}.{name}") for name in (_ROWS, _PROGRAM))
         made = self._made
-        said = dict(made.config.config["model"])
+        source = dict(made.config.config["model"])
         config.parent.mkdir(parents=True, exist_ok=True)
         files = [config, rows]
         if self._net is not None:
             in_fork("the model", lambda say: _export(made, self._net, program))
-            said = {k: v for k, v in said.items() if k == "takes"} | {"program": program.name}
+            source = {k: v for k, v in source.items() if k == "takes"} | {"program": program.name}
             files.append(program)
         shutil.copyfile(made.folder / _ROWS, rows)
-        rewrite(made.config, config, said, rows.name)
+        rewrite(made.config, config, source, rows.name)
         return files
 
     def close(self) -> None:
@@ -295,9 +295,9 @@ def _config(request: Request, module: torch.nn.Module | None, key: str, data: An
     if module is None:
         model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     else:
-        said = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
+        source = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
         notes = in_eval_mode(module)
-        model = replace(model_of(module, said), notes=notes)
+        model = replace(model_of(module, source), notes=notes)
     return written(model, _Columns(data), request, _default, request.out.parent / _ROWS)
 
 

@@ -36,17 +36,17 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 @cache
 def tools() -> dict[str, str]:
     """The versions of the packages and the compiler that a build uses, with those of engines."""
-    found = {"soa-pipeline": __version__}
-    found |= dict(each.package.rsplit(" ", 1) for each in of_packages("engines").values())
+    versions = {"soa-pipeline": __version__}
+    versions |= dict(each.package.rsplit(" ", 1) for each in of_packages("engines").values())
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
     compiler = _output("g++", "--version")
     if compiler:
-        found["g++"] = compiler.splitlines()[0].split()[-1]
-    return found
+        versions["g++"] = compiler.splitlines()[0].split()[-1]
+    return versions
 
 
 @cache

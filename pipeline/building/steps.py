@@ -87,8 +87,8 @@ class Steps:
             if outcome.not_applicable:
                 work.say(f"  {name} for {target} is not applicable: {outcome.error}")
             elif not outcome.ok:
-                said = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
-                work.say(f"  {name} for {target} failed: {said}")
+                why = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
+                work.say(f"  {name} for {target} failed: {why}")
             return made
 
         made = work.record("compile", parts, Compiled, make, lambda made: made.outcome.ok)

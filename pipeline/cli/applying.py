@@ -115,10 +115,10 @@ def apply(
             watch=counts is not None,
             **given,
         )
-    said = write_page(html, lambda: _page_of(done))
+    page_lines = write_page(html, lambda: _page_of(done))
     if counts is not None and done.counts is not None:
         write_whole(counts, done.counts.to_json())
-        said.append(f"wrote {counts}: pipeline drift compares it with the reference")
+        page_lines.append(f"wrote {counts}: pipeline drift compares it with the reference")
     spent = ", ".join(f"{k} {v:.1f} s" for k, v in done.spent.times.items())
     lines = [
         f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} scored before; "
@@ -127,7 +127,7 @@ def apply(
             f"wrote {path}" if path in done.written else f"{path} is already complete"
             for path in done.outputs
         ),
-        *said,
+        *page_lines,
     ]
     data = asdict(done)
     del data["histograms"], data["counts"], data["moved"], data["spent"]["counts"]
@@ -280,7 +280,7 @@ def drift(
             f"no value of {counts.label} was counted: give files with rows, or counts of calls"
         )
     most = LIMIT if limit is None else limit
-    said = write_page(html, lambda: _drift_page(profile, counts, moved, most))
+    page_lines = write_page(html, lambda: _drift_page(profile, counts, moved, most))
     beyond = [each.column for each in moved if each.beyond(most)]
     answer = {
         "version": counts.label,
@@ -290,7 +290,7 @@ def drift(
         "beyond": beyond,
         "columns": [asdict(each) for each in moved],
     }
-    return Answer(answer, _drift_shown(counts, moved, beyond, most, said), not beyond)
+    return Answer(answer, _drift_shown(counts, moved, beyond, most, page_lines), not beyond)
 
 
 def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile, Counts]:

@@ -144,14 +144,15 @@ def source(ref: str, language: str, out: Path | None, work: Path, registry: Regi
     from pipeline.building import write_header
 
     with steps() as show:
-        made = write_header(registry, ref, language, out, work, sayer(), show)
-    same = f", the bits of {', '.join(made.compared)}" if made.compared else ""
+        header = write_header(registry, ref, language, out, work, sayer(), show)
+    same = f", the bits of {', '.join(header.compared)}" if header.compared else ""
     return Answer(
         {
-            "version": made.ref, "target": made.target, "header": str(made.file),
-            "namespace": made.namespace, "self_test_rows": made.rows, "same_bits": made.compared,
+            "version": header.ref, "target": header.target, "header": str(header.file),
+            "namespace": header.namespace, "self_test_rows": header.rows,
+            "same_bits": header.compared,
         },
-        [f"wrote {made.file}: namespace {made.namespace}{same}; its self-test passes here"],
+        [f"wrote {header.file}: namespace {header.namespace}{same}; its self-test passes here"],
     )  # fmt: skip
 
 

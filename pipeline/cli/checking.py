@@ -212,7 +212,7 @@ def _timed(
 
     bundle = opened.bundle
     inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
-    found: dict[str, BenchmarkReport] = {}
+    reports: dict[str, BenchmarkReport] = {}
     for name in _targets_here(bundle, target):
         candidates = bundle.manifest.targets[name].candidates
         valid = [engine for engine, c in candidates.items() if c.status == "valid"]
@@ -220,16 +220,16 @@ def _timed(
         sessions = {engine: measured_session(opened, name, engine) for engine in valid}
         takes = seconds * len(ladder(opened.signature))
         with steps() as show, show(f"timing {name}", takes):
-            found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
-    said = write_page(html, lambda: bench_page(ref, found))
+            reports[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
+    page_lines = write_page(html, lambda: bench_page(ref, reports))
     return Answer(
-        {name: report.to_dict() for name, report in found.items()},
+        {name: report.to_dict() for name, report in reports.items()},
         [
             *(
                 describe_benchmark(f"{name}: one call, {SPREAD}", each)
-                for name, each in found.items()
+                for name, each in reports.items()
             ),
-            *said,
+            *page_lines,
         ],
     )
 
@@ -241,10 +241,10 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
 
     have = list(bundle.manifest.targets)
     if wanted is None:
-        found = _runnable(bundle)
-        if not found:
+        here = _runnable(bundle)
+        if not here:
             raise TargetError(_none_here(bundle))
-        return found
+        return here
     parsed = Target.parse(wanted)
     target = str(parsed)
     if target not in have:

@@ -80,30 +80,30 @@ def refs(context: click.Context, _: click.Parameter, begun: str) -> list[Complet
     a path: folders."""
     if begun.startswith((".", "~", "/")):
         return [CompletionItem(begun, type="dir")]
-    found = _asked(context, begun)
-    if not found and "/" in begun:
+    matches = _asked(context, begun)
+    if not matches and "/" in begun:
         return [CompletionItem(begun, type="dir")]
-    return [CompletionItem(each) for each in found]
+    return [CompletionItem(each) for each in matches]
 
 
 def names(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
     """The names of models that begin so."""
-    found = (each for each in _asked(context, begun) if not re.search("[@/]", each))
-    return [CompletionItem(each) for each in found]
+    models = (each for each in _asked(context, begun) if not re.search("[@/]", each))
+    return [CompletionItem(each) for each in models]
 
 
 def _asked(context: click.Context, begun: str) -> list[str]:
     """The names in the registry that complete `begun`, as far as it answers in time."""
-    found: list[str] = []
+    answered: list[str] = []
 
     def ask() -> None:
         with suppress(SoaPipelineError, OSError):
-            found.extend(_begin(context.params.get("registry_uri"), begun))
+            answered.extend(_begin(context.params.get("registry_uri"), begun))
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_WAIT_S)
-    return list(found)
+    return list(answered)
 
 
 def _begin(uri: str | None, begun: str) -> Iterator[str]:

@@ -49,10 +49,10 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
         "folder": str(bundle.path),
         "without_torch": without,
     }
-    said = [f"{name} is in {folder}"]
+    lines = [f"{name} is in {folder}"]
     if runtime:
-        said += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
-    return Answer(data, said)
+        lines += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
+    return Answer(data, lines)
 
 
 @command()
@@ -97,8 +97,8 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
         "origin": dict(version.origin),
     }
     more = f", and has {', '.join(done.added)} now" if done.added else ""
-    said = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
-    return Answer(data, [said])
+    line = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
+    return Answer(data, [line])
 
 
 @command()
@@ -132,10 +132,10 @@ def _in_registry(ref: str, what: str) -> Ref:
     from registry.errors import RegistryError
     from registry.ref import Ref, parse_ref
 
-    found = parse_ref(ref)
-    if not isinstance(found, Ref):
+    parsed = parse_ref(ref)
+    if not isinstance(parsed, Ref):
         raise RegistryError(f"{ref}: the path of a folder, a {what} of the registry is needed")
-    return found
+    return parsed
 
 
 @command()
@@ -156,15 +156,15 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
 
     from registry.housekeeping import collect
 
-    found = collect(registry, older_than=timedelta(days=days), dry_run=dry_run)
-    total = sum(each.bytes for each in found)
+    garbage = collect(registry, older_than=timedelta(days=days), dry_run=dry_run)
+    total = sum(each.bytes for each in garbage)
     verb = "would be removed" if dry_run else "removed"
     where = "" if registry.exists else f"; there is no registry at {registry.shown}"
     return Answer(
-        {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]},
+        {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in garbage]},
         [
-            *(f"{_size(each.bytes):>10}  {each.what}: {each.where}" for each in found),
-            (f"{_size(total)} {verb}" if found else "nothing to remove") + where,
+            *(f"{_size(each.bytes):>10}  {each.what}: {each.where}" for each in garbage),
+            (f"{_size(total)} {verb}" if garbage else "nothing to remove") + where,
         ],
     )
 
@@ -228,10 +228,10 @@ def cached_name(folder: Path) -> str:
     not verified."""
     for file in ("manifest.json", "annex.json"):
         try:
-            said = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
+            manifest = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
         except (OSError, ValueError):
             continue
-        return " ".join(str(said[key]) for key in ("name", "target") if key in said)
+        return " ".join(str(manifest[key]) for key in ("name", "target") if key in manifest)
     return "?"
 
 
@@ -246,8 +246,8 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """
     from registry.housekeeping import export_to
 
-    made = export_to(registry, _in_registry(ref, "model"), path)
-    refs, events = [f"{made.name}/{number}" for number in made.versions], len(made.history)
+    export = export_to(registry, _in_registry(ref, "model"), path)
+    refs, events = [f"{export.name}/{number}" for number in export.versions], len(export.history)
     data = {"path": str(path), "versions": refs, "events": events}
     return Answer(data, [f"{', '.join(refs)} and {events} events are in {path}"])
 
@@ -270,27 +270,31 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
-        made = import_with_aliases(registry, path, name, say)
-        found, promoted, errors = made.imported, made.promoted, made.refused
+        done = import_with_aliases(registry, path, name, say)
+        imported, promoted, errors = (
+            done.imported,
+            done.promoted,
+            done.refused,
+        )
     else:
         from registry.housekeeping import import_from
 
-        found = import_from(registry, path, name)
-    for each in found.versions.values():
+        imported = import_from(registry, path, name)
+    for each in imported.versions.values():
         _page_of(registry, each.version)
-    export = found.export
-    versions = {f"{export.name}/{n}": each.version.ref for n, each in found.versions.items()}
+    export = imported.export
+    versions = {f"{export.name}/{n}": each.version.ref for n, each in imported.versions.items()}
     data = {
         "from": export.registry,
         "versions": versions,
-        "events": found.events,
+        "events": imported.events,
         "promoted": promoted,
         "refused": {alias: str(error) for alias, error in errors.items()},
         "codes": {alias: error.code for alias, error in errors.items()},
     }
     shown = [
         *(f"{was} of {export.registry} is {ref}" for was, ref in versions.items()),
-        f"{found.events} events are recorded",
+        f"{imported.events} events are recorded",
         *(f"{ref} is now @{alias}" for alias, ref in promoted.items()),
     ]
     for error in errors.values():

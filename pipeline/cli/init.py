@@ -59,9 +59,9 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
     with redirect_stdout(sys.stderr):  # the user's factory may print
-        made = write(Request(kwargs=values, **given), _asker(yes))
-    files = made.files
-    lines = [*made.said, *(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
+        written = write(Request(kwargs=values, **given), _asker(yes))
+    files = written.files
+    lines = [*written.said, *(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)
 
 

@@ -87,7 +87,7 @@ def show(
 
     opened = opened_at(ref, registry)
     bundle, version = opened.bundle, opened.version
-    said = write_page(html, lambda: _page_of(opened, registry))
+    page_lines = write_page(html, lambda: _page_of(opened, registry))
     counts, notes = proof_of(bundle)
     data = {
         "version": _version(version) if version else None,
@@ -98,7 +98,7 @@ def show(
         },
         "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
     }
-    return Answer(data, said or describe_bundle(bundle, version))
+    return Answer(data, page_lines or describe_bundle(bundle, version))
 
 
 def _document(ref: str, kind: str, registry: Registry) -> Answer:
@@ -138,8 +138,8 @@ def _difference(a: str, b: str, html: Path | None, registry: Registry) -> Answer
     from pipeline.report import diff as compare
 
     found = compare(registry, a, b)
-    said = write_page(html, lambda: difference_page(found))
-    return Answer(found, [*describe_difference(found), *said])
+    page_lines = write_page(html, lambda: difference_page(found))
+    return Answer(found, [*describe_difference(found), *page_lines])
 
 
 @command()

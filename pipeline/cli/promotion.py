@@ -83,9 +83,11 @@ def promote(
         return Answer(data | decided, [*table, *lines], passed=data.get("would_promote", True))
 
     if dry_run:
-        found = ask_gates(registry, ref, alias, dry_run=True, **asked)
-        verdict = f"it would {'pass' if found.passed else 'be refused'}; nothing was changed"
-        return answer({"would_promote": found.passed}, found.decisions, ", dry run", verdict)
+        assessment = ask_gates(registry, ref, alias, dry_run=True, **asked)
+        verdict = f"it would {'pass' if assessment.passed else 'be refused'}; nothing was changed"
+        return answer(
+            {"would_promote": assessment.passed}, assessment.decisions, ", dry run", verdict
+        )
     try:
         done = ask_gates(registry, ref, alias, **asked)
     except PromotionRefused as refused:
@@ -117,8 +119,8 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
 
     version = registry.find(ref)
     event = registry.approve(version, user() if name is None else name, reason)
-    said = f"{version.ref} is approved by {event.approver} (recorded by {event.by})"
-    return Answer(event.to_json(), [said])
+    line = f"{version.ref} is approved by {event.approver} (recorded by {event.by})"
+    return Answer(event.to_json(), [line])
 
 
 @command()
@@ -161,8 +163,8 @@ def history(name: str, moment: str | None, registry: Registry) -> Answer:
 
 def _moment(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is not a time; write 2026-11-01T12:00 (UTC) or 2026-11-01T12:00+01:00",

@@ -68,8 +68,8 @@ def _tls_options(function: F) -> F:
         ("private-key", "the client's key, if the server asks for one."),
         ("root-certificates", "the authority of the server's certificate."),
     ):
-        said = f"With --to: use TLS. A PEM file with {what}"
-        made = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=said)
+        text = f"With --to: use TLS. A PEM file with {what}"
+        made = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text)
         function = made(function)
     return function
 
@@ -198,10 +198,10 @@ def deploy(
     service = {name: options.pop(name) for name in _SERVICE}
     files = _cluster_files(replace=replace, **options)
     done = write(registry, ref, out, backend=backend, replace=replace, **service)
-    said = files.write(done) if files else []
-    made = f"{_ref(done)} ({done.service.target}) is in {done.folder}"
-    data = _described(done) | ({"cluster": said} if files else {})
-    return Answer(data, [made, _batching(done), *said])
+    lines = files.write(done) if files else []
+    line = f"{_ref(done)} ({done.service.target}) is in {done.folder}"
+    data = _described(done) | ({"cluster": lines} if files else {})
+    return Answer(data, [line, _batching(done), *lines])
 
 
 def _described(done: Deployed) -> dict[str, Any]:

@@ -76,19 +76,19 @@ def _padding(config: Config) -> tuple[int | Padding, ...]:
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
     """The tolerance of each output: from the config, else the default for dtype and precision."""
-    found: dict[str, Tolerance] = {}
+    tolerances: dict[str, Tolerance] = {}
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
         given = output.tolerance
         own = default_tolerance(bound.plan.dtypes[0])
         reduced = precision_tolerance(config.precision)
         # Integers and booleans must agree exactly, whatever the precision of the computation.
         base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
-        found[output.name] = Tolerance(
+        tolerances[output.name] = Tolerance(
             base.atol if given is None else given.atol,
             base.rtol if given is None else given.rtol,
             config.gates.max_outside,
         )
-    return found
+    return tolerances
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:

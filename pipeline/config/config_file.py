@@ -68,9 +68,9 @@ class BuiltFrom:
 
     def _part(self, key: str, kind: type[T], default: object) -> T:
         """A part of the stored config. Raises BundleError if it does not fit `kind`."""
-        found = self.manifest.provenance.config.get(key) or default
+        stored = self.manifest.provenance.config.get(key) or default
         try:
-            part: T = _adapter(kind).validate_python(found)  # type: ignore[arg-type]  # it has a hash
+            part: T = _adapter(kind).validate_python(stored)  # type: ignore[arg-type]  # it has a hash
             return part
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

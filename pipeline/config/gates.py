@@ -80,9 +80,9 @@ class MetricsConfig(Part):
 
     def label_of(self, function: str) -> str:
         """The column with the labels for a function."""
-        found = self.functions[function].label or self.label
-        assert found is not None
-        return found
+        label = self.functions[function].label or self.label
+        assert label is not None
+        return label
 
 
 class ShadowConfig(Part):

@@ -25,10 +25,10 @@ def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
         return _range(written)
     if have is None or not {"*", "?"} & set(written):
         return [written]
-    found = [name for name in have if fnmatchcase(name, written)]
-    if not found:
+    matching = [name for name in have if fnmatchcase(name, written)]
+    if not matching:
         raise ValueError(f"no column fits it: {not_among(written, have)}")
-    return found
+    return matching
 
 
 def _range(written: str) -> list[str]:
@@ -103,19 +103,19 @@ def _expand(
     if not isinstance(written, list):
         return []
     problems: list[Problem] = []
-    made: list[tuple[int, Any]] = []
+    entries: list[tuple[int, Any]] = []
     for i, entry in enumerate(written):
         try:
-            made += [(i, each) for each in _entries(entry, have)]
+            entries += [(i, each) for each in _entries(entry, have)]
         except ValueError as error:
             problems.append(((*at, i), str(error)))
-    part["columns"] = [each for _, each in made]
-    if len(made) == len(written):
+    part["columns"] = [each for _, each in entries]
+    if len(entries) == len(written):
         return problems
     under: dict[Any, dict[Key, int]] = {}
     for key in [key for key in lines if key[: len(at)] == at and key != at]:
         under.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
-    for place, (i, _) in enumerate(made):
+    for place, (i, _) in enumerate(entries):
         lines.update({(*at, place, *rest): line for rest, line in under[i].items()})
     return problems
 

@@ -368,7 +368,7 @@ class Config(Part):
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
         reference = self.reference.model_copy(update={"many_rows": 0})
         model = self.model.model_copy(update={"torchscript_route": "none"})
-        made = self.model_copy(
+        copy = self.model_copy(
             update={
                 "engines": QUICK_ENGINES,
                 "compile": compiled,
@@ -376,8 +376,8 @@ class Config(Part):
                 "model": model,
             }
         )
-        made._quick = True
-        return made
+        copy._quick = True
+        return copy
 
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""

@@ -142,7 +142,7 @@ class _Reader:
             self._open.remove(id(node))
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag != _CORE + "str":
@@ -150,13 +150,13 @@ class _Reader:
                 continue
             name = key_node.value
             path = (*key, name)
-            if name in found:
+            if name in mapping:
                 self._refuse(
                     line, f"{dotted(path)}: given twice, first on line {self.lines[path]}; keep one"
                 )
                 continue
-            found[name] = self.read(value, path, line)
-        return found
+            mapping[name] = self.read(value, path, line)
+        return mapping
 
     def _scalar(self, node: yaml.Node, line: int) -> Any:
         tag, text = node.tag.removeprefix(_CORE), node.value

@@ -131,15 +131,15 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     signature, wire, bundle = service.signature, service.wire, opened.bundle
     engine = engine_for(service.backend, bundle, service.target)
     artifact = copy_artifact(opened, service.target, engine, scratch / "artifact")
-    made = make_native(artifact, service.backend, signature, wire, scratch)
-    session = Session(signature, ProgramExecutable(signature, wire, made.program))
+    native = make_native(artifact, service.backend, signature, wire, scratch)
+    session = Session(signature, ProgramExecutable(signature, wire, native.program))
     report = _compared(session, service.backend, bundle, signature)
     if not report.valid:
         raise ServingError(
             f"the model for Triton's {service.backend} backend is not written, since its answers "
             f"are not the reference's: {report.reason}"
         )
-    return made.file
+    return native.file
 
 
 def check_answers(

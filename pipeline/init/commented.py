@@ -75,7 +75,7 @@ def _in_short(config: Any, key: str = "") -> Any:
         return config
     if isinstance(config[0], str):
         return in_short(config)
-    found = []
+    shortened = []
     for rest, alike in groupby((each.value for each in config), lambda v: {**v, "name": ""}):
-        found += [OneLine({**rest, "name": n}) for n in in_short([v["name"] for v in alike])]
-    return found
+        shortened += [OneLine({**rest, "name": n}) for n in in_short([v["name"] for v in alike])]
+    return shortened

@@ -134,10 +134,10 @@ class Feed:
         extents = max((c.extents for c in self.columns), key=len, default=())
         if self.trained or not extents:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
-            found = [Option((count, *extents), names)]
+            options = [Option((count, *extents), names)]
             if count == 1 and not extents and not self.trained:
-                found.append(Option((), ("n",)))
-            return found if extents else [*found, replace(found[0], order=Order((1, 0)))]
+                options.append(Option((), ("n",)))
+            return options if extents else [*options, replace(options[0], order=Order((1, 0)))]
         if count == 1:
             return _stored(extents)
         flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
@@ -192,14 +192,14 @@ def _columns(count: int, length: int, flat: Option) -> list[Option]:
 def _items(count: int, length: int) -> list[Option]:
     """Jagged columns, padded to `length` items, in every order."""
     features = "features" if count > 1 else "1"
-    made = [
+    options = [
         Option((count, length), ("n", features, "items")),
         Option((length, count), ("n", "items", features)),
     ]
     return [
-        *made,
-        *(replace(each, order=Order((), True)) for each in made),
-        *(replace(each, order=Order((1, 0, 2))) for each in made[::-1]),
+        *options,
+        *(replace(each, order=Order((), True)) for each in options),
+        *(replace(each, order=Order((1, 0, 2))) for each in options[::-1]),
     ]
 
 
@@ -257,12 +257,12 @@ def choose(
     }
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
-    said = {name: weaver[own] for name, own in trained.items()}
-    words = _words(used, data, {name: each.words for name, each in given.items()}, said, ask)
+    by_port = {name: weaver[own] for name, own in trained.items()}
+    words = _words(used, data, {name: each.words for name, each in given.items()}, by_port, ask)
     missing = getattr(model.module, "missing", False)  # NaN is a valid value
     feeds = []
     for port in used:
-        feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)
+        feed = _read(port, words[port.name], data, by_port.get(port.name), missing, model.dtype)
         if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
         feeds.append(replace(feed, asked=given.get(port.name, _NOTHING)))

@@ -75,10 +75,10 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
             f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )
     given: dict[str, Any] = {kind: spec if file else Path(spec)}
-    said: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
+    source: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
     if file.endswith(".py"):
         given = {kind: f"{Path(file).resolve()}:{name}"}
-        said = {kind: f"{os.path.relpath(file, folder)}:{name}"}
+        source = {kind: f"{os.path.relpath(file, folder)}:{name}"}
     given |= {"kwargs": kwargs} if kwargs else {}
     notes: list[str] = []
     module = build_model(ModelSource(**given), notes.append)
@@ -88,9 +88,9 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
-        said |= {"weights": os.path.relpath(weights, folder)}
-        said |= {"weights_prefix": prefix} if prefix else {}
-    return replace(model_of(module, said), notes=tuple(notes))
+        source |= {"weights": os.path.relpath(weights, folder)}
+        source |= {"weights_prefix": prefix} if prefix else {}
+    return replace(model_of(module, source), notes=tuple(notes))
 
 
 def _check_rows(program: Any, spec: str) -> None:
@@ -134,8 +134,8 @@ def _keys(module: torch.nn.Module, argument: str) -> list[str]:
 def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
     """The prefix of the names in `state` that the model's own names lack; "" if there is none."""
     keys, one = set(state), next(iter(own), "")
-    found = {key.removesuffix(one) for key in keys if key.endswith(one)}
-    return min((p for p in found if {key.removeprefix(p) for key in keys} == {*own}), default="")
+    prefixes = {key.removesuffix(one) for key in keys if key.endswith(one)}
+    return min((p for p in prefixes if {key.removeprefix(p) for key in keys} == {*own}), default="")
 
 
 def _width(shape: Sequence[Any]) -> int:

@@ -64,13 +64,13 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
         if any(len({c.cut for c in feed.columns}) > 1 for feed in kind):
             continue  # vectors and jagged columns in one input do not fit together
         size = _length(model, kind, length, ask)
-        found = _found(model, kind, size)
-        if isinstance(found, Outcome):
-            best = _decided(model, kind, found, size)
+        tried_all = _found(model, kind, size)
+        if isinstance(tried_all, Outcome):
+            best = _decided(model, kind, tried_all, size)
             options = zip(kind, best.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
             return Fitted(chosen, best.outcome, size, [_said(feed, best.why) for feed in chosen])
-        failed += [(kind, each) for each in found]
+        failed += [(kind, each) for each in tried_all]
     raise InitError(_nothing_runs(failed))
 
 
@@ -80,16 +80,16 @@ def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Out
     # One item more first: if there are `size` columns too, only this shows which axis is which.
     for probe in (size + 1, size) if any(feed.jagged for feed in feeds) else (size,):
         choices = _choices(model, feeds, probe)
-        found = search(model, choices)
-        if found.best is not None:
-            places = [each.index(o) for each, o in zip(choices, found.best.options, strict=True)]
+        searched = search(model, choices)
+        if searched.best is not None:
+            places = [each.index(o) for each, o in zip(choices, searched.best.options, strict=True)]
             at_size = zip(_choices(model, feeds, size), places, strict=True)
             outcome = tried(model, [each[i] for each, i in at_size])
             if not outcome.error:
                 return outcome
             failures = [outcome]
         else:
-            failures = found.failed
+            failures = searched.failed
     return failures
 
 
@@ -199,10 +199,10 @@ def _said(feed: Feed, why: str) -> str:
 
 def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
     """The shapes that were tried, with the line of forward that failed, and what to do."""
-    said: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for feeds, outcome in failed:
-        said.setdefault(_shown(feeds, outcome.options), outcome.error)
-    listed = [f"{shapes} ({error})" for shapes, error in [*said.items()][:_SHOWN]]
+        errors.setdefault(_shown(feeds, outcome.options), outcome.error)
+    listed = [f"{shapes} ({error})" for shapes, error in [*errors.items()][:_SHOWN]]
     feed = next((f for f in failed[0][0] if not f.mask), failed[0][0][0])
     name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
     axes = "n, items, features" if len(feed.option.axes) > 2 or feed.jagged else "n, features"
@@ -235,15 +235,15 @@ def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -
         return size
     if not any(feed.mask or feed.asked.axes for feed in feeds):
         flat = [feed.flat() for feed in feeds]
-        found = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
-        if found.best is not None:
+        searched = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
+        if searched.best is not None:
             raise InitError(
-                f"forward takes {_shown(flat, found.best.options)}, and the columns are "
+                f"forward takes {_shown(flat, searched.best.options)}, and the columns are "
                 "jagged: --flatten makes a row of each item; or --length N, if the model takes "
                 "whole rows"
             )
     largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
-    said = ask("--length", "how many items of a row the model sees at most", str(largest))
-    if not said.isdecimal() or not int(said):
-        raise InitError(f"--length: found {said!r}; expected a whole number")
-    return int(said)
+    answer = ask("--length", "how many items of a row the model sees at most", str(largest))
+    if not answer.isdecimal() or not int(answer):
+        raise InitError(f"--length: found {answer!r}; expected a whole number")
+    return int(answer)

@@ -96,8 +96,8 @@ def rows_of_trial(options: Sequence[Option]) -> int:
 
 def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]:
     """Random blocks of n rows in [0, 1); integers are 0."""
-    made = torch.Generator().manual_seed(seed)
-    given = [torch.rand((n, *option.shape), generator=made) for option in options]
+    generator = torch.Generator().manual_seed(seed)
+    given = [torch.rand((n, *option.shape), generator=generator) for option in options]
     return [
         (x > 0.3 if option.dtype == "bool" else x).to(torch_dtype(option.dtype))
         for x, option in zip(given, options, strict=True)
@@ -110,17 +110,17 @@ def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]
     arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, names)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = arrangement.call(model.module, blocks)
-    if isinstance(found, Mapping):
-        return dict(found)
-    if not isinstance(found, tuple | list):
-        return {"output": found}
-    named: Sequence[str] = [f"output{i}" for i in range(len(found))]
+        returned = arrangement.call(model.module, blocks)
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if not isinstance(returned, tuple | list):
+        return {"output": returned}
+    named: Sequence[str] = [f"output{i}" for i in range(len(returned))]
     if session := getattr(model.module, "session", None):  # ONNX Runtime's
         named = [each.name for each in session.get_outputs()]
     elif len(named) == 1:
         named = ["output"]
-    return dict(zip(getattr(found, "_fields", named), found, strict=True))
+    return dict(zip(getattr(returned, "_fields", named), returned, strict=True))
 
 
 def why_not(model: Model, options: Sequence[Option], n: int) -> str:
@@ -136,8 +136,8 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
     """Run the model on such inputs, and again with one row changed."""
     n, given = rows_of_trial(options), tuple(options)
     try:
-        found = call(model, options, draw(options, n))
-        outputs = tuple(_rows_first(name, value, n) for name, value in found.items())
+        returned = call(model, options, draw(options, n))
+        outputs = tuple(_rows_first(name, value, n) for name, value in returned.items())
         repeated = call(model, options, draw(options, n))
         if not all(_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
             return Outcome(given, "it gives two answers to the same rows: model.eval(), no state")

@@ -53,17 +53,17 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
             entries = {name: each["vars"] for name, each in data["inputs"].items()}
             lengths = {name: each.get("length", 0) for name, each in data["inputs"].items()}
             labels = data["labels"]["value"]
-        found = {name: _input(name, entries[name], lengths[name], data, have) for name in entries}
+        inputs = {name: _input(name, entries[name], lengths[name], data, have) for name in entries}
     except (KeyError, TypeError, AttributeError) as error:
-        said = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
-        raise InitError(said) from error
+        why = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
+        raise InitError(why) from error
     except (ValueError, SyntaxError) as error:
         raise InitError(f"{path}: {error}") from error
-    for exists in [each.features[0][0] for each in found.values() if each.mask][:1]:
-        for name, each in found.items():
+    for exists in [each.features[0][0] for each in inputs.values() if each.mask][:1]:
+        for name, each in inputs.items():
             columns = tuple(dict.fromkeys((*each.columns, exists)))
-            found[name] = replace(each, columns=columns, exists=exists)
-    return found, [str(label).removeprefix("label_") for label in labels]
+            inputs[name] = replace(each, columns=columns, exists=exists)
+    return inputs, [str(label).removeprefix("label_") for label in labels]
 
 
 def _input(

@@ -127,8 +127,8 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
     about_rows = f"rows: at most {rows['max']}: {notes['rows', 'n', 'max']}"
     if rows.get("unbounded"):
         about_rows = "rows: any number, since each row's answer comes from this row alone"
-    said = [*found.fitted.said, *model.notes, about_rows]
-    return Written(files, said, config, columns)
+    lines = [*found.fitted.said, *model.notes, about_rows]
+    return Written(files, lines, config, columns)
 
 
 def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
@@ -181,11 +181,11 @@ def found_in(model: Model, data: Source | None, request: Request, ask: Ask) -> F
     feeds = choose(model, data, given, weaver, request.flatten, request.length, ask)
     if not model.ports:
         model = replace(model, ports=tuple(feed.port for feed in feeds))
-    made = fitted(model, feeds, request.length, ask)
+    chosen = fitted(model, feeds, request.length, ask)
     names = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
-    outputs = _outputs(made.outcome, names, labels, ask)
-    parts = _parts(made.feeds, request.flatten)
-    return Found(model, made, outputs, _rows(model, made, request.rows), parts)
+    outputs = _outputs(chosen.outcome, names, labels, ask)
+    parts = _parts(chosen.feeds, request.flatten)
+    return Found(model, chosen, outputs, _rows(model, chosen, request.rows), parts)
 
 
 def _collections(found: Found) -> dict[str, Any]:
@@ -339,17 +339,17 @@ def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
     groups: dict[bytes | None, _Part] = {}
     for column in [column for feed in feeds for column in feed.columns]:
         groups.setdefault(column.cut, {})[column.name] = column
-    found: dict[str, _Part] = {}
+    parts: dict[str, _Part] = {}
     for cut, group in groups.items():
         heads = {re.split(r"[._/]", each)[0] for each in group}
         name = "events" if cut is None and not flatten else "items"
         name = identifier(heads.pop() if name == "items" and len(heads) == 1 else name)
-        while name in found or name == "outputs":
+        while name in parts or name == "outputs":
             name += "_"
         last = [each.rpartition(".")[2] for each in group]
         names = map(identifier, last if len({*last}) == len(last) else group)
-        found[name] = dict(zip(names, group.values(), strict=True))
-    return found
+        parts[name] = dict(zip(names, group.values(), strict=True))
+    return parts
 
 
 def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
@@ -467,10 +467,10 @@ def _rows(model: Model, made: Fitted, given: int | None) -> _Range:
 
 def _arrays(parts: Mapping[str, _Part]) -> dict[str, Array]:
     """The first rows of the file, by the names that arrays have in a reference file."""
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, part in parts.items():
         if (offsets := next(iter(part.values())).offsets) is not None:
             cut = offsets.astype(np.int64)
-            found |= {f"{name}_offsets/begin": cut[:-1], f"{name}_offsets/end": cut[1:]}
-        found |= {f"{name}/{own}": column.values for own, column in part.items()}
-    return found
+            arrays |= {f"{name}_offsets/begin": cut[:-1], f"{name}_offsets/end": cut[1:]}
+        arrays |= {f"{name}/{own}": column.values for own, column in part.items()}
+    return arrays

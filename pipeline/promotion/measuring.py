@@ -247,10 +247,10 @@ def _check_signature(
     groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
     names = " and ".join(" or ".join(key.fingerprint[:16] for key in keys) for keys in groups)
     try:
-        found = [registry.require_signature(version, opened.bundle, keys) for keys in groups]
+        signers = [registry.require_signature(version, opened.bundle, keys) for keys in groups]
     except TrustError as error:
         return SignatureCheck(names, error=f"{error} (pipeline sign)")
-    return SignatureCheck(names, found[0].fingerprint[:16])
+    return SignatureCheck(names, signers[0].fingerprint[:16])
 
 
 def _in_place(

@@ -80,9 +80,9 @@ def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[
 def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
-        found = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
+        p99 = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
     what = f"p99 of a call on {target} at {label(limit.rows)} in us"
-    return Measured("latency", what, found, max=limit.max)
+    return Measured("latency", what, p99, max=limit.max)
 
 
 def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:

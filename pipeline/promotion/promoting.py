@@ -111,7 +111,7 @@ def promote(
         opened = open_to_measure(registry, version)
     except BundleError as error:
         origins = tuple(asked.origin for asked in registry.policies(version.name))
-        found = Assessment(version, (altered(str(error)),), replaced, origins)
+        assessment = Assessment(version, (altered(str(error)),), replaced, origins)
     else:
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
             asked = [*registry.policies(version.name, Path(folder)), *local]
@@ -129,37 +129,37 @@ def promote(
             )
         decisions = tuple(overridden(decide(judged), override, reason))
         annexes = tuple(opened.bundle.annexes)
-        found = Assessment(version, decisions, replaced, needed.origins, annexes)
+        assessment = Assessment(version, decisions, replaced, needed.origins, annexes)
     if dry_run:
-        return found
+        return assessment
     promoted = registry.promote(
         version,
         alias,
-        found.decisions,
+        assessment.decisions,
         replacing=replaced.number if replaced else 0,
-        policies=found.policies,
-        annexes=found.annexes,
+        policies=assessment.policies,
+        annexes=assessment.annexes,
         reason=reason,
     )
     same = replaced is not None and replaced.number == promoted.number
-    return replace(found, version=promoted, replaced=None if same else replaced)
+    return replace(assessment, version=promoted, replaced=None if same else replaced)
 
 
 def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
     """Read the record of a shadow. RegistryError if it is not of this version beside the one in
     place."""
     try:
-        found = ShadowRecord.from_json(read_plain(file, links=True), str(file))
+        record = ShadowRecord.from_json(read_plain(file, links=True), str(file))
     except OSError as error:
         raise RegistryError(f"{file}: cannot be read: {error.strerror}") from error
     wanted = (version.digest, replaced.digest if replaced else "")
-    if (found.digest, found.production_digest) != wanted:
+    if (record.digest, record.production_digest) != wanted:
         beside = replaced.ref if replaced else "none"
         raise RegistryError(
-            f"{file}: {found.version} ran beside {found.production}; this promotion needs the "
+            f"{file}: {record.version} ran beside {record.production}; this promotion needs the "
             f"record of {version.ref} beside the version in place, {beside}"
         )
-    return found
+    return record
 
 
 def requirements(

@@ -60,7 +60,7 @@ def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> dict[str, Any]:
     one, two = a[1], b[1]
     subjects_a, subjects_b = _subjects(one), _subjects(two)
     records = {what: list(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
-    found: dict[str, Any] = _finite(
+    difference: dict[str, Any] = _finite(
         {
             "a": sides[0],
             "b": sides[1],
@@ -70,7 +70,7 @@ def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> dict[str, Any]:
             "same": one.digest == two.digest and annexes[0] == annexes[1],
         }
     )
-    return found
+    return difference
 
 
 def _weights(one: Bundle, two: Bundle) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def tensor_change(
     def bits(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous().reshape(-1).view(torch.uint8)
 
-    found = {"name": name, "a": kind(a), "b": kind(b), "elements": None}
+    change = {"name": name, "a": kind(a), "b": kind(b), "elements": None}
     if a is None or b is None or a.shape != b.shape:
-        return found | dict.fromkeys(_NUMBERS)
+        return change | dict.fromkeys(_NUMBERS)
     if a.dtype == b.dtype and torch.equal(bits(a), bits(b)):
         return None
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
@@ -116,7 +116,7 @@ def tensor_change(
     largest = float(difference.max()) if difference.numel() else 0.0
     norms = (float(torch.linalg.vector_norm(each)) for each in (x, y, difference))
     numbers = dict(zip(_NUMBERS, (largest, *norms), strict=True))
-    return found | {"elements": int((x != y).sum())} | numbers
+    return change | {"elements": int((x != y).sum())} | numbers
 
 
 def _subjects(bundle: Bundle) -> dict[str, Any]:
@@ -202,11 +202,11 @@ def _measured(one: Manifest, two: Manifest) -> dict[str, Any]:
             ratio = t / s if s and t else None
             speed.append({**whose, "rows": rows, "a_us": s, "b_us": t, "ratio": ratio})
         for output in dict.fromkeys((*x.worst, *y.worst)):
-            found: dict[str, Any] = {**whose, "output": output}
+            measured: dict[str, Any] = {**whose, "output": output}
             for side, worst in (("a", x.worst.get(output)), ("b", y.worst.get(output))):
-                found[f"{side}_max_abs"] = worst.max_abs if worst else None
-                found[f"{side}_outside"] = worst.outside if worst else None
-            deviations.append(found)
+                measured[f"{side}_max_abs"] = worst.max_abs if worst else None
+                measured[f"{side}_outside"] = worst.outside if worst else None
+            deviations.append(measured)
     return {"speed": speed, "deviations": deviations}
 
 

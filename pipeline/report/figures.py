@@ -106,15 +106,15 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
     names = dict.fromkeys(name for times in report.timings.values() for name in times)
     lines = []
     for name in names:
-        found = [(rows_of(case), t[name]) for case, t in report.timings.items() if name in t]
-        found = [(rows, t) for rows, t in found if t.median_us > 0]
-        if found:
+        timed = [(rows_of(case), t[name]) for case, t in report.timings.items() if name in t]
+        timed = [(rows, t) for rows, t in timed if t.median_us > 0]
+        if timed:
             lines.append(
                 Line(
                     name,
-                    [(rows, t.median_us) for rows, t in found],
-                    [t.p05_us for _, t in found],
-                    [t.p95_us for _, t in found],
+                    [(rows, t.median_us) for rows, t in timed],
+                    [t.p05_us for _, t in timed],
+                    [t.p95_us for _, t in timed],
                     name not in (COPIES, EAGER),
                 )
             )
@@ -157,9 +157,9 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
     for each other artifact over all sizes."""
     by_rows: dict[int, list[Deviation]] = {}
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
-        found = case.outputs.get(output)
-        if found is not None and found.elements:
-            by_rows.setdefault(rows_of(case.rows), []).append(found)
+        deviation = case.outputs.get(output)
+        if deviation is not None and deviation.elements:
+            by_rows.setdefault(rows_of(case.rows), []).append(deviation)
     sizes = sorted(by_rows, reverse=True)
     sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
     last = len(sizes) - 1

@@ -212,16 +212,16 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
     rows change their class."""
     signature = Signature.from_dict(bundle.manifest.signature)
     for bound in signature.outputs:
-        found = chosen.worst.get(bound.name)
-        if found is None or not found.elements:
+        deviation = chosen.worst.get(bound.name)
+        if deviation is None or not deviation.elements:
             continue
-        if not found.max_abs and not found.nonfinite_mismatches:
-            values = f"all {found.elements:,} values of {chosen.engine}"
+        if not deviation.max_abs and not deviation.nonfinite_mismatches:
+            values = f"all {deviation.elements:,} values of {chosen.engine}"
             yield f"{bound.name}: {values} are equal to the model's"
-        elif found.argmax == 1:
+        elif deviation.argmax == 1:
             yield f"{bound.name}: no row changes its class with {chosen.engine}"
-        elif found.reclassified:
-            yield _confusion(bound, chosen.engine, found)
+        elif deviation.reclassified:
+            yield _confusion(bound, chosen.engine, deviation)
 
 
 def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:

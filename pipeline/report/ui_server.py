@@ -57,8 +57,8 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
     @app.exception_handler(SoaPipelineError)
     def refused(_: Request, error: SoaPipelineError) -> HTMLResponse:
         missing = isinstance(error, NotFoundError)
-        said = page("Not found" if missing else "Not available now", [], [plain(error)], [HOME])
-        return shown(said, 404 if missing else 503)
+        refusal = page("Not found" if missing else "Not available now", [], [plain(error)], [HOME])
+        return shown(refusal, 404 if missing else 503)
 
     @app.get("/")
     def models() -> HTMLResponse:
@@ -114,8 +114,8 @@ def listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        said = (error.strerror or str(error)).partition(" (")[0]  # Python repeats the address
-        where = f"cannot listen on {host}:{port}: {said}: give another --port"
+        why = (error.strerror or str(error)).partition(" (")[0]  # Python repeats the address
+        where = f"cannot listen on {host}:{port}: {why}: give another --port"
         raise ReportError(where, code="port") from error
 
 

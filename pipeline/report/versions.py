@@ -349,9 +349,9 @@ def _why(event: Event) -> str:
     if refused:
         parts.append(f"refused by {', '.join(refused)}")
     # Events that older releases wrote have the reason only in the decision.
-    said = {"", event.reason}
+    reasons = {"", event.reason}
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
-    parts += [f"{g} overridden" + ("" if w in said else f": {w}") for g, w in overridden.items()]
+    parts += [f"{g} overridden" + ("" if w in reasons else f": {w}") for g, w in overridden.items()]
     return "; ".join(parts)
 
 

@@ -39,10 +39,10 @@ def require_cards(
     here = {card: candidate for card, candidate in cards.items() if card in files}
     if not here:
         return
-    made = Signature.from_dict(signature)
+    contract = Signature.from_dict(signature)
     for card, candidate in here.items():
-        said = _in_order(read_sealed(root, card).decode(errors="replace"))
-        if said not in _cards(made, candidate):
+        lines = _in_order(read_sealed(root, card).decode(errors="replace"))
+        if lines not in _cards(contract, candidate):
             raise BundleError(
                 f"{root}: {card} says something else than the manifest: it was altered after it "
                 "was packaged; build the version again, or take it from its registry"

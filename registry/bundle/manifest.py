@@ -277,12 +277,12 @@ def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, 
     spans: dict[str, list[str]] = {}
     first = 0
     for rows, engine in below:
-        said = f"from {first} to {rows - 1} rows" if first else f"below {rows} rows"
-        spans.setdefault(engine, []).append(said)
+        text = f"from {first} to {rows - 1} rows" if first else f"below {rows} rows"
+        spans.setdefault(engine, []).append(text)
         first = rows
     if chosen is not None:
         spans.setdefault(chosen, []).extend([f"from {first} rows on"] if first else [])
-    return {engine: " and ".join(said) for engine, said in spans.items()}
+    return {engine: " and ".join(text) for engine, text in spans.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,10 +378,10 @@ def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) 
         raise BundleError(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise BundleError(f"{where}: a JSON object is needed, found {type(data).__name__}")
-    found = data.get("schema_version")
-    if isinstance(found, int) and found > newest:
+    schema_version = data.get("schema_version")
+    if isinstance(schema_version, int) and schema_version > newest:
         raise BundleError(
-            f"{where}: schema version {found} is newer than {newest}, the newest that "
+            f"{where}: schema version {schema_version} is newer than {newest}, the newest that "
             "this installation reads: update soa-pipeline",
             code="bundle-newer",
         )

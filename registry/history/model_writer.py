@@ -118,8 +118,8 @@ def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
 
 def _tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
     """The tags of a version; None if there is no such version."""
-    found = None if number is None else store.version(model, number)
-    return None if found is None else found.tags
+    stored = None if number is None else store.version(model, number)
+    return None if stored is None else stored.tags
 
 
 class ModelWriter:
@@ -184,11 +184,11 @@ class ModelWriter:
 
     def _was_let_in(self, number: int | None) -> bool:
         """True if the version, as it is now, was promoted to production."""
-        found = None if number is None else self._store.version(self.model, number)
-        if found is None:
+        stored = None if number is None else self._store.version(self.model, number)
+        if stored is None:
             return False
         try:
-            version = Version.of(found, self.aliases)
+            version = Version.of(stored, self.aliases)
             history = promotions_of(self._store, self.history, version, PRODUCTION)
             version.let_in(PRODUCTION, history)
         except RegistryError:

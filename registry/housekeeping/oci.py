@@ -105,11 +105,11 @@ def _connected(address: str) -> Repository:
 
 def _layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
     """The descriptor of every file to upload."""
-    found = dict(bundle.files) | {SUMS: bundle.digest}
-    found |= {f"{annex.prefix}{SUMS}": annex.digest for annex in bundle.annexes.values()}
+    digests = dict(bundle.files) | {SUMS: bundle.digest}
+    digests |= {f"{annex.prefix}{SUMS}": annex.digest for annex in bundle.annexes.values()}
     beside = [bundle.path / name for name in (SIGNATURE, PROMOTED)]
-    found |= {path.name: digest_of(path) for path in beside if path.exists()}
-    for name, digest in sorted(found.items()):
+    digests |= {path.name: digest_of(path) for path in beside if path.exists()}
+    for name, digest in sorted(digests.items()):
         path = bundle.path / name
         yield {
             "mediaType": f"application/vnd.cncf.model.{_KINDS.get(path.suffix, 'weight')}.v1.raw",

@@ -67,8 +67,8 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             try:
                 self.auth.load_configs(self.container)
             except Exception as error:  # oras does not check the file
-                said = f"~/.docker/config.json cannot be used: {reason(error)}"
-                raise RegistryError(f"{self.shown}: {said}") from error
+                why = f"~/.docker/config.json cannot be used: {reason(error)}"
+                raise RegistryError(f"{self.shown}: {why}") from error
             if basic:  # at once: a registry may close the connection instead of taking a large file
                 self.headers.update(self.auth.get_auth_header())
 
@@ -116,11 +116,11 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         if answer.ok or answer.status_code == 404:
             return answer
         body = " ".join(answer.text[:200].split())
-        said = f"{self.shown}: HTTP {answer.status_code} {body or answer.reason}"
+        why = f"{self.shown}: HTTP {answer.status_code} {body or answer.reason}"
         if answer.status_code in (401, 403):
-            raise _no_login(said)
+            raise _no_login(why)
         busy = answer.status_code == 429 or answer.status_code >= 500
-        raise (RegistryUnavailableError if busy else RegistryError)(said)
+        raise (RegistryUnavailableError if busy else RegistryError)(why)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -132,8 +132,8 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
             raise RegistryUnavailableError(f"{self.shown}: {reason(error)}") from error
         except Exception as error:  # oras does not check answers
-            said = f"{self.shown}: an answer is wrong: {reason(error)}"
-            raise (_no_login if "authentication" in said else RegistryError)(said) from error
+            why = f"{self.shown}: an answer is wrong: {reason(error)}"
+            raise (_no_login if "authentication" in why else RegistryError)(why) from error
 
 
 class _Adapter(HTTPAdapter):

@@ -57,8 +57,8 @@ class ClientStore:
         self._client = client
 
     def model(self, name: str) -> StoredModel | None:
-        found = model_of(self._client, name)
-        return None if found is None else _model(found)
+        registered = model_of(self._client, name)
+        return None if registered is None else _model(registered)
 
     def models(self) -> list[StoredModel]:
         return [_model(each) for each in all_pages(self._client.search_registered_models)]

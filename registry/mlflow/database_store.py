@@ -144,8 +144,8 @@ class TableStore:
         return self._versions(which, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        found = self._versions("v.version = :number", name=name, number=number)
-        return next((version for version in found if PROMPT not in version.tags), None)
+        rows = self._versions("v.version = :number", name=name, number=number)
+        return next((version for version in rows if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
         for number, stage in self._ask(_EXPERIMENT, {"name": name}):

@@ -32,7 +32,7 @@ def tags(bundle: Bundle) -> dict[str, str]:
 def parameters(manifest: Manifest) -> dict[str, str]:
     """The parameters of a version's MLflow run, as texts within MLflow's limit."""
     provenance = manifest.provenance
-    found: dict[str, object] = {
+    values: dict[str, object] = {
         "config_sha256": provenance.config_sha256,
         "git_commit": provenance.git_commit,
         "git_dirty": provenance.git_dirty,
@@ -40,13 +40,13 @@ def parameters(manifest: Manifest) -> dict[str, str]:
         "torchscript": manifest.capture.torchscript,
         "targets": " ".join(manifest.targets),
     }
-    found |= {f"tool.{tool}": version for tool, version in provenance.tools.items()}
-    found |= {f"host.{key}": value for key, value in provenance.host.items()}
+    values |= {f"tool.{tool}": version for tool, version in provenance.tools.items()}
+    values |= {f"host.{key}": value for key, value in provenance.host.items()}
     for output, tolerance in manifest.tolerances.items():
-        found[f"tolerance.{output}"] = f"atol {tolerance.atol:g} rtol {tolerance.rtol:g}"
+        values[f"tolerance.{output}"] = f"atol {tolerance.atol:g} rtol {tolerance.rtol:g}"
     return {
         _key(name): plain(value)[:_PARAMETER_LIMIT]
-        for name, value in found.items()
+        for name, value in values.items()
         if value is not None
     }
 

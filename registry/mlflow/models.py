@@ -31,15 +31,15 @@ def registered(store: Store, name: str, digest: str) -> Version | None:
 
 def experiment_of(access: Access, store: Store, name: str) -> str | None:
     """The id of a model's experiment, or None. Raises RegistryError if it was deleted."""
-    found = store.experiment(name)
-    if found is None:
+    experiment = store.experiment(name)
+    if experiment is None:
         return None
-    if not found.active:
+    if not experiment.active:
         raise RegistryError(
             f"registry {access.shown}: MLflow's experiment {name!r} is deleted: restore "
-            f"it with 'mlflow experiments restore -x {found.id}'"
+            f"it with 'mlflow experiments restore -x {experiment.id}'"
         )
-    return found.id
+    return experiment.id
 
 
 def made_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:

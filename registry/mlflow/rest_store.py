@@ -119,10 +119,10 @@ class RestStore:
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        found = self._get("experiments/get-by-name", experiment_name=name)
-        if found is None:
+        answer = self._get("experiments/get-by-name", experiment_name=name)
+        if answer is None:
             return None
-        known = found["experiment"]
+        known = answer["experiment"]
         return StoredExperiment(str(known["experiment_id"]), known["lifecycle_stage"] == "active")
 
     def runs(self, query: RunQuery) -> list[StoredRun]:

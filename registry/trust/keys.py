@@ -72,16 +72,16 @@ def _root(content: bytes, origin: str) -> Trusted:
         raise TrustError(
             f"{origin}: {len(certificates)} certificates: the file of a trusted root has only one"
         )
-    found = certificates[0]
+    certificate = certificates[0]
     try:
-        found.verify_directly_issued_by(found)
+        certificate.verify_directly_issued_by(certificate)
     except Exception as error:
         raise TrustError(
-            f"{origin}: not a root: the certificate of {name_of(found)} was issued by "
-            f"{found.issuer.rfc4514_string() or 'nobody'}"
+            f"{origin}: not a root: the certificate of {name_of(certificate)} was issued by "
+            f"{certificate.issuer.rfc4514_string() or 'nobody'}"
         ) from error
-    pem = found.public_bytes(serialization.Encoding.PEM).decode()
-    return Trusted(pem, found.fingerprint(hashes.SHA256()).hex(), origin, is_root=True)
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    return Trusted(pem, certificate.fingerprint(hashes.SHA256()).hex(), origin, is_root=True)
 
 
 def read_trusted(path: str | Path) -> Trusted:

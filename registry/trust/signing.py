@@ -65,7 +65,7 @@ def sign(
     public = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    made = trusted(public, str(key))
+    signer = trusted(public, str(key))
     config = cast(Any, signing.Config)()  # its annotation is str for the password; it takes bytes
     if not chain:
         config.use_elliptic_key_signer(private_key=key, password=secret)
@@ -82,7 +82,7 @@ def sign(
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         config.sign(bundle.path, Path(folder, SIGNATURE))
         put_signature(read_plain(Path(folder, SIGNATURE)), bundle.path)
-    return made
+    return signer
 
 
 def put_signature(signature: bytes, folder: Path) -> None:

@@ -132,10 +132,10 @@ class _CheckedBinding(Binding):
         deviations: dict[str, Deviation] = {}
         bad_out = 0
         for bound in self.signature.outputs:
-            found = read_block(bound, given[bound.block.collection])
-            bad_out += _nonfinite(found)
+            block = read_block(bound, given[bound.block.collection])
+            bad_out += _nonfinite(block)
             deviations[bound.name] = compare(
-                found,
+                block,
                 read_block(bound, expected[bound.block.collection]),
                 self._session.tolerances[bound.name],
                 classifier=False,

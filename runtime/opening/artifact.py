@@ -38,7 +38,7 @@ def open_artifact(
     open the artifact chosen for the target, or several for different row counts."""
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
-    made: dict[str, Executable] = {}
+    by_engine: dict[str, Executable] = {}
     for name in record.engines() if engine_name is None else [engine_name]:
         files, tile = _files(opened, target, name), record.candidates[name].tile or 0
         for dim, rows in opened.signature.ranges.items():
@@ -48,11 +48,11 @@ def open_artifact(
                     f"{tile}; 1 to {rows.max // 2} are possible: build the version again"
                 )
         whole = _open(opened.bundle, name, files, device, threads, instances)
-        made[name] = in_tiles(whole, opened.signature, tile, threads)
-    largest = made[str(engine_name or record.chosen)]
+        by_engine[name] = in_tiles(whole, opened.signature, tile, threads)
+    largest = by_engine[str(engine_name or record.chosen)]
     if engine_name is not None or not record.below:
         return largest
-    return RangedExecutable([(each.rows, made[each.engine]) for each in record.below], largest)
+    return RangedExecutable([(each.rows, by_engine[each.engine]) for each in record.below], largest)
 
 
 def open_program(opened: Opened, device: torch.device) -> Executable:
@@ -150,8 +150,8 @@ def _held(
         yield pinned
     except EngineError as error:
         pinned.close()
-        said = str(error).replace(str(pinned.folder), str(bundle.path))
-        raise type(error)(said, code=error.code) from error
+        text = str(error).replace(str(pinned.folder), str(bundle.path))
+        raise type(error)(text, code=error.code) from error
     except BaseException:
         pinned.close()
         raise

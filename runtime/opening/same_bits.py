@@ -154,11 +154,11 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
 
     processor = " ".join(sorted(cpu_flags()))
     try:
-        found = remembered("bits", opened, target, name, processor, computed)
+        bits_here = remembered("bits", opened, target, name, processor, computed)
     except Exception as error:  # the first event raises the error again, to the user
         log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
         return
-    if found != known:
+    if bits_here != known:
         log.warning(
             "%s: %s (%s) gives other bits on this processor than where it was validated; "
             "`pipeline check` shows how far it is from the reference here",

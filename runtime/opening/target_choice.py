@@ -56,15 +56,15 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     if device.type == "cuda" and by_torch:
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
-    made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
+    artifact = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
     # Opening the artifact may have imported torch.
     limit = opened.production or opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device.type == "cpu":
-        check_bits(opened, made, target)
+        check_bits(opened, artifact, target)
     record, named = manifest.targets[target], opening.engine_name
     windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
-    return OpenedHere(made, opened.origin(target, named or record.choice()), windows)
+    return OpenedHere(artifact, opened.origin(target, named or record.choice()), windows)
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
@@ -161,8 +161,8 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
             waits = engine_without_torch(record, WAITING) is not None
             why = f"is {record.status}: its first use, with torch, has to validate it"
             left_out[target] = why if waits else "runs on torch"
-    found = replace(manifest, targets=targets)
-    return replace(opened, bundle=replace(opened.bundle, manifest=found), withheld=left_out)
+    reduced = replace(manifest, targets=targets)
+    return replace(opened, bundle=replace(opened.bundle, manifest=reduced), withheld=left_out)
 
 
 def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:

@@ -81,8 +81,8 @@ class Telemetry:
         except Exception as error:
             labels = labels_of(origin)
             self._failures.labels(*labels, type(error).__name__).inc()
-            said = dict(zip(_LABELS, labels, strict=True)) | {"error": str(error)}
-            log.warning(json.dumps({"event": "failure", **said}))
+            attributes = dict(zip(_LABELS, labels, strict=True)) | {"error": str(error)}
+            log.warning(json.dumps({"event": "failure", **attributes}))
             raise
 
     def timed(

@@ -160,10 +160,11 @@ class CanarySession(SecondSession):
         """Compare an answer of the canary with production's; withdraw it if it is too far off."""
         from runtime.versions.shadow import differences  # it needs torch
 
-        found = differences(event.signature, event.outputs, expected, event.rows)
-        self._results.add(events=1, **found)
+        deviations = differences(event.signature, event.outputs, expected, event.rows)
+        self._results.add(events=1, **deviations)
         for what in ("max_abs", "max_rel"):
-            limit, largest = getattr(self._limits, what), max(found[what].values(), default=0.0)
+            limit = getattr(self._limits, what)
+            largest = max(deviations[what].values(), default=0.0)
             if limit is not None and largest > limit:
                 self._withdraw(f"{what} is {number(largest)}, limit {number(limit)}")
                 return False
@@ -258,9 +259,9 @@ class CanaryBinding(WrappedBinding):
     def _bound_canary(self) -> Binding:
         if self._canary is None:
             theirs = self._production
-            made = self._session.canary.bind(theirs.inputs, theirs.outputs)
-            made.resize(theirs.bound)
-            self._canary = made
+            binding = self._session.canary.bind(theirs.inputs, theirs.outputs)
+            binding.resize(theirs.bound)
+            self._canary = binding
         return self._canary
 
     def resize(self, rows: Rows) -> None:
@@ -308,8 +309,8 @@ class Share:
         try:
             hashed.update(key if isinstance(key, bytes) else b"%x" % operator.index(key))
         except TypeError:
-            said = f"key is a {type(key).__name__}; give a whole number, or bytes"
-            raise BindError(said) from None
+            why = f"key is a {type(key).__name__}; give a whole number, or bytes"
+            raise BindError(why) from None
         return int.from_bytes(hashed.digest()) * self._whole < self._part << 64
 
 

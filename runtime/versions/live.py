@@ -105,10 +105,10 @@ class LiveSession(Session):
         with self._refreshing:
             if self._closed:
                 return False
-            found = self._name.find(now=True)
-            if not self._is_news(found):
+            looked_up = self._name.find(now=True)
+            if not self._is_news(looked_up):
                 return False
-            opened = self._name.open(found)
+            opened = self._name.open(looked_up)
             if not self._is_news(_lookup(opened)):  # files missing: the recorded version was opened
                 return False
             coming = self._open(opened)
@@ -299,6 +299,6 @@ def can_replace(new: Signature, old: Signature) -> bool:
 
 
 def _contract(signature: Signature) -> dict[str, Any]:
-    said = signature.to_dict()
-    said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
-    return said
+    stored = signature.to_dict()
+    stored["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
+    return stored

@@ -142,7 +142,7 @@ def differences(
 ) -> dict[str, Any]:
     """`max_abs` and `max_rel` of an event's record, of the answers of the second version and of
     production. The relative difference is infinite where production's answer is zero."""
-    found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+    largest: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
     for bound in signature.outputs:
         name = bound.block.collection
         n = rows[bound.rows]
@@ -152,9 +152,9 @@ def differences(
         gap = (our.double()[differ] - right).abs()
         if not our.is_floating_point():
             gap = gap.clamp_min(1)  # large integers that differ may be one double
-        found["max_abs"][bound.name] = _largest(gap)
-        found["max_rel"][bound.name] = _largest(gap / right.abs())
-    return found
+        largest["max_abs"][bound.name] = _largest(gap)
+        largest["max_rel"][bound.name] = _largest(gap / right.abs())
+    return largest
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -66,19 +66,19 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
     Counts of other versions in a folder are left out. LoadError if there are no counts, or if a
     file counts another version.
     """
-    found: dict[Path, Counts] = {}
+    counts_by_file: dict[Path, Counts] = {}
     for place in places:
         if place.is_dir():
             own = {file.resolve(): _read(file) for file in sorted(place.glob("*.json"))}
-            found |= {file: each for file, each in own.items() if each.digest == digest}
+            counts_by_file |= {file: each for file, each in own.items() if each.digest == digest}
         elif place.exists() or place.suffix:
-            found[place.resolve()] = _read(place)
-    if not found:
+            counts_by_file[place.resolve()] = _read(place)
+    if not counts_by_file:
         listed = ", ".join(map(str, places))
         raise LoadError(
             f"{listed}: there are no counts of this version: set PIPELINE_WATCH=0.01 where it runs"
         )
-    total = sum_of([*found.values()])
+    total = sum_of([*counts_by_file.values()])
     if total.digest != digest:
         raise LoadError(f"these are counts of {total.label} ({total.digest[:12]}), another version")
     return total

@@ -77,8 +77,8 @@ def drift(profile: Profile, counts: Counts) -> list[Moved]:
     if wrong or any(len(bins.counts) != len(own) for bins, own in pairs.values()):
         raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
     known = {key: pair for key, pair in pairs.items() if sum(pair[1])}
-    found = [_moved(key, bins, own, len(known)) for key, (bins, own) in known.items()]
-    return sorted(found, key=lambda each: (-each.psi, each.column))
+    moved = [_moved(key, bins, own, len(known)) for key, (bins, own) in known.items()]
+    return sorted(moved, key=lambda each: (-each.psi, each.column))
 
 
 def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:

@@ -126,10 +126,10 @@ class Client:
         """The numbers of a model's versions that the server serves now; raises RemoteError."""
         request = service_pb2.ModelMetadataRequest(name=name)
         try:
-            found = self._call(self._stub.ModelMetadata, request).versions
+            numbers = self._call(self._stub.ModelMetadata, request).versions
         except VersionMismatchError:  # it has no such model
             return []
-        return sorted(int(version) for version in found if version.isdecimal())
+        return sorted(int(version) for version in numbers if version.isdecimal())
 
     def load(self, name: str, config: Any, files: Mapping[str, Path]) -> None:
         """Send a model's ModelConfig and files to the server, which serves it when this returns.

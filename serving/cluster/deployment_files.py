@@ -119,8 +119,8 @@ def queue_query(model: str, release: str) -> str:
 
 def _render(template: str, **names: Any) -> Object:
     """Fill a template; return the object that its YAML text describes."""
-    made: Object = yaml.safe_load(_templates().get_template(template).render(names))  # ours
-    return made
+    rendered: Object = yaml.safe_load(_templates().get_template(template).render(names))  # ours
+    return rendered
 
 
 @cache

@@ -105,9 +105,9 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
 def _steps_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Steps:
     """The nodes from the outputs of the graph to those of an answer."""
     after, held = _Steps(graph, "after"), argument_columns(signature)
-    made = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
+    names = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
     for t in wire.outputs:
-        columns = [after.add("Reshape", [made[e], after.ints([-1, 1])]) for e in t.entries]
+        columns = [after.add("Reshape", [names[e], after.ints([-1, 1])]) for e in t.entries]
         joined = after.add("Concat", columns, axis=1)
         if t.rows_last:
             after.add("Transpose", [joined], into=t.name, perm=[1, 0])

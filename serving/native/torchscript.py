@@ -41,12 +41,12 @@ class _Shell(torch.nn.Module):
                 arguments.append(carriers[argument.rows])
                 continue
             if argument.role == "input":
-                made = torch.stack([columns[key] for key in keys])
+                argument_tensor = torch.stack([columns[key] for key in keys])
             else:
                 long = 1 if argument.kind == "scalar" else carriers[argument.rows].shape[0]
-                made = torch.zeros((len(keys), long), dtype=torch_dtype(argument.dtype))
-                written.update((key, made[i]) for i, key in enumerate(keys))
-            arguments.append(made if argument.kind == "matrix" else made[0])
+                argument_tensor = torch.zeros((len(keys), long), dtype=torch_dtype(argument.dtype))
+                written.update((key, argument_tensor[i]) for i, key in enumerate(keys))
+            arguments.append(argument_tensor if argument.kind == "matrix" else argument_tensor[0])
         self.inner(*arguments)
         return tuple(
             _answer(t, [written[entry] for entry in t.entries]) for t in self._wire.outputs

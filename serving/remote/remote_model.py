@@ -214,10 +214,10 @@ class RemoteModel(Executable):
             )
         for described in answer.outputs:
             t = codec.outputs[described.name]
-            found = (described.datatype, tuple(described.shape))
-            if found != (t.datatype, t.shape(rows[t.rows])):
+            theirs = (described.datatype, tuple(described.shape))
+            if theirs != (t.datatype, t.shape(rows[t.rows])):
                 raise AnswerError(
-                    f"{self}: output {t.name} is {found[0]} {found[1]}, needed is {t.datatype} "
+                    f"{self}: output {t.name} is {theirs[0]} {theirs[1]}, needed is {t.datatype} "
                     f"{t.shape(rows[t.rows])}"
                 )
 

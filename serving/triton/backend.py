@@ -252,15 +252,15 @@ class Core:
         }
         key = tuple(capacity.values())
         if key not in self._buffers:
-            made = {
+            collections = {
                 name: Collection(layout, capacity[signature.rows_of[name]], self._session.device)
                 for name, layout in signature.layouts.items()
             }
-            memory = self._arrays.of(argument_tensors(signature, made, capacity))
+            memory = self._arrays.of(argument_tensors(signature, collections, capacity))
             columns = {name: place.parts(memory) for name, place in self._places.items()}
             binding = self._session.bind(
-                {name: made[name] for name in signature.input_collections},
-                {name: made[name] for name in signature.output_collections},
+                {name: collections[name] for name in signature.input_collections},
+                {name: collections[name] for name in signature.output_collections},
             )
             self._buffers[key] = (columns, binding)
         return self._buffers[key]

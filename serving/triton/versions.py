@@ -32,26 +32,26 @@ def other_requests(served: Any, new: Any) -> str | None:
 def beside(served: Any, others: Sequence[int], new: Any) -> Any:
     """The `ModelConfig` that serves the version of `new` and `others`, which `served` describes."""
     (number,) = new.version_policy.specific.versions
-    made = _copy(new)
-    made.version_policy.specific.versions[:] = [*others, number]
+    config = _copy(new)
+    config.version_policy.specific.versions[:] = [*others, number]
     for key in _OF_A_VERSION:
         for each in others:
-            made.parameters[f"{key}:{each}"].string_value = fact(served, key, each)
-        made.parameters[f"{key}:{number}"].string_value = fact(new, key)
-        made.parameters[key].string_value = fact(served, key, others[0])
+            config.parameters[f"{key}:{each}"].string_value = fact(served, key, each)
+        config.parameters[f"{key}:{number}"].string_value = fact(new, key)
+        config.parameters[key].string_value = fact(served, key, others[0])
     if served.model_warmup != new.model_warmup:  # another number of rows may not fit the others
-        made.ClearField("model_warmup")
-    return made
+        config.ClearField("model_warmup")
+    return config
 
 
 def without(served: Any, left: Sequence[int], number: int) -> Any:
     """The `ModelConfig` that serves the versions `left` of `served`, and `number` no longer."""
-    made = _copy(served)
-    made.version_policy.specific.versions[:] = left
+    config = _copy(served)
+    config.version_policy.specific.versions[:] = left
     for key in _OF_A_VERSION:
-        made.parameters[key].string_value = fact(served, key, left[0])
-        made.parameters.pop(f"{key}:{number}", None)
-    return made
+        config.parameters[key].string_value = fact(served, key, left[0])
+        config.parameters.pop(f"{key}:{number}", None)
+    return config
 
 
 def files_of(model: Path, numbers: Sequence[int]) -> dict[str, Path]:

@@ -75,9 +75,9 @@ class Collection:
 
     @classmethod
     def _over(cls, *memory: Any) -> Self:
-        made = cls.__new__(cls)
-        made._init(*memory)
-        return made
+        collection = cls.__new__(cls)
+        collection._init(*memory)
+        return collection
 
     def _init(
         self,
@@ -149,20 +149,20 @@ class Collection:
             )
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
-        found = import_bytes(memory, nbytes, device)
+        foreign = import_bytes(memory, nbytes, device)
         dtypes = list(dict.fromkeys(c.dtype for c in layout.columns))
-        if found.dtype not in _RAW and dtypes != [found.dtype]:
+        if foreign.dtype not in _RAW and dtypes != [foreign.dtype]:
             raise CollectionError(
-                f"the memory holds {found.dtype}, the layout's columns are {listed(dtypes)}: "
+                f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
             )
         need = layout.nbytes(capacity)
-        if found.bytes.nbytes < need:
+        if foreign.bytes.nbytes < need:
             raise CollectionError(
-                f"memory of {found.bytes.nbytes} bytes is too small: {capacity} elements of this "
+                f"memory of {foreign.bytes.nbytes} bytes is too small: {capacity} elements of this "
                 f"layout take {need} bytes"
             )
-        buffer = found.bytes.first(need)
+        buffer = foreign.bytes.first(need)
         if readonly is not None:
             buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
@@ -480,9 +480,9 @@ class Collection:
             name: [span._replace(readonly=True) for span in spans]
             for name, spans in self._columns.items()
         }
-        made = self._over(self.layout, self.n, self.capacity, columns, buffer)
-        made.start, made.copied, made._parent = self.start, self.copied, self._parent
-        return made
+        copy = self._over(self.layout, self.n, self.capacity, columns, buffer)
+        copy.start, copy.copied, copy._parent = self.start, self.copied, self._parent
+        return copy
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use.
@@ -528,9 +528,9 @@ class Collection:
     def _part(
         self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
     ) -> Self:
-        made = self._over(self.layout, n, capacity, columns, self._buffer)
-        made.start, made.copied, made._parent = start, self.copied, parent
-        return made
+        window = self._over(self.layout, n, capacity, columns, self._buffer)
+        window.start, window.copied, window._parent = start, self.copied, parent
+        return window
 
     @property
     def whole(self) -> Self:

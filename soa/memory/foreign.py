@@ -49,14 +49,14 @@ class Foreign(NamedTuple):
 
 def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = None) -> Foreign:
     """View `memory` as bytes where it lies; raises CollectionError if that needs a copy."""
-    found = _import(memory, nbytes, device)
-    where = found.bytes.device
+    foreign = _import(memory, nbytes, device)
+    where = foreign.bytes.device
     if device is not None and where.type != Device(device).type:
         raise CollectionError(
             f"this {type(memory).__name__} lies on {where}, not on {device}: "
             "wrap it where it lies, then copy it with Collection.to"
         )
-    return found
+    return foreign
 
 
 def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
@@ -129,8 +129,8 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
     _require_contiguous(tensor.is_contiguous(), tuple(tensor.stride()), shape, "memory")
     dense = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
     flat = dense.view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
-    found = span_of(flat)._replace(readonly=readonly)
-    return Foreign(found, dtype_name(tensor.dtype), shape)
+    span = span_of(flat)._replace(readonly=readonly)
+    return Foreign(span, dtype_name(tensor.dtype), shape)
 
 
 def _from_array(array: Array, owner: object) -> Foreign:
@@ -141,8 +141,8 @@ def _from_array(array: Array, owner: object) -> Foreign:
     shape = array.shape
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
-    found = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
-    return Foreign(found, dtype_name(array.dtype), shape)
+    span = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
+    return Foreign(span, dtype_name(array.dtype), shape)
 
 
 def refuse_mask(array: object) -> None:
@@ -175,27 +175,28 @@ class _ForTorch:
     """Read-only GPU memory for torch, which refuses to import it. The span says that it is."""
 
     def __init__(self, memory: Any) -> None:
-        said = memory.__cuda_array_interface__
-        self.__cuda_array_interface__ = {**said, "data": (said["data"][0], False)}
+        interface = memory.__cuda_array_interface__
+        self.__cuda_array_interface__ = {**interface, "data": (interface["data"][0], False)}
         self._owner = memory  # torch keeps this object alive
 
 
 def _unchecked(memory: Any, device: Device) -> Foreign:
     """Read `__cuda_array_interface__` without torch."""
-    said = memory.__cuda_array_interface__
-    if said.get("mask") is not None:
+    interface = memory.__cuda_array_interface__
+    if interface.get("mask") is not None:
         raise CollectionError("this GPU memory has a mask of valid values: fill it first")
     try:
-        address, readonly = said["data"]
-        shape, strides, dtype = tuple(said["shape"]), said.get("strides"), np.dtype(said["typestr"])
+        address, readonly = interface["data"]
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
+        dtype = np.dtype(interface["typestr"])
     except (KeyError, TypeError, ValueError) as error:
         raise CollectionError(f"__cuda_array_interface__ is incomplete: {error}") from None
     dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
     plain = strides is None or 0 in shape or list(strides) == dense
     _require_contiguous(plain, strides, shape, "memory")
     nbytes = math.prod(shape) * dtype.itemsize
-    found = _at(address or 0, nbytes, device, bool(readonly), memory)
-    return Foreign(found, dtype_name(dtype), shape)
+    span = _at(address or 0, nbytes, device, bool(readonly), memory)
+    return Foreign(span, dtype_name(dtype), shape)
 
 
 class _Exporter:
@@ -239,9 +240,9 @@ def _from_dlpack(memory: Any) -> Foreign:
     try:
         if exporter.__dlpack_device__()[0] not in _GPUS:
             try:
-                found = _from_array(np.from_dlpack(exporter), memory)
+                foreign = _from_array(np.from_dlpack(exporter), memory)
                 # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
-                return found._replace(bytes=found.bytes._replace(readonly=exporter.readonly))
+                return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
             except RuntimeError:
                 pass
         elif not torch_drives_gpus():
@@ -325,15 +326,15 @@ def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | to
 def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
     """A value of `values_of` for one column, which must have numbers unless the column is
     opaque."""
-    found = _as_values(member, value)
-    if is_tensor(found):
-        plain = found.device.type == "cpu" and dtype_name(found.dtype) == member.dtype
-        return found.numpy(force=True) if plain and member.dtype != "bfloat16" else found
+    values = _as_values(member, value)
+    if is_tensor(values):
+        plain = values.device.type == "cpu" and dtype_name(values.dtype) == member.dtype
+        return values.numpy(force=True) if plain and member.dtype != "bfloat16" else values
     if is_opaque(member.dtype):
-        return found
-    if np.asarray(found).dtype.kind not in "biuf" and dtype_name(found.dtype) != "bfloat16":
-        raise CollectionError(f"column {member.name!r}: {found.dtype} values are no numbers")
-    return found
+        return values
+    if np.asarray(values).dtype.kind not in "biuf" and dtype_name(values.dtype) != "bfloat16":
+        raise CollectionError(f"column {member.name!r}: {values.dtype} values are no numbers")
+    return values
 
 
 def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | torch.Tensor:
@@ -368,18 +369,18 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
     """The memory of one component of a column, after checks of its dtype and alignment."""
     label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
     try:
-        found = import_bytes(piece)
+        foreign = import_bytes(piece)
     except CollectionError as error:
         raise CollectionError(f"column {label!r}: {error}") from None
-    check_dtype(member, found.dtype, repr(label))
-    count = found.bytes.nbytes // itemsize(member.dtype)
+    check_dtype(member, foreign.dtype, repr(label))
+    count = foreign.bytes.nbytes // itemsize(member.dtype)
     if member.kind == "scalar":
         if count != 1:
             raise CollectionError(f"scalar {label!r} has {count} values, needed 1")
-    elif len(found.shape) != 1:
-        raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
-    check_alignment(found.bytes, layout.alignment_of(member.name), f"column {label!r}")
-    return found.bytes.at(0, member.dtype, count)
+    elif len(foreign.shape) != 1:
+        raise CollectionError(f"column {label!r} has shape {foreign.shape}, needed one dimension")
+    check_alignment(foreign.bytes, layout.alignment_of(member.name), f"column {label!r}")
+    return foreign.bytes.at(0, member.dtype, count)
 
 
 def _as_values(member: Column, value: Any) -> Array | torch.Tensor:

@@ -94,11 +94,11 @@ def as_collection(
             copied.add(member.name)
         pieces[member.name] = aligned if member.kind == "eigen" else aligned[0]
     locked = bool(copied) or any(each.locked for each in found.values())
-    made = Collection.from_columns(apart, pieces, readonly=locked or None)
+    collection = Collection.from_columns(apart, pieces, readonly=locked or None)
     if layout is not apart:
-        made, copied = made.to(made.device, layout).locked(), set(pieces)
-    made.copied = tuple(name for name in pieces if name in copied)
-    return made
+        collection, copied = collection.to(collection.device, layout).locked(), set(pieces)
+    collection.copied = tuple(name for name in pieces if name in copied)
+    return collection
 
 
 # -- a column of any library -----------------------------------------------------------------------
@@ -140,9 +140,9 @@ def _values(asked: _Asked, value: Any) -> _Found:
         return _Found(value.detach())
     exporters = ("__cuda_array_interface__", "__dlpack__")
     if not isinstance(value, np.ndarray) and any(hasattr(value, each) for each in exporters):
-        found = _named(asked.name, lambda: import_bytes(value))
-        span = found.bytes.at(0, found.dtype, *found.shape)
-        numpy = span.device.type == "cpu" and found.dtype != "bfloat16"
+        foreign = _named(asked.name, lambda: import_bytes(value))
+        span = foreign.bytes.at(0, foreign.dtype, *foreign.shape)
+        numpy = span.device.type == "cpu" and foreign.dtype != "bfloat16"
         return _Found(span.numpy() if numpy else span.tensor(), locked=span.readonly)
     return _array(asked, value)
 

@@ -42,19 +42,19 @@ class NamedColumns:
 
 def named_columns(data: Any) -> NamedColumns:
     """The columns of `data`. Raises CollectionError if they have no names, or two have the same."""
-    found = _of_table(data) or _of_mapping(data)
-    if not found.names:
+    columns = _of_table(data) or _of_mapping(data)
+    if not columns.names:
         raise CollectionError(
             f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
             "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
             "memory, n)"
         )
     seen = set[Any]()
-    for name in found.names:
+    for name in columns.names:
         if name in seen:
             raise CollectionError(f"two columns are called {name!r}: rename one")
         seen.add(name)
-    return found
+    return columns
 
 
 def _of_table(data: Any) -> NamedColumns | None:

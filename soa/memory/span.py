@@ -159,8 +159,8 @@ class At:
     def __init__(self, span: Span, typestr: str, protocol: str = "__array_interface__") -> None:
         self.owner = span.owner
         data = (span.address, False)
-        found = {"shape": span.shape, "typestr": typestr, "data": data, "version": 3}
-        setattr(self, protocol, found)
+        interface = {"shape": span.shape, "typestr": typestr, "data": data, "version": 3}
+        setattr(self, protocol, interface)
 
 
 def torch_drives_gpus() -> bool:

@@ -72,10 +72,12 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
     contents: dict[str, Any] = {}
     for member, parts in _exported(collection, columns):
-        made = [ak.contents.NumpyArray(part) for part in parts]
+        arrays = [ak.contents.NumpyArray(part) for part in parts]
         eigen = member.kind == "eigen"
         contents[member.name] = (
-            ak.contents.RecordArray(made, member.entries, length=collection.n) if eigen else made[0]
+            ak.contents.RecordArray(arrays, member.entries, length=collection.n)
+            if eigen
+            else arrays[0]
         )
     return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
 
@@ -92,15 +94,15 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
     {'pt': array([0., 0., 0.], dtype=float32)}
     """
     names = [c.name for c in collection.layout.columns] if columns is None else columns
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name in names:
         member = collection.layout[name]
         if member.kind == "eigen" and collection.layout.storage == "columns":
             ((_, parts),) = _exported(collection, [name])
-            found[name] = np.stack(parts, axis=-1).reshape(collection.n, *member.shape)
+            arrays[name] = np.stack(parts, axis=-1).reshape(collection.n, *member.shape)
         else:
-            found[name] = collection[name]
-    return found
+            arrays[name] = collection[name]
+    return arrays
 
 
 @_takes_columns

@@ -87,5 +87,5 @@ def dependence_of(recorded: str | None, program: Path) -> str | None:
     a capture or manifest; older ones did not record it (None), so the program is read."""
     if recorded is not None:
         return recorded or None
-    found = why_dependent(load_program(program))
-    return None if found is None else found.text
+    reason = why_dependent(load_program(program))
+    return None if reason is None else reason.text

@@ -190,9 +190,9 @@ def _dependence(
     """What is known about the rows. Raises CaptureError if the program is one for each row, and
     the `trial` finds that the model's rows depend on each other."""
     if exported.row_wise:
-        if found := trial():
+        if why := trial():
             raise CaptureError(
-                f"{exported.row_wise}. Captured one by one, its rows are wrong: {found}"
+                f"{exported.row_wise}. Captured one by one, its rows are wrong: {why}"
             )
         refusal, _, _ = exported.row_wise.partition(". ")  # without the advice
         return _Dependence(f"its rows were captured one by one, since {refusal}", tried=True)
@@ -201,8 +201,8 @@ def _dependence(
         return _Dependence()
     if reason.known or signature.tile_kinds is None:
         return _Dependence(reason.text)
-    found = trial()
-    return _Dependence(f"{reason.text}; {found}" if found else reason.text, tried=not found)
+    why = trial()
+    return _Dependence(f"{reason.text}; {why}" if why else reason.text, tried=not why)
 
 
 def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str:
@@ -218,8 +218,8 @@ def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Array
     try:
         with checks_off():
             given = convention_arguments(signature, inputs, example)
-            found = why_dependent(export_convention(exportable, signature, given))
-        return found.text if found else ""
+            reason = why_dependent(export_convention(exportable, signature, given))
+        return reason.text if reason else ""
     except CaptureError as error:
         return first_line(why_refused(exportable, signature, arguments) or error)
 

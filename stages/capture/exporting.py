@@ -98,10 +98,10 @@ def exported_in_convention(
         program = export_convention(model, signature, soa_arguments)
     except CaptureError as error:
         refusal = why_refused(model, signature, arguments) or error
-        made = _row_wise(model, signature, arguments, soa_arguments)
-        if made is None:
+        by_row = _row_wise(model, signature, arguments, soa_arguments)
+        if by_row is None:
             raise refusal from error
-        return Exported(made, str(refusal))
+        return Exported(by_row, str(refusal))
     if state_written(program):
         plain = CaptureError("the model writes into its own state: an artifact keeps none")
         raise why_refused(model, signature, arguments) or plain

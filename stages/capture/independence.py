@@ -103,17 +103,17 @@ def _constants(model: torch.nn.Module) -> set[int]:
     ]
     functions = [each for each in held if isinstance(each, FunctionType)]
     seen: set[FunctionType] = set()
-    found: set[int] = set()
+    constants: set[int] = set()
     while functions:
         function = functions.pop()
         if function in seen or _is_torchs(function):
             continue
         seen.add(function)
         for code in _codes(function.__code__):
-            found |= {c for c in code.co_consts if isinstance(c, int) and c > _EVERY}
+            constants |= {c for c in code.co_consts if isinstance(c, int) and c > _EVERY}
             called = [function.__globals__.get(name) for name in code.co_names]
             functions += [each for each in called if isinstance(each, FunctionType)]
-    return found
+    return constants
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -43,11 +43,11 @@ def torchscript(
     """
     if route == "none":
         return Script(None, "not wanted")
-    made: dict[str, Literal["scripted", "traced"]] = {"script": "scripted", "trace": "traced"}
+    verbs: dict[str, Literal["scripted", "traced"]] = {"script": "scripted", "trace": "traced"}
     if isinstance(model, torch.jit.ScriptModule):
-        made, route = {"script": "scripted"}, "auto"
+        verbs, route = {"script": "scripted"}, "auto"
     notes: list[str] = []
-    for verb in made if route == "auto" else (route,):
+    for verb in verbs if route == "auto" else (route,):
         try:
             with quiet_torch(), torch.no_grad():
                 core = _scripted(model) if verb == "script" else _traced(model, arguments, row_wise)
@@ -59,7 +59,7 @@ def torchscript(
                 raise CaptureError(f"the model {notes[-1]} (torchscript_route: {verb})") from error
             continue
         write_buffered(folder / "model.ts", partial(torch.jit.save, program))
-        return Script(made[verb], "; ".join(notes) or None)
+        return Script(verbs[verb], "; ".join(notes) or None)
     return Script(None, "; ".join(notes))
 
 

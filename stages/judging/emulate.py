@@ -187,28 +187,28 @@ def _refused(
             return ValidationReport.refused(name, why, _CODES[found])
         why = f"{emulator.said}: {line[:_LONGEST]}"
         return ValidationReport.failed(name, why, code="candidate-failed")
-    said = line[:_LONGEST]
+    message = line[:_LONGEST]
     code = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
     known = code in {each.value for each in signal.Signals}
     why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"
     return ValidationReport.failed(
-        name, f"{emulator.said}: {why}: {said}", code="candidate-crashed"
+        name, f"{emulator.said}: {why}: {message}", code="candidate-crashed"
     )
 
 
 def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
     """The worst deviation of each output, from the lines that `prove` prints."""
-    found: dict[str, Deviation] = {}
+    worst: dict[str, Deviation] = {}
     for line in lines:
         word, output, elements, outside, largest, relative = line.split(" ")
         assert word == "output"
-        found[output] = Deviation(
+        worst[output] = Deviation(
             elements=int(elements),
             max_abs=float(largest),
             max_rel=float(relative),
             outside=int(outside) / max(1, int(elements)),
         )
-    return found
+    return worst
 
 
 def _program(machine: str) -> Path:

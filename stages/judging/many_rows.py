@@ -84,7 +84,7 @@ def tried_on(
     """
     signature = session.signature
     tried = 0
-    found: list[_Piece] = []
+    differing: list[_Piece] = []
     for edge in pieces:
         answers = {
             name: Answers.of(value, edge.outputs[name], tolerances[name])
@@ -93,22 +93,24 @@ def tried_on(
         outside = _by_dim(signature, {k: of_rows(a.outside) for k, a in answers.items()})
         piece = _Piece(edge.inputs, edge.case, answers, outside)
         tried += sum(len(each) for each in outside.values())
-        found += [piece] if piece.count else []
-    count = sum(piece.count for piece in found)
+        differing += [piece] if piece.count else []
+    count = sum(piece.count for piece in differing)
     record = ManyRows(rows=tried, outside=count, below=share_below(count, tried))
-    return _looked_at(signature, found, record, tolerances, program) if found else Tried(record)
+    if not differing:
+        return Tried(record)
+    return _looked_at(signature, differing, record, tolerances, program)
 
 
 def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The largest value over the outputs, for each row of each dimension. An output without rows
     is one row of its own."""
-    found: dict[str, torch.Tensor] = {}
+    largest: dict[str, torch.Tensor] = {}
     for bound in signature.outputs:
         mine, dim = values[bound.name], bound.rows
         if bound.rowless:
             mine, dim = mine.amax(0, keepdim=True), bound.name
-        found[dim] = torch.maximum(found[dim], mine) if dim in found else mine
-    return found
+        largest[dim] = torch.maximum(largest[dim], mine) if dim in largest else mine
+    return largest
 
 
 def _looked_at(
@@ -175,18 +177,18 @@ def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _Seen
     """Compare both answers with the float64 model's. If the program does not run in float64,
     nothing is nearer, and nothing is explained."""
     answers = piece.answers
-    found = in_float64(signature, program, piece.inputs, piece.case, answers)
-    if found is None:
+    model = in_float64(signature, program, piece.inputs, piece.case, answers)
+    if model is None:
         unexplained = {name: each.outside for name, each in answers.items()}
         return _Seen(0, 0, piece.count, unexplained)
     mine, theirs = {}, {}
     for name, each in answers.items():
-        mine[name] = of_rows(distance(each.found, found.exact[name]) / each.band)
-        theirs[name] = of_rows(distance(each.wanted, found.exact[name]) / each.band)
+        mine[name] = of_rows(distance(each.found, model.exact[name]) / each.band)
+        theirs[name] = of_rows(distance(each.wanted, model.exact[name]) / each.band)
     artifact = eager = 0
     far = _by_dim(signature, theirs)
     for dim, near in _by_dim(signature, mine).items():
         rows_outside = piece.outside[dim]
         artifact += int((rows_outside & (near < _NEARER * far[dim])).sum())
         eager += int((rows_outside & (far[dim] < _NEARER * near)).sum())
-    return _Seen(artifact, eager, piece.count - artifact - eager, found.unexplained)
+    return _Seen(artifact, eager, piece.count - artifact - eager, model.unexplained)

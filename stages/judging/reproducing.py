@@ -114,10 +114,10 @@ def _emulated(processor: str, job: dict[str, Any]) -> Way:
     except subprocess.TimeoutExpired:
         why = f"the bits {how}: no answer within {_LIMIT_S:g} s"
         raise NotMeasuredError(why) from None
-    said = done.stdout.strip()
-    if done.returncode or not said:
+    printed = done.stdout.strip()
+    if done.returncode or not printed:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         return Way(how, None, why=lines[-1])
-    if said == "None":
+    if printed == "None":
         return Way(how, None, why="bfloat16 is not compared")
-    return Way(how, said)
+    return Way(how, printed)

@@ -49,10 +49,10 @@ class _InDouble(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map(self._widened, (args, kwargs or {}))
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         if self._generator is not None:
-            tree_map(self._round, found)
-        return found
+            tree_map(self._round, result)
+        return result
 
     def _widened(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
@@ -171,13 +171,13 @@ def _answers(
     for k in floats:
         arguments[k].copy_(doubles[k])
         rest[k].copy_((doubles[k] - arguments[k].double()).nan_to_num(0.0, 0.0, 0.0))
-    found = {}
+    answers = {}
     for bound in signature.outputs:
         value = read_block(bound, high[bound.block.collection])
-        found[bound.name] = value.double()
+        answers[bound.name] = value.double()
         if value.is_floating_point():
-            found[bound.name] += read_block(bound, low[bound.block.collection]).double()
-    return found
+            answers[bound.name] += read_block(bound, low[bound.block.collection]).double()
+    return answers
 
 
 def rows(values: torch.Tensor) -> torch.Tensor:

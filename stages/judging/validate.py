@@ -150,10 +150,10 @@ def validate_candidate(
 def _last_case(log: Path) -> str:
     """The case at which the child was killed, from the last such line of its log."""
     written = log.read_text(errors="replace").splitlines()  # ours
-    said = [line for line in written if line[:3] == "at "]
-    if not said:
+    cases = [line for line in written if line[:3] == "at "]
+    if not cases:
         return "before its first run"
-    return f"{said[-1]}: it may have reached beyond the memory that it was given"
+    return f"{cases[-1]}: it may have reached beyond the memory that it was given"
 
 
 def validate_here(
@@ -232,9 +232,9 @@ def validate_session(
         for (rows, case), outputs in zip(parts, more.outputs, strict=True):
             say(f"at {label(case)} of the further rows")
             cases.append(_validate_case(session, rows, case, outputs, tolerances, classifiers))
-    found = _judged(name, cases, tolerances, begun)
-    if not found.valid:
-        return found
+    report = _judged(name, cases, tolerances, begun)
+    if not report.valid:
+        return report
     differ = []
     for edge in reference.edges:
         say(f"at {label(edge.case)} of {edge.what}")
@@ -242,10 +242,10 @@ def validate_session(
         if judged.refusal:
             why = f"{edge.what} in the inputs: {judged.refusal}"
             seconds = time.monotonic() - begun
-            return replace(found, valid=False, reason=why, seconds=seconds, code="candidate-edge")
+            return replace(report, valid=False, reason=why, seconds=seconds, code="candidate-edge")
         if judged.differs:
             differ.append(edge.what)
-    return replace(found, edges=tuple(differ), seconds=time.monotonic() - begun)
+    return replace(report, edges=tuple(differ), seconds=time.monotonic() - begun)
 
 
 def _with_program(session: Session, trial: Trial) -> ValidationReport:
@@ -278,7 +278,7 @@ def _judged(
     name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], begun: float
 ) -> ValidationReport:
     """The report on all cases. `begun`: when the first began, by the monotonic clock."""
-    found = {
+    deviations = {
         output: [case.outputs[output] for case in cases if output in case.outputs]
         for output in tolerances
     }
@@ -288,7 +288,7 @@ def _judged(
         refusal is None,
         reason=None if refusal is None else refusal.reason,
         cases=tuple(cases),
-        worst={output: combine(parts) for output, parts in found.items() if parts},
+        worst={output: combine(parts) for output, parts in deviations.items() if parts},
         seconds=time.monotonic() - begun,
         window=next((case.window for case in cases if case.window), ""),
         code="" if refusal is None else refusal.code,
@@ -370,30 +370,30 @@ def _validate_case(
         for bound in signature.outputs
     }
     if faults:  # an artifact that writes elsewhere must not run on windows
-        said = tuple(dict.fromkeys(fault.reason for fault in faults))
-        return CaseReport(case, deviations, said, code=faults[0].code)
+        reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
+        return CaseReport(case, deviations, reasons, code=faults[0].code)
     try:
         free = Session(signature, session.executable, session.device, any_start=True)
         moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
-        found = CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
+        on_windows = CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
     except Exception as error:
-        found = _broken(case, error)
-    refusal = _verdict([found], tolerances)
+        on_windows = _broken(case, error)
+    refusal = _verdict([on_windows], tolerances)
     if refusal is None:
         return CaseReport(case, deviations, (), "")
     if not any(layout.row_step == 1 for layout in signature.layouts.values()):
         return CaseReport(case, deviations, (), refusal.reason)
-    said = (f"from an odd row of larger collections on: {refusal.reason}",)
-    return CaseReport(case, deviations, said, refusal.reason, refusal.code)
+    reasons = (f"from an odd row of larger collections on: {refusal.reason}",)
+    return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:
     """The report of a case in which the artifact raised an error. Raises that of a full disk."""
     if full_disk(error):
         raise error
-    said = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
+    reason = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
     code = NO_MEMORY if out_of_memory(error) else "candidate-failed"
-    return CaseReport(case, {}, (said,), code=code)
+    return CaseReport(case, {}, (reason,), code=code)
 
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:

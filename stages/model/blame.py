@@ -34,9 +34,9 @@ def mutation_line(exported: ExportedProgram) -> str:
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
-            found = _user_frame(node.meta.get("stack_trace") or "")
-            if found:
-                return f" at {found}"
+            frame = _user_frame(node.meta.get("stack_trace") or "")
+            if frame:
+                return f" at {frame}"
     return ""
 
 

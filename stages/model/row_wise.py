@@ -65,10 +65,10 @@ class RowWise(torch.nn.Module):
                 next(common) if shared else next(own).unsqueeze(0) for shared in self.shared
             ]
             with traceback.preserve_node_meta():  # keeps the lines of the model
-                found = Interpreter(self._one_row[0]).run(
+                answers = Interpreter(self._one_row[0]).run(
                     *given[len(given) - len(weights) :], *arguments
                 )
-            return tuple(each.squeeze(0).clone() for each in found)
+            return tuple(each.squeeze(0).clone() for each in answers)
 
         made: tuple[torch.Tensor, ...] = torch.ops.higher_order.map_impl(
             one_row, of_rows, [*of_all, *weights]

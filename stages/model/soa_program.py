@@ -68,14 +68,14 @@ class SoaProgram(torch.nn.Module):
 
         The model's answer for such a row would look like any other answer.
         """
-        found = []
+        wrong = []
         for collection in self.signature.jagged:
             for bound, given in zip(self.signature.inputs, inputs, strict=True):
                 if bound.block.collection == offsets_of(collection):
                     begin, end = begin_and_end(given)
                     count = rows[self.signature.rows_of[collection]]
-                    found.append((bound.rows, wrong_offsets(begin, end, count)))
-        return found
+                    wrong.append((bound.rows, wrong_offsets(begin, end, count)))
+        return wrong
 
     def _read(
         self, i: int, bound: BoundBlock, given: Sequence[torch.Tensor], n: int

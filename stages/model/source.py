@@ -59,28 +59,28 @@ class ModelSource:
 
         The imports of a factory's file are known only after it has run: see `loaded_sources`.
         """
-        found: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
+        parts: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
-            found["factory"] = self.factory.rpartition("/")[2]
+            parts["factory"] = self.factory.rpartition("/")[2]
             file, _, _ = self.factory.rpartition(":")
             if file.endswith(".py"):
-                found["code"] = _digest_of(Path(file))
+                parts["code"] = _digest_of(Path(file))
             else:
-                found["code"] = _module_fingerprint(file)
+                parts["code"] = _module_fingerprint(file)
         for name in ("program", "torchscript", "trees", "weights"):
             path = getattr(self, name)
             if path is not None:
-                found[name] = _digest_of(path)
+                parts[name] = _digest_of(path)
         for path in onnx_files(self.onnx) if self.onnx else ():
-            found[f"onnx/{path.name}"] = _digest_of(path)
-        found["weights_prefix"] = self.weights_prefix
+            parts[f"onnx/{path.name}"] = _digest_of(path)
+        parts["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
-            found["preprocess"] = repr(self.preprocess)
+            parts["preprocess"] = repr(self.preprocess)
         if self.padding:
-            found["padding"] = repr(self.padding)
+            parts["padding"] = repr(self.padding)
         if self.arrangement is not None and not self.arrangement.plain:
-            found["arrangement"] = repr(self.arrangement)
-        return found
+            parts["arrangement"] = repr(self.arrangement)
+        return parts
 
 
 def _digest_of(path: Path) -> str:
@@ -98,7 +98,7 @@ def loaded_sources() -> dict[str, str]:
     """
     ours = Path(__file__).resolve().parents[2]
     libraries = tuple({f"{Path(p).resolve()}{os.sep}" for p in sysconfig.get_paths().values()})
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not file or not file.endswith(".py") or module.__name__ == "__main__":
@@ -110,8 +110,8 @@ def loaded_sources() -> dict[str, str]:
         if own or path.parent == ours or str(path).startswith(libraries):
             continue
         if path.is_file():
-            found[str(path)] = _digest_of(path)
-    return found
+            digests[str(path)] = _digest_of(path)
+    return digests
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -135,10 +135,10 @@ def load_callable(spec: str) -> Callable[..., Any]:
         raise
     except Exception as error:
         raise SourceError(f"{where} fails as it loads: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    named = getattr(module, name, None)
+    if not callable(named):
         raise SourceError(f"{where} has no callable {name!r}")
-    return found  # type: ignore[no-any-return]
+    return named  # type: ignore[no-any-return]
 
 
 def build_model(

@@ -32,24 +32,24 @@ class Stack:
 
 def stacks_of(signature: Signature) -> list[Stack]:
     """The blocks that need no cast of their columns, and have more than one."""
-    found: list[Stack] = []
+    stacks: list[Stack] = []
     at = len(signature.dims)
     for i, bound in enumerate(signature.inputs):
         count = 1 if bound.plan.kind == "matrix" else len(bound.plan.components)
         own = {argument.dtype for argument in signature.arguments[at : at + count]}
         if bound.plan.kind == "columns" and count > 1 and own == {bound.plan.dtype}:
-            found.append(Stack(i, at, count))
+            stacks.append(Stack(i, at, count))
         at += count
-    return found
+    return stacks
 
 
 def stack_arguments(given: Sequence[Any], stacks: Sequence[Stack], join: Any) -> list[Any]:
     """`given` with `join(columns)` in place of the columns of each stack."""
-    found = list(given)
+    stacked = list(given)
     for stack in reversed(stacks):
         end = stack.first + stack.count
-        found[stack.first : end] = [join(found[stack.first : end])]
-    return found
+        stacked[stack.first : end] = [join(stacked[stack.first : end])]
+    return stacked
 
 
 def with_columns(

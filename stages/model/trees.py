@@ -112,10 +112,10 @@ class Trees(torch.nn.Module):
         each = np.repeat(np.arange(groups), len(trees) // groups)
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
-        found = _numbered(joined.nodes, joined.roots[order])
-        columns = _columns(found, self._equal)
-        self.groups, self.depth, self.inner = groups, found.depth, found.inner
-        nodes, leaves = found.nodes, len(found.nodes.value) - found.inner
+        numbered = _numbered(joined.nodes, joined.roots[order])
+        columns = _columns(numbered, self._equal)
+        self.groups, self.depth, self.inner = groups, numbered.depth, numbered.inner
+        nodes, leaves = numbered.nodes, len(numbered.nodes.value) - numbered.inner
         real = nodes.threshold.dtype
         for name, array, dtype in (
             ("columns", columns.feature, np.int64),
@@ -124,8 +124,8 @@ class Trees(torch.nn.Module):
             ("feature", np.append(columns.of_node, np.zeros(leaves)), np.int64),
             ("threshold", nodes.threshold, real),
             ("single", _single(nodes.threshold, self._equal), np.float32),
-            ("value", nodes.value[found.inner :], real),
-            ("roots", found.roots, np.int64),
+            ("value", nodes.value[numbered.inner :], real),
+            ("roots", numbered.roots, np.int64),
             ("base", base, np.float64),
         ):
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array, dtype)))
@@ -156,8 +156,8 @@ class Trees(torch.nn.Module):
         ]  # fmt: skip
         # Sums are in float64, which is closer to the exact sum than xgboost's float32.
         sums = leaf.unflatten(1, (self.groups, -1)).sum(dim=2, dtype=torch.float64).flatten(1)
-        found = _LINKS[self.link](((sums + self.base) * self.scale).to(self.threshold.dtype))
-        return found.squeeze(1) if found.shape[1] == 1 else found
+        scores = _LINKS[self.link](((sums + self.base) * self.scale).to(self.threshold.dtype))
+        return scores.squeeze(1) if scores.shape[1] == 1 else scores
 
 
 class _Joined(NamedTuple):
@@ -291,8 +291,8 @@ def load_trees(path: Path) -> Trees:
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        said = f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
-        raise SourceError(f"{path} holds no boosted trees that are known here: {said}") from error
+        why = f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise SourceError(f"{path} holds no boosted trees that are known here: {why}") from error
 
 
 def _xgboost(document: Any) -> Trees:

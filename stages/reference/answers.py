@@ -67,9 +67,9 @@ class Edge:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors to store, by name."""
-        found = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
-        found |= {f"output/{name}": value for name, value in self.outputs.items()}
-        return {name: value.clone() for name, value in found.items()}
+        tensors = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
+        tensors |= {f"output/{name}": value for name, value in self.outputs.items()}
+        return {name: value.clone() for name, value in tensors.items()}
 
     def put(self, name: str, value: torch.Tensor) -> None:
         """Add a stored tensor: `input/<collection>/<column>` or `output/<block>`."""
@@ -151,8 +151,8 @@ class Reference:
                     outputs[where][name] = value
         except (KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-        found = cls(inputs, tuple(cases), tuple(outputs.values()), notes, tuple(edges.values()))
-        return found if signature is None else found._of(signature, path)
+        reference = cls(inputs, tuple(cases), tuple(outputs.values()), notes, tuple(edges.values()))
+        return reference if signature is None else reference._of(signature, path)
 
     def _of(self, signature: Signature, path: Path) -> Reference:
         """This reference, after a check that it holds all that the signature needs."""
@@ -176,13 +176,13 @@ class Reference:
 
 def _stored_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
     """The edges of a stored reference, by index, without their tensors."""
-    found = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
+    stored = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
     kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))
-    if kinds and len(kinds) != len(found):
-        raise ValueError(f"{len(found)} edges, {len(kinds)} kinds of edges")
+    if kinds and len(kinds) != len(stored):
+        raise ValueError(f"{len(stored)} edges, {len(kinds)} kinds of edges")
     return {
         str(i): Edge.stored(what, exact, case, kinds[i] if kinds else None)
-        for i, (what, exact, case) in enumerate(found)
+        for i, (what, exact, case) in enumerate(stored)
     }
 
 
@@ -256,14 +256,14 @@ def random_inputs(
         return torch.randint(0, high_int, shape, generator=generator).to(dtype)
 
     most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
-    found: Arrays = {
+    inputs: Arrays = {
         name: {c.name: draw(c, most[name]) for c in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
     for name in signature.jagged:
         offsets = offsets_of(name)
-        found[offsets] = drawn_offsets(found[offsets], most[name], generator)
-    return with_every_kind(signature, found)
+        inputs[offsets] = drawn_offsets(inputs[offsets], most[name], generator)
+    return with_every_kind(signature, inputs)
 
 
 def check_inputs(
@@ -397,7 +397,7 @@ def eager_outputs(
     doing(f"with the first rows, {label(case)}")
     with torch.no_grad():
         values = outputs_in_order(by_rows(model)(*inputs), signature)
-    found: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
         shape = bound.shape(case[bound.rows])
         ok = tuple(value.shape) == shape
@@ -413,8 +413,8 @@ def eager_outputs(
                 f"output {bound.name!r}: the model returns {value.dtype}, "
                 f"its columns are {bound.plan.dtypes[0]}: convert it in the model"
             )
-        found[bound.name] = value.detach().reshape(shape).clone()
-    return found
+        outputs[bound.name] = value.detach().reshape(shape).clone()
+    return outputs
 
 
 def compute_reference(

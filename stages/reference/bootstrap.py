@@ -89,16 +89,16 @@ def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> A
         dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
         for dim, n in case.items()
     }
-    found = taken(signature, inputs, chosen)
+    rows = taken(signature, inputs, chosen)
     for name in signature.input_collections:
         for column in signature.layouts[name].numbers:
             if column.kind != "scalar" and is_float(column.dtype):
-                values = found[name][column.name]
-                found[name][column.name] = _moved(values, inputs[name][column.name], generator)
+                values = rows[name][column.name]
+                rows[name][column.name] = _moved(values, inputs[name][column.name], generator)
     for name in signature.jagged:
         dim, offsets = signature.rows_of[name], offsets_of(name)
-        found[offsets] = drawn_offsets(found[offsets], case[dim], generator)
-    return found
+        rows[offsets] = drawn_offsets(rows[offsets], case[dim], generator)
+    return rows
 
 
 def _moved(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -117,9 +117,9 @@ def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor
     limits = np.iinfo(column.dtype)
     draw = np.random.default_rng(number)
     shape = tuple(values.shape)
-    found = draw.integers(limits.min, limits.max, shape, column.dtype, endpoint=True)
-    found[:1], found[1:2] = limits.min, limits.max
-    found[2::2] = draw.choice([limits.min, limits.max], found[2::2].shape)
+    integers = draw.integers(limits.min, limits.max, shape, column.dtype, endpoint=True)
+    integers[:1], integers[1:2] = limits.min, limits.max
+    integers[2::2] = draw.choice([limits.min, limits.max], integers[2::2].shape)
     if limits.min < 0:
-        found[found == -1] = 1
-    return torch.from_numpy(found)
+        integers[integers == -1] = 1
+    return torch.from_numpy(integers)

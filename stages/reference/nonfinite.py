@@ -85,15 +85,15 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
 def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
     """The stored answers of a case; ValueError if they do not fit the signature."""
     known = set(stored.keys())
-    found = {}
+    outputs = {}
     for bound in signature.outputs:
         key = f"output/{at}/{bound.name}"
         fits = case.keys() == set(signature.dims) and key in known
         value = _values(path, stored, key) if fits else None
         if value is None or value.shape != bound.shape(case[bound.rows]):
             raise ValueError(f"its case {label(case)} is of another signature")
-        found[bound.name] = value
-    return found
+        outputs[bound.name] = value
+    return outputs
 
 
 def _values(path: Path, stored: Any, key: str) -> Any:

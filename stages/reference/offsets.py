@@ -26,18 +26,18 @@ class ByRows(Padded):
         spans: list[list[int]] = inputs[one.offsets].tolist()
         most = max((0, *(end for _, end in spans)))
         items = torch.ones(most) if one.items is None else inputs[one.items]
-        found = torch.full((len(spans), one.length, *items.shape[1:]), one.value, dtype=items.dtype)
+        rows = torch.full((len(spans), one.length, *items.shape[1:]), one.value, dtype=items.dtype)
         for row, (begin, end) in enumerate(spans):
             if not 0 <= begin <= end <= len(items):
                 raise CaptureError(f"reference row {row} has items {begin}-{end} of {len(items)}")
             there = min(end - begin, one.length)
-            found[row, :there] = items[begin : begin + there]
+            rows[row, :there] = items[begin : begin + there]
         if one.items is None:
-            found = found.reshape(len(spans), *(one.shape or (1, one.length)))
-            return found.to(torch_dtype(one.dtype))
+            rows = rows.reshape(len(spans), *(one.shape or (1, one.length)))
+            return rows.to(torch_dtype(one.dtype))
         if one.shape is None:
-            return found.movedim(1, -1).contiguous()
-        return found.reshape(len(spans), *one.shape)
+            return rows.movedim(1, -1).contiguous()
+        return rows.reshape(len(spans), *one.shape)
 
 
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:
@@ -51,11 +51,11 @@ def inputs_at(
     signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
 ) -> dict[str, Columns]:
     """The pool of inputs, with offsets limited to the items of a case."""
-    found = dict(inputs)
+    arrays = dict(inputs)
     for name in signature.jagged:
         m, at = case[signature.rows_of[name]], offsets_of(name)
-        found[at] = {key: values.clamp(max=m) for key, values in inputs[at].items()}
-    return found
+        arrays[at] = {key: values.clamp(max=m) for key, values in inputs[at].items()}
+    return arrays
 
 
 def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
@@ -70,11 +70,11 @@ def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[st
     padding may get these wrong. They take items that other rows have too, so the other rows do not
     change.
     """
-    found = dict(inputs)
+    arrays = dict(inputs)
     for name, length in signature.jagged.items():
         m, at = signature.ranges[signature.rows_of[name]].proven, offsets_of(name)
         spans = {"begin": [0, m, 1], "end": [length + 1, m, length + 1]}
         for key, values in inputs[at].items():
             first = torch.tensor(spans[key], dtype=values.dtype)[: len(values)].clamp(max=m)
-            found[at] = {**found[at], key: torch.cat([first, values[3:]])}
-    return found
+            arrays[at] = {**arrays[at], key: torch.cat([first, values[3:]])}
+    return arrays

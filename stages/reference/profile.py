@@ -37,7 +37,7 @@ def profile_of_rows(signature: Signature, reference: Path, more: Path | None) ->
 def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:
     """By dimension: how many rows there are before the same rows come again. A reference repeats
     the rows of a short file (see `read_rows`), and those are not independent of the first ones."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for dim in signature.dims:
         columns = [
             np.ascontiguousarray(_in_numpy(inputs[name][column.name]))
@@ -46,8 +46,8 @@ def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:
             if signature.rows_of[name] == dim and column.kind != "scalar"
         ]
         if columns:
-            found[dim] = _period([each.reshape(len(each), -1).view(np.uint8) for each in columns])
-    return found
+            counts[dim] = _period([each.reshape(len(each), -1).view(np.uint8) for each in columns])
+    return counts
 
 
 def _period(columns: Sequence[npt.NDArray[np.uint8]]) -> int:
@@ -67,7 +67,7 @@ def _of_inputs(
 ) -> dict[str, torch.Tensor]:
     """By key: the values of each component that the model reads; of the first `rows`, by
     dimension, if given."""
-    found = {}
+    columns = {}
     for bound in signature.inputs:
         collection = bound.block.collection
         for name in bound.block.columns:
@@ -75,8 +75,8 @@ def _of_inputs(
             values = inputs[collection][name].reshape(-1, column.components)
             for i in range(column.components):
                 key = Component(collection, column, column.component_of(i)).key
-                found[key] = values[: rows.get(bound.rows) if rows else None, i]
-    return found
+                columns[key] = values[: rows.get(bound.rows) if rows else None, i]
+    return columns
 
 
 def _of_outputs(
@@ -86,7 +86,7 @@ def _of_outputs(
 ) -> dict[str, torch.Tensor]:
     """By key: the answers for each component that the model writes, in the column's dtype; `rows`
     as in `_of_inputs`."""
-    found = {}
+    columns = {}
     for bound in signature.outputs:
         values = outputs[bound.name].reshape(-1, len(bound.plan.order))
         for feature, place in enumerate(bound.plan.order):
@@ -94,8 +94,8 @@ def _of_outputs(
             column = signature.layouts[bound.block.collection][name]
             key = Component(bound.block.collection, column, number).key
             own = values[: rows.get(bound.rows) if rows else None, feature]
-            found[key] = own.to(torch_dtype(column.dtype))
-    return found
+            columns[key] = own.to(torch_dtype(column.dtype))
+    return columns
 
 
 def _in_numpy(values: torch.Tensor) -> Any:

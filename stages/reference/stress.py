@@ -136,14 +136,14 @@ def _stressed(
     values that they have in `pool`.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = {name: dict(columns) for name, columns in few.items()}
+    rows = {name: dict(columns) for name, columns in few.items()}
     for one in members(signature):
         name = one.column.name
         mine: Kind = "own values" if one in kept else kind
         own = pool[one.collection][name]
-        shape = found[one.collection][name].shape
-        found[one.collection][name] = _drawn(one.column, own, shape, mine, generator)
-    return found
+        shape = rows[one.collection][name].shape
+        rows[one.collection][name] = _drawn(one.column, own, shape, mine, generator)
+    return rows
 
 
 def _drawn(

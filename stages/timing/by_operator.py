@@ -63,11 +63,11 @@ def _shares(
 
 def _by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
     """The sums over the steps of one operator and line."""
-    found: dict[TimedStep, OperatorTime] = {}
+    times: dict[TimedStep, OperatorTime] = {}
     for number, step in enumerate(steps):
-        own = found.setdefault(
+        own = times.setdefault(
             step, OperatorTime(step.operator, step.line, dict.fromkeys(shares, 0.0))
         )
         for size, each in shares.items():
             own.shares[size] += each[number]
-    return sorted(found.values(), key=lambda each: -max(each.shares.values()))
+    return sorted(times.values(), key=lambda each: -max(each.shares.values()))

@@ -115,11 +115,11 @@ def benchmark_targets(
                 copies = row_major_call(signature, None, inputs, case)
                 # The copies are timed alone: beside them, the race would drop all others as slow.
                 baseline = race({COPIES: copies}, _TURN_S)
-            found = race(runs, seconds, stay=())
+            raced = race(runs, seconds, stay=())
             if model is not None:
-                baseline[EAGER] = found[EAGER]
+                baseline[EAGER] = raced[EAGER]
             for target, each in sessions.items():
-                timed = {name: found[session] for name, session in each.items()}
+                timed = {name: raced[session] for name, session in each.items()}
                 timings[target][label(case)] = timed | baseline
     return {
         target: _chosen(signature, timings[target], list(each)) for target, each in sessions.items()
@@ -322,8 +322,10 @@ def row_major_call(
                 read_block(b, given[b.block.collection], device).to(torch_dtype(b.plan.dtype))
                 for b in signature.inputs
             ]
-            found = outputs_in_order(model(*arguments), signature) if model is not None else blank
-            for bound, value in zip(signature.outputs, found, strict=True):
+            returned = (
+                outputs_in_order(model(*arguments), signature) if model is not None else blank
+            )
+            for bound, value in zip(signature.outputs, returned, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
         if device.type != "cpu":
             torch.cuda.synchronize(device)

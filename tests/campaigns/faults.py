@@ -615,7 +615,7 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        "    refusal = _verdict([found], tolerances)",
+        "    refusal = _verdict([on_windows], tolerances)",
         "    refusal = None",
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
@@ -812,7 +812,7 @@ FAULTS = (
     ),
     Fault(
         "an artifact's card may contradict the manifest",
-        "if said not in _cards(made, candidate):",
+        "if lines not in _cards(contract, candidate):",
         "if False:",
         (
             "test_what_an_artifact_takes_follows_from_the_manifest",
@@ -881,8 +881,8 @@ FAULTS = (
     ),
     Fault(
         "answers may be written into a copy instead of the user's memory",
-        "made, copied = made.to(made.device, layout).locked(), set(pieces)",
-        "made, copied = made.to(made.device, layout), set(pieces)",
+        "collection, copied = collection.to(collection.device, layout).locked(), set(pieces)",
+        "collection, copied = collection.to(collection.device, layout), set(pieces)",
         ("test_what_was_copied_is_no_output",),
     ),
     # Servers
@@ -918,7 +918,7 @@ FAULTS = (
     ),
     Fault(
         "a server's answer that has another shape is accepted",
-        "            if found != (t.datatype, t.shape(rows[t.rows])):\n",
+        "            if theirs != (t.datatype, t.shape(rows[t.rows])):\n",
         "            if False:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),
     ),
@@ -962,8 +962,8 @@ FAULTS = (
     ),
     Fault(
         "a job continues although its settings have changed",
-        "if changed := [name for name in said if was.get(name) != said[name]]:",
-        "if changed := [name for name in said if name not in said]:",
+        "if changed := [name for name in record if was.get(name) != record[name]]:",
+        "if changed := [name for name in record if name not in record]:",
         ("test_a_job_does_not_go_on_as_another",),
     ),
     Fault(
@@ -1052,7 +1052,7 @@ FAULTS = (
     ),
     Fault(
         "one column of a file becomes two columns of the model",
-        "if not said and there[0] in guessed:",
+        "if not chosen and there[0] in guessed:",
         "if False:",
         ("test_one_column_is_not_two",),
     ),

@@ -117,10 +117,10 @@ def compile_library(source: Path, include: Path, target: Target, out: Path, part
         return
 
     def one(part: int) -> str:
-        made = folder / f"part{part}.o"
-        options = [f"-DPART={part}", "-c", "-o", made.name, source.name]
-        run_compiler([*command, *options], folder, made)
-        return made.name
+        object_file = folder / f"part{part}.o"
+        options = [f"-DPART={part}", "-c", "-o", object_file.name, source.name]
+        run_compiler([*command, *options], folder, object_file)
+        return object_file.name
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = [*pool.map(one, range(parts))]

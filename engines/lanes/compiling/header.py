@@ -36,11 +36,11 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     plan = planned(row_program(source.program))
     store = stores(plan)[0]
     language: Language = target.arch  # type: ignore[assignment]
-    made = written_header(
+    header = written_header(
         plan, members_of(source.signature), language, "local" if store == "shared" else store
     )
-    (out / HEADER).write_text(made.text)
-    (out / "network.cpp").write_text(made.library)
+    (out / HEADER).write_text(header.text)
+    (out / "network.cpp").write_text(header.library)
     facts = {} if language == "cpp" else {"registers": _registers(out, language)}
     here = Target.parse("cpu")
     command = [
@@ -69,17 +69,17 @@ def passes_self_test(text: str, name: str) -> bool:
 
 def _registers(folder: Path, language: Language) -> dict[str, int]:
     """Compile the header's kernel for GPUs. Returns the registers of a thread, by architecture."""
-    found: dict[str, int] = {}
+    registers: dict[str, int] = {}
     if language == "cuda":
         for arch in _NVIDIA:
             # As nvcc does by default, which the header must withstand.
-            made = nvrtc_image(_KERNEL.encode(), arch, folder, fmad=True)
-            found[arch] = number_in(made.log, r"Used (\d+) registers")
-        return found
+            compiled = nvrtc_image(_KERNEL.encode(), arch, folder, fmad=True)
+            registers[arch] = number_in(compiled.log, r"Used (\d+) registers")
+        return registers
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         (place / "kernel.hip").write_text(_KERNEL)
         for arch in _AMD:
-            said = amd_image("kernel.hip", arch, place, folder)
-            found[arch] = number_in(said, r"VGPRs: (\d+)")
-    return found
+            log = amd_image("kernel.hip", arch, place, folder)
+            registers[arch] = number_in(log, r"VGPRs: (\d+)")
+    return registers

@@ -101,9 +101,9 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
         raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]
     vectors = vectors_in_l1(plan, lanes)
-    found = [Width("many", lanes, vectors, registers)] if vectors > 1 else []
-    found.append(Width("one", lanes, 1, registers))
+    widths = [Width("many", lanes, vectors, registers)] if vectors > 1 else []
+    widths.append(Width("one", lanes, 1, registers))
     if lanes > 4:
-        found.append(Width("four", 4, 1, registers, few=lanes))
-        found.append(Width("single", 1, 1, registers, few=lanes))
-    return found
+        widths.append(Width("four", 4, 1, registers, few=lanes))
+        widths.append(Width("single", 1, 1, registers, few=lanes))
+    return widths

@@ -40,9 +40,9 @@ def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) ->
         info = _first_failure(build, info, rest, j)
     parts = [Part(column, _from_diagonal(k)) for k, column in enumerate(columns)]
     zeros = build.expand(build.tensor(0.0, op.dtype), op.shape)
-    made = Assembly(build.values, op.shape, op.dtype, [Part(zeros, lambda at: at), *parts])
-    found: Tensor = build.add(made)
-    return [_turned(build, op, found) if upper else found, info]
+    assembled = Assembly(build.values, op.shape, op.dtype, [Part(zeros, lambda at: at), *parts])
+    lower: Tensor = build.add(assembled)
+    return [_turned(build, op, lower) if upper else lower, info]
 
 
 def _first_failure(build: Builder, info: Tensor, rest: Tensor, column: int) -> Tensor:
@@ -82,8 +82,8 @@ def solve_triangular(
         solved[i] = rest
     whole = (*shape[:-1], size, shape[-1])
     parts = [Part(row, _into_row(i)) for i, row in solved.items()]
-    found: Tensor = build.add(Assembly(build.values, whole, op.dtype, parts))
-    return found if left else _turned(build, op, found)
+    solution: Tensor = build.add(Assembly(build.values, whole, op.dtype, parts))
+    return solution if left else _turned(build, op, solution)
 
 
 def _small(x: Tensor) -> int:

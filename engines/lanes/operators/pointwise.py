@@ -139,8 +139,8 @@ def convert(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 
 def common_dtype(a: Any, b: Any) -> str:
     """The dtype to which torch converts two arguments before it compares them."""
-    found = torch.result_type(*(_stand_in(each) for each in (a, b)))
-    return str(found).removeprefix("torch.")
+    dtype = torch.result_type(*(_stand_in(each) for each in (a, b)))
+    return str(dtype).removeprefix("torch.")
 
 
 def _stand_in(given: Any) -> Any:

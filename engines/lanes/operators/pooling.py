@@ -132,10 +132,10 @@ def _cut(window: range, begin: int, end: int) -> range:
 
 def _sizes(windows: Windows) -> torch.Tensor:
     """The number of places of each window, of shape (results of each dimension)."""
-    found = torch.ones([])
+    counts = torch.ones([])
     for along in windows:
-        found = found.unsqueeze(-1) * torch.tensor([float(len(each)) for each in along])
-    return found
+        counts = counts.unsqueeze(-1) * torch.tensor([float(len(each)) for each in along])
+    return counts
 
 
 def _elements(build: Builder, op: Operator, x: Tensor, windows: Windows, outside: float) -> Tensor:
@@ -188,14 +188,14 @@ def _table(along: Sequence[range]) -> list[list[int]]:
 
 def _own_places(windows: Windows) -> torch.Tensor:
     """For each element of `_listed`: true if it is no repetition. Shape (results, window)."""
-    found = torch.ones([], dtype=torch.bool)
+    inside_all = torch.ones([], dtype=torch.bool)
     for d, along in enumerate(windows):
         longest = max(map(len, along))
         own_places = torch.tensor([[k < len(each) for k in range(longest)] for each in along])
         shape = [1] * (2 * len(windows))
         shape[d], shape[len(windows) + d] = own_places.shape
-        found = found & own_places.view(shape)
-    return found
+        inside_all = inside_all & own_places.view(shape)
+    return inside_all
 
 
 def _places_of_largest(build: Builder, op: Operator, x: Tensor, windows: Windows) -> Tensor:
@@ -222,13 +222,13 @@ def _mirrored(index: Indices, shape: Sequence[int], dims: Sequence[int]) -> Indi
 
 def _flat_places(windows: Windows, shape: Sequence[int]) -> torch.Tensor:
     """The places of all elements of `_listed` in the flat input, of shape (results, elements)."""
-    found = torch.zeros([], dtype=torch.int64)
+    flat = torch.zeros([], dtype=torch.int64)
     for d, (along, size) in enumerate(zip(windows, shape, strict=True)):
         places = torch.tensor(_table(along))
         own_shape = [1] * (2 * len(windows))
         own_shape[d], own_shape[len(windows) + d] = places.shape
-        found = found * size + places.view(own_shape)
-    return found.flatten(len(windows))
+        flat = flat * size + places.view(own_shape)
+    return flat.flatten(len(windows))
 
 
 def _inner(op: Operator, elements: Tensor) -> list[int]:

@@ -33,22 +33,22 @@ def matmul(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
         return (*index[:-2], *steps, index[-1])
 
     sizes = left.shape[-1:]
-    made = Product(left, right, op.shape, sizes, left_at, right_at)
-    return build.add(made)
+    product = Product(left, right, op.shape, sizes, left_at, right_at)
+    return build.add(product)
 
 
 @lowers("addmm", "baddbmm", rows=row_rules.product)
 def addmm(
     build: Builder, op: Operator, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    found = matmul(build, op, a, b)
+    product = matmul(build, op, a, b)
     if alpha != 1:
-        found = build.map("mul", [found, alpha], op.shape, op.dtype)
+        product = build.map("mul", [product, alpha], op.shape, op.dtype)
     if beta == 0:
-        return found
+        return product
     if beta != 1:
         c = build.map("mul", [c, beta], tuple(c.shape), op.dtype)
-    return build.map("add", [found, c], op.shape, op.dtype)
+    return build.map("add", [product, c], op.shape, op.dtype)
 
 
 @lowers("mv", "dot", "vdot", rows=row_rules.product)
@@ -71,8 +71,8 @@ def operand(build: Builder, op: Operator, given: Any) -> Tensor:
     if op.dtype not in _FLOATS:
         what = "integers" if op.dtype in RANGES else op.dtype
         raise NotKnown(f"a product of {what}")
-    made = build.tensor(given, op.dtype)
-    return made if isinstance(made, Constant) else build.in_memory(made)
+    tensor = build.tensor(given, op.dtype)
+    return tensor if isinstance(tensor, Constant) else build.in_memory(tensor)
 
 
 @lowers("convolution", "_convolution", rows=row_rules.convolved)
@@ -89,14 +89,14 @@ def convolution(
     )
     x = build.tensor(x, op.dtype)
     if transposed:
-        found = _transposed(build, op, x, weight, Sizes(stride, padding, dilation), groups)
+        convolved = _transposed(build, op, x, weight, Sizes(stride, padding, dilation), groups)
     else:
-        found = _ordinary(build, op, x, weight, Sizes(stride, padding, dilation), groups)
+        convolved = _ordinary(build, op, x, weight, Sizes(stride, padding, dilation), groups)
     if bias is None:
-        return found
+        return convolved
     each = build.tensor(bias, op.dtype)
     each = build.view(each, (each.count, *[1] * dims), lambda index: index[:1])
-    return build.map("add", [found, each], op.shape, op.dtype)
+    return build.map("add", [convolved, each], op.shape, op.dtype)
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ def _ordinary(
         *offsets, channel = steps
         return (index[1], channel, *offsets)
 
-    made = Product(
+    product = Product(
         source, build.tensor(weight, op.dtype), op.shape, (*weight.shape[2:], inner),
         left_at, right_at,
     )  # fmt: skip
-    return build.add(made)
+    return build.add(product)
 
 
 def _transposed(
@@ -172,8 +172,8 @@ def _transposed(
         result = torch.empty(shape, dtype=op.results[0].dtype, device="meta")
         mirrored = taps.flip(list(range(2, taps.dim())))
         plain = Sizes([1] * len(spans), [0] * len(spans), sizes.dilation)
-        found = _ordinary(build, Operator("convolution", (result,)), room, mirrored, plain, groups)
-        parts.append(Part(found, _apart([span.first for span in spans], strides)))
+        part = _ordinary(build, Operator("convolution", (result,)), room, mirrored, plain, groups)
+        parts.append(Part(part, _apart([span.first for span in spans], strides)))
     if len(parts) == 1 and parts[0].source.shape == op.shape:
         return parts[0].source
     zeros = build.expand(build.tensor(0, op.dtype), op.shape)

@@ -29,8 +29,8 @@ def reduced(
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     if dtype == "bool":
         kind = _OF_BOOLS.get(kind, kind)
-    made: Tensor = build.add(Reduction(kind, x, sorted({d % rank for d in dims}), dtype, keep))
-    return build.total(made) if kind in ("sum", "prod") else made
+    reduction: Tensor = build.add(Reduction(kind, x, sorted({d % rank for d in dims}), dtype, keep))
+    return build.total(reduction) if kind in ("sum", "prod") else reduction
 
 
 @lowers("sum", "mean", rows=row_rules.along)
@@ -39,11 +39,11 @@ def total(
 ) -> Tensor:
     if not x.shape:
         return build.cast(x, op.dtype)
-    found = reduced(build, "sum", build.cast(x, op.dtype), dim, op.dtype, keepdim)
+    summed = reduced(build, "sum", build.cast(x, op.dtype), dim, op.dtype, keepdim)
     if op.name == "sum":
-        return found
+        return summed
     # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
-    return build.map("div", [found, x.count // max(found.count, 1)], op.shape, op.dtype)
+    return build.map("div", [summed, x.count // max(summed.count, 1)], op.shape, op.dtype)
 
 
 @lowers(*_KINDS, rows=row_rules.along)
@@ -62,8 +62,8 @@ def place_of_extremum(
     if dim is None:
         flat = torch.empty(x.count, device="meta")
         x, dim = reshape(build, Operator("view", (flat,)), x), 0
-        found = reduced(build, op.name, x, 0, "int64")
-        return reshape(build, op, found) if keepdim else found
+        place = reduced(build, op.name, x, 0, "int64")
+        return reshape(build, op, place) if keepdim else place
     return reduced(build, op.name, x, dim, "int64", keepdim)
 
 
@@ -97,11 +97,11 @@ def variance(
         correction = float(unbiased)
     mean, var = moments(build, x, dim, correction)
     shapes = [sizes(result) for result in op.results]
-    found = [
+    results = [
         build.view(each, shape, _dropped(each.shape, shape, x, dim)) if not keepdim else each
         for each, shape in zip((var, mean), shapes, strict=False)
     ]
-    return found if op.name == "var_mean" else found[0]
+    return results if op.name == "var_mean" else results[0]
 
 
 def _dropped(kept: Sequence[int], shape: Sequence[int], x: Tensor, dims: Any) -> Any:
@@ -145,9 +145,9 @@ def layer_norm(
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     mean, var = moments(build, x, dims, 0)
     scale = _inverse_root(build, var, eps)
-    found = build.map("sub", [x, mean], x.shape, x.dtype)
-    found = build.map("mul", [found, scale], x.shape, x.dtype)
-    return [_affine(build, found, weight, bias), mean, scale]
+    normed = build.map("sub", [x, mean], x.shape, x.dtype)
+    normed = build.map("mul", [normed, scale], x.shape, x.dtype)
+    return [_affine(build, normed, weight, bias), mean, scale]
 
 
 @lowers("native_group_norm")
@@ -159,12 +159,12 @@ def group_norm(
     grouped = reshape(build, _like(x, shape), x)
     mean, var = moments(build, grouped, [2, 3], 0)
     scale = _inverse_root(build, var, eps)
-    found = build.map("sub", [grouped, mean], shape, x.dtype)
-    found = build.map("mul", [found, scale], shape, x.dtype)
-    found = reshape(build, op, found)
+    normed = build.map("sub", [grouped, mean], shape, x.dtype)
+    normed = build.map("mul", [normed, scale], shape, x.dtype)
+    normed = reshape(build, op, normed)
     wide = [1] * (len(x.shape) - 2)
     weight, bias = (None if w is None else w.view(-1, *wide) for w in (weight, bias))
-    return [_affine(build, found, weight, bias), mean, scale]
+    return [_affine(build, normed, weight, bias), mean, scale]
 
 
 @lowers("_native_batch_norm_legit_no_training", rows=row_rules.batch_norm)
@@ -206,11 +206,11 @@ def softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
     summed = reduced(build, "sum", powers, dim, op.dtype, True)
     if op.name == "_log_softmax":
         logarithm = build.map("log", [summed], summed.shape, op.dtype)
-        found = build.map("sub", [less, logarithm], shape, op.dtype)
+        shares = build.map("sub", [less, logarithm], shape, op.dtype)
     else:
         share = build.map("div", [1.0, summed], summed.shape, op.dtype)
-        found = build.map("mul", [powers, share], shape, op.dtype)
-    return reshape(build, op, found)
+        shares = build.map("mul", [powers, share], shape, op.dtype)
+    return reshape(build, op, shares)
 
 
 @lowers("_safe_softmax", rows=row_rules.along)
@@ -218,8 +218,8 @@ def safe_softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor
     """As `softmax`, but 0 if all elements along `dim` are -inf."""
     least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
     masked = reduced(build, "all", least, dim, "bool", True)
-    found = softmax(build, op, x, dim)
-    return select(build, op, masked, build.tensor(0.0, op.dtype), found)
+    shares = softmax(build, op, x, dim)
+    return select(build, op, masked, build.tensor(0.0, op.dtype), shares)
 
 
 @lowers("cumsum", "cumprod", rows=row_rules.along)

@@ -112,15 +112,15 @@ def lowered(
         return function(build, op, *positional, **by_name)
     rounds = half.pop() if op.name in _ROUNDS_NUMBERS else None
     results = [each.float() if _dtype(each) in HALF else each for each in op.results]
-    made = function(
+    result = function(
         build,
         Operator(op.name, tuple(results)),
         *_wider(build, positional, rounds),
         **{name: _wider(build, value, rounds) for name, value in by_name.items()},
     )
-    if not isinstance(made, list):
-        return _rounded(build, made, op.results[0])
-    return [_rounded(build, each, to) for each, to in zip(made, op.results, strict=False)]
+    if not isinstance(result, list):
+        return _rounded(build, result, op.results[0])
+    return [_rounded(build, each, to) for each, to in zip(result, op.results, strict=False)]
 
 
 # Eager torch rounds the numbers among their arguments to 16 bits too. `mul` and `div` do not.

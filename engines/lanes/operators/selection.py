@@ -162,8 +162,8 @@ def sort(
 
 def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) -> list[Tensor]:
     numbers = build.cast(x, "int32") if x.dtype == "bool" else x  # true is -1
-    made = Sorted(build.in_memory(numbers), dim % len(x.shape), count, descending)
-    return [build.cast(build.add(made), x.dtype), build.add(made.places)]
+    in_order = Sorted(build.in_memory(numbers), dim % len(x.shape), count, descending)
+    return [build.cast(build.add(in_order), x.dtype), build.add(in_order.places)]
 
 
 @lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.scattered)
@@ -222,11 +222,11 @@ def _masks(indices: Sequence[Any]) -> list[Any]:
 
 def _without_constant_masks(indices: Sequence[Any]) -> list[Any]:
     """The indices, with those of the true elements in place of each mask that no row changes."""
-    found: list[Any] = []
+    kept: list[Any] = []
     for each in indices:
         constant_mask = isinstance(each, torch.Tensor) and bool(_masks([each]))
-        found += each.bool().nonzero(as_tuple=True) if constant_mask else [each]
-    return found
+        kept += each.bool().nonzero(as_tuple=True) if constant_mask else [each]
+    return kept
 
 
 def _put_by_mask(

@@ -286,9 +286,9 @@ def copy(build: Builder, op: Operator, source: Any, /) -> Tensor:
 def filled(build: Builder, op: Operator, /, fill_value: Any = None) -> Any:
     """A tensor with the same number in all elements."""
     value = fill_value if "full" in op.name else int("ones" in op.name)
-    made = build.tensor(value, op.dtype)
+    tensor = build.tensor(value, op.dtype)
     if UNKNOWN in op.shape:
-        return build.expand(made, op.shape)
+        return build.expand(tensor, op.shape)
     if hasattr(value, "dtype"):
-        return build.expand(made, op.shape)
+        return build.expand(tensor, op.shape)
     return torch.full(op.shape, value, dtype=op.results[0].dtype)

@@ -61,13 +61,13 @@ class Arrangement:
         values = _values(found)
         if len(values) != len(self.outputs):
             return found
-        made = [
+        values_in_order = [
             order.of(value) if isinstance(value, torch.Tensor) else value
             for order, value in zip(self.outputs, values, strict=True)
         ]
         if isinstance(found, Mapping):
-            return dict(zip(found, made, strict=True))
-        return made if isinstance(found, tuple | list) else made[0]
+            return dict(zip(found, values_in_order, strict=True))
+        return values_in_order if isinstance(found, tuple | list) else values_in_order[0]
 
 
 class _ByName(dict[str, torch.Tensor]):

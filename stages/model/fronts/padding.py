@@ -65,10 +65,10 @@ class Padded(InFront):
         # A row of `value` follows the items and fills the places without an item. So padding is one
         # gather of rows, and a compiler may move a linear layer in front of it.
         rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
-        found = rows[_kept(torch.where(exists, index, count))]
+        rows_of_items = rows[_kept(torch.where(exists, index, count))]
         if one.shape is not None:
-            return found.squeeze(2) if len(one.shape) == 1 else found
-        return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
+            return rows_of_items.squeeze(2) if len(one.shape) == 1 else rows_of_items
+        return rows_of_items.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
 
 
 def begin_and_end(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -68,10 +68,10 @@ def features(block: Features, given: torch.Tensor) -> torch.Tensor:
         columns[name] = flat.narrow(1, at, width).unflatten(1, one) if one else flat.select(1, at)
         at += width
     values = [evaluate(value, columns).expand(-1, *extents) for value in block.values]
-    found = torch.stack(values, dim=1)
+    stacked = torch.stack(values, dim=1)
     if block.exists is None:
-        return found
-    return torch.where((columns[block.exists] > 0).unsqueeze(1), found, block.pad)
+        return stacked
+    return torch.where((columns[block.exists] > 0).unsqueeze(1), stacked, block.pad)
 
 
 def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:

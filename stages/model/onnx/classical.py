@@ -56,11 +56,11 @@ def _normalizer(a: Node) -> nn.Module:
         if norm == "L2":
             size = (x * x).sum(-1, keepdim=True)
             root = (x * x / size).sqrt()
-            found = torch.where(x < 0, -root, root)
+            normed = torch.where(x < 0, -root, root)
         else:
             size = x.abs().sum(-1, keepdim=True) if norm == "L1" else x.amax(-1, keepdim=True)
-            found = x / size
-        return torch.where(size == 0, x, found)
+            normed = x / size
+        return torch.where(size == 0, x, normed)
 
     return Operation(run)
 

@@ -54,15 +54,15 @@ def as_numbers(model: Any, path: Path) -> list[str]:
                 f"{path}: the input {each.name!r} is text, and a column has numbers: train and "
                 "export with numbers for its categories"
             )
-    said = _without_maps(model.graph)
+    notes = _without_maps(model.graph)
     numbers: dict[str, int] = {}
     for node in model.graph.node:
         _number(node, numbers)
-        said += _with_unknown(node)
+        notes += _with_unknown(node)
     for tensor in model.graph.initializer:
         if tensor.data_type == text:
-            found = [numbers.setdefault(s.decode(), len(numbers)) for s in tensor.string_data]
-            array = np.array(found, np.int64).reshape(tuple(tensor.dims))
+            codes = [numbers.setdefault(s.decode(), len(numbers)) for s in tensor.string_data]
+            array = np.array(codes, np.int64).reshape(tuple(tensor.dims))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     named = []
     for each in (*model.graph.value_info, *model.graph.output):
@@ -72,15 +72,15 @@ def as_numbers(model: Any, path: Path) -> list[str]:
     if numbers:
         listed = [f"{i} is {name}" for name, i in [*numbers.items()][:_SHOWN]]
         listed += [f"and {len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
-        said.append(f"{', '.join(named)} has numbers for names: {', '.join(listed)}")
-    return said
+        notes.append(f"{', '.join(named)} has numbers for names: {', '.join(listed)}")
+    return notes
 
 
 def _without_maps(graph: Any) -> list[str]:
     """Remove each node that makes a map (class to score) of a tensor."""
     import onnx
 
-    said = []
+    notes = []
     for node in [node for node in graph.node if node.op_type == "ZipMap"]:
         (tensor,), (made,) = node.input, node.output
         graph.node.remove(node)
@@ -94,8 +94,8 @@ def _without_maps(graph: Any) -> list[str]:
                 )
         (classes,) = (onnx.helper.get_attribute_value(each) for each in node.attribute)
         listed = [each.decode() if isinstance(each, bytes) else str(each) for each in classes]
-        said.append(f"{made} has a column for each class, in the order {', '.join(listed)}")
-    return said
+        notes.append(f"{made} has a column for each class, in the order {', '.join(listed)}")
+    return notes
 
 
 def _number(node: Any, numbers: dict[str, int]) -> None:
@@ -107,11 +107,11 @@ def _number(node: Any, numbers: dict[str, int]) -> None:
             continue
         name = _NUMBERED[attribute.name]
         name = "classlabels_ints" if node.op_type == "LinearClassifier" else name
-        found = [
+        codes = [
             numbers.setdefault(each.decode(), len(numbers))
             for each in attribute.strings or [attribute.s]
         ]
-        value = found if attribute.strings else found[0]
+        value = codes if attribute.strings else codes[0]
         attribute.CopyFrom(onnx.helper.make_attribute(name, value))
 
 
@@ -122,5 +122,5 @@ def _with_unknown(node: Any) -> list[str]:
     stops = [each for each in node.attribute if each.name == "zeros" and not each.i]
     for each in stops:
         each.i = 1
-    said = f"{node.name or node.output[0]} gives zeros for a category that it does not know"
-    return [f"{said}; in the file it is an error"] * len(stops)
+    note = f"{node.name or node.output[0]} gives zeros for a category that it does not know"
+    return [f"{note}; in the file it is an error"] * len(stops)

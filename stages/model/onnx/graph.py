@@ -84,10 +84,10 @@ class OnnxGraph(torch.nn.Module):
         for i, node in enumerate(self.nodes):
             given = [values[name] for name in node.given]
             if str(i) in self.classical:
-                found = self.classical[str(i)](*map(_tensor, given))
+                returned = self.classical[str(i)](*map(_tensor, given))
             else:
-                found = _run(node, given)
-            several = found if isinstance(found, tuple | list) else (found,)
+                returned = _run(node, given)
+            several = returned if isinstance(returned, tuple | list) else (returned,)
             node.check(len(several))
             values.update(zip(node.made, several, strict=True))
         return tuple(_tensor(values[name]) for name in self.returned)
@@ -98,9 +98,9 @@ def _run(a: Node, given: list[Any]) -> Any:
     if a.kind == "Shape":
         return _array(list(given[0].shape)[a("start", 0) : a("end")])
     if a.kind in ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
-        found = ON_SIZES[a.kind](a, *given)
-        if found is not None:
-            return np.asarray(found, object)
+        returned = ON_SIZES[a.kind](a, *given)
+        if returned is not None:
+            return np.asarray(returned, object)
     places = SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
     if a.kind == "Gather" and isinstance(given[1], np.ndarray) and given[1].ndim == 0:
         places = "1"
@@ -128,5 +128,5 @@ def _tensor(value: Any) -> Any:
         return value
     if all(type(size) is int for size in value.flat):
         return torch.tensor(value.tolist(), dtype=torch.int64)
-    made = [torch.scalar_tensor(size, dtype=torch.int64) for size in value.flat]
-    return torch.stack(made).reshape(value.shape)
+    sizes = [torch.scalar_tensor(size, dtype=torch.int64) for size in value.flat]
+    return torch.stack(sizes).reshape(value.shape)

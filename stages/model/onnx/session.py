@@ -53,8 +53,8 @@ class OnnxModel(torch.nn.Module):
     def _answers(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         count = len(next(iter(feed.values())))
         if not self.one_row or count == 1:
-            found: list[np.ndarray] = self.session.run(None, feed)
-            return found
+            answers: list[np.ndarray] = self.session.run(None, feed)
+            return answers
         rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
         each = [self.session.run(None, row) for row in rows]
         return [np.concatenate(parts) for parts in zip(*each, strict=True)]
