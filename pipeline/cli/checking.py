@@ -72,8 +72,8 @@ def check(
     computes the reference again. Exits with 1 if one that was chosen is no longer valid, or if
     there is none for this host.
     """
-    if html is not None and not times:
-        raise click.UsageError("--html shows times: it goes with --times")
+    if html is not None and times == operators:
+        raise click.UsageError("--html goes with --times or with --operators, with one of them")
     trusted = _trusted(keys)
     opened = opened_at(ref, registry)
     parts = {"signature": _signed(opened, ref, trusted, registry)} if trusted else {}
@@ -84,7 +84,7 @@ def check(
         if times:
             parts["times"] = _timed(opened, ref, target, seconds, html)
     if operators:
-        parts["operators"] = _operators(opened)
+        parts["operators"] = _operators(opened, ref, html)
     return Answer(
         {"digest": opened.bundle.digest, **{name: part.data for name, part in parts.items()}},
         chain(["every digest is right"], *(part.shown for part in parts.values())),
@@ -180,9 +180,9 @@ def _judged(opened: Opened, target: str | None) -> Answer:
     return Answer(data, shown(), passed=valid)
 
 
-def _operators(opened: Opened) -> Answer:
+def _operators(opened: Opened, ref: str, html: Path | None) -> Answer:
     """The share of each line of the model in a call of `lanes`."""
-    from pipeline.report import new_table
+    from pipeline.report import new_table, operators_page
     from soa.text import number
     from stages.reference import Reference, label
     from stages.timing import benchmark_cases, ladder, operator_times
@@ -197,7 +197,8 @@ def _operators(opened: Opened) -> Answer:
     for each in found:
         shares = [f"{number(100 * share, 2)} %" for share in each.shares.values()]
         table.add_row(each.operator, each.line, *shares)
-    return Answer([vars(each) for each in found], [table])
+    said = write_page(html, lambda: operators_page(ref, table, found))
+    return Answer([vars(each) for each in found], [table, *said])
 
 
 def _timed(

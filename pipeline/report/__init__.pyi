@@ -7,6 +7,7 @@ from .pages import apply_page as apply_page
 from .pages import bench_page as bench_page
 from .pages import difference_page as difference_page
 from .pages import drift_page as drift_page
+from .pages import operators_page as operators_page
 from .pages import page_place as page_place
 from .pages import publish as publish
 from .pages import require_libraries as require_libraries

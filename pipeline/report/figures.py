@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.checked import Deviation
 from runtime.watch import Share
@@ -24,6 +24,9 @@ from stages.reports import (
     Roc,
     ValidationReport,
 )
+
+if TYPE_CHECKING:
+    from stages.timing import OperatorTime
 
 _TEXT, _GRID = "#010203", "#010204"
 _SERIES = tuple(f"#0102{i:02x}" for i in range(16, 23))
@@ -243,6 +246,14 @@ def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
     ]
     axis = Axis("value", "share of values", _share)
     return _stepped(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
+
+
+def operators_figure(caption: str, found: Sequence[OperatorTime]) -> Figure:
+    """Draw the share of a call that each operator takes, for each size."""
+    sizes = [*found[0].shares][: len(_SERIES)]
+    series = [Steps(size, [each.shares[size] for each in found]) for size in sizes]
+    axis = Axis("operator", "share of a call", _share)
+    return _stepped(caption, axis, series, [each.operator for each in found])
 
 
 def _share(value: float) -> str:

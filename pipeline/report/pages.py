@@ -23,6 +23,7 @@ from pipeline.report.figures import (
     error_figure,
     histogram_figure,
     kept_of,
+    operators_figure,
     roc_figure,
     speed_figure,
     ulp_figure,
@@ -62,10 +63,12 @@ if TYPE_CHECKING:
     from pipeline.applying import About, Report
     from registry.store import Registry
     from runtime.watch import Counts, Moved, Profile
+    from stages.timing import OperatorTime
 
 REPORT = "report.html"
 _MOST_VALUES = 8
 _MOST_PLOTS = 24
+_MOST_OPERATORS = 8
 _NOT_KEPT = NotDrawn("the release that built it kept nothing to draw")
 
 
@@ -334,6 +337,13 @@ def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]
 def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
     sections = [Section(t, list(speed_parts(t, timed))) for t, timed in reports.items()]
     return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
+
+
+def operators_page(ref: str, table: Table, found: Sequence[OperatorTime]) -> str:
+    """The page of `pipeline check --operators`."""
+    drawn = operators_figure("The operators that take most", found[:_MOST_OPERATORS])
+    sections = [Section("Shares of a call of lanes", [table, drawn])]
+    return page(f"Operators of {ref}", sections, ["Measured on this host, in one thread."])
 
 
 def apply_page(done: Report, about: Sequence[About]) -> str:

@@ -101,8 +101,8 @@ def refused(
 def test_each_file_of_the_library_compiles_by_itself() -> None:
     """The other tests build the library as one file, its users do not."""
     native = ROOT / "engines" / "native"
-    words = ("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
-    words += (f"-I{native}", f"-I{native}/include")
+    flags = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{native}")
+    words = ("g++", *flags, f"-I{native}/include")
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda file: execute(*words, file), (native / "library").glob("*.cpp")))
 

@@ -275,7 +275,9 @@ def test_check_is_validate_and_bench(registry: Registry, jets: Built, tmp_path: 
     text = said("check", "jets", *options, registry=registry)
     assert "\nchosen" in text and "validation on" in text and page.is_file()
     assert cli("check", "jets", "--html", page, "--registry", registry.uri, code=2).stdout == ""
-    timed = answer("check", "jets", "--operators", registry=registry)["operators"]
+    drawn = tmp_path / "operators.html"
+    timed = answer("check", "jets", "--operators", "--html", drawn, registry=registry)["operators"]
+    assert "<svg" in drawn.read_text() and timed[0]["operator"] in drawn.read_text()
     assert sum(each["shares"]["n=1000"] for each in timed) == pytest.approx(1)
     assert {each["line"].partition(":")[0] for each in timed} >= {"model.py"}
 
