@@ -1,6 +1,7 @@
 """Builds a GPU kernel from a captured program, without a device or a toolkit.
 
-One thread computes one row, or a block of threads if the row has too many intermediate values.
+One thread computes one row if a compiler can keep its intermediate values in registers. Otherwise a
+block of threads computes some rows together, in its shared memory.
 
 NVRTC, which is a Python wheel, compiles for NVIDIA's GPUs, and Debian's clang for AMD's. The text
 file `network.kernel` has the facts that the runner needs (engines/native/common/kernel_program.h).
@@ -32,6 +33,7 @@ from engines.lanes.planning import (
     letters,
     planned,
     row_program,
+    rows_together,
     written_kernel,
 )
 from engines.lanes.tensors import Product, Program, Reduction
@@ -41,7 +43,6 @@ THREADS = 128  # of a block
 _UNROLLED = 6000  # the most steps of a row's program for which all loops are unrolled
 _MOST_STORED = 400  # the most intermediate values to try in registers; not all exist at once
 _MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
-_LITTLE = 8 << 10  # bytes of a row; for more, a block of threads computes it in shared memory
 _MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
 _MOST_LOCAL = 64 << 10  # bytes for a thread: 2,048 threads of 132 processors then take 17 GB
 _MOST_GIVEN = 4000  # bytes of a kernel's arguments
@@ -92,7 +93,7 @@ def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     images = [each for each in ("network.image", "network.ptx") if (out / each).is_file()]
     lines = [
         "soa-kernel 1", f"target {target}", f"threads {THREADS}",
-        f"rows {1 if made.store == 'shared' else THREADS}", f"columns {len(columns)}",
+        f"rows {_rows(plan) if made.store == 'shared' else THREADS}", f"columns {len(columns)}",
         f"items {plan.program.kinds.count('i')}", f"kinds {plan.program.kinds}",
         f"dtypes {letters(plan.program)}",
         *(f"image {each}" for each in images),
@@ -107,7 +108,8 @@ def _smallest(plan: Plan, target: Target, out: Path) -> Report:
     """Compile with the first of `stores` that has enough room for a row's intermediate values."""
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
     for store in stores(plan):
-        (out / "network.cu").write_text(written_kernel(plan, THREADS, store).text)
+        rows = _rows(plan) if store == "shared" else 1
+        (out / "network.cu").write_text(written_kernel(plan, THREADS, store, rows).text)
         made = compile_for(out, target, store)
         if store != "registers" or made.spilled_bytes <= _MOST_SPILLED:
             break
@@ -116,12 +118,16 @@ def _smallest(plan: Plan, target: Target, out: Path) -> Report:
 
 def stores(plan: Plan) -> list[Store]:
     """The places for intermediate values to try, in order."""
-    size, work = 4 * plan.size, sum(map(_steps, plan.steps))
     found: list[Store] = []
-    if work <= _UNROLLED and plan.size <= _MOST_STORED:
+    if sum(map(_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
         found.append("registers")
-    _require_room(size)
-    return [*found, "shared" if _LITTLE < size <= _MOST_SHARED else "local"]
+    _require_room(4 * plan.size)
+    return [*found, "shared" if _rows(plan) else "local"]
+
+
+def _rows(plan: Plan) -> int:
+    """How many rows a block of threads computes together."""
+    return rows_together(plan, THREADS, _MOST_SHARED)
 
 
 def _require_room(size: int) -> None:

@@ -214,6 +214,58 @@ INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   }
 }
 
+#if defined(BLOCK_SIZE)
+// Where a block of a GPU's threads computes RV rows together, each thread takes tiles of a product: most_m times most_j
+// sums of most_r rows (of one row for two operands that differ between rows), in registers. A tile at an edge reads its
+// last element again, and does not hand these sums out.
+template <int kCount, class V>
+struct alignas(kCount * sizeof(V) % 16 == 0 ? 16 : kCount * sizeof(V)) Adjacent {
+  V each[kCount];
+};
+template <class K, class S, class V, class N, class Out>
+INLINE void weighted_tile(int tile, int own_rows, S steps, const V *left, const N *weights, const Out &out) {
+  constexpr int kM = K::most_m, kJ = K::most_j, kR = K::most_r, kAcross = (K::j + kJ - 1) / kJ;
+  const int r = tile % (RV / kR) * kR, j = tile / (RV / kR) % kAcross * kJ, m = tile / (RV / kR) / kAcross * kM;
+  if (r >= own_rows) return;
+  V sums[kM][kJ][kR];
+  UNROLL for (int q = 0; q < kM * kJ * kR; ++q) (&sums[0][0][0])[q] = V{};
+  weights += j;
+  walk(steps, left + r, left, [&](const V *x, const V *) ALWAYS_INLINE {
+    const Adjacent<kJ, N> own = *(const Adjacent<kJ, N> *)weights;
+    UNROLL for (int a = 0; a < kM; ++a) {
+      const int at = m + a < K::m ? m + a : K::m - 1;
+      const Adjacent<kR, V> rows = *(const Adjacent<kR, V> *)(x + at * K::left * RV);
+      UNROLL for (int b = 0; b < kJ; ++b) {
+        UNROLL for (int c = 0; c < kR; ++c) sums[a][b][c] = fma(splat(own.each[b]), rows.each[c], sums[a][b][c]);
+      }
+    }
+    weights += kAcross * kJ;
+  });
+  hand_out<K::loop != 0>(sums, m, j, r, [&](int a, int b, int c, V sum) ALWAYS_INLINE {
+    if (a < K::m && b < K::j && c < own_rows) out(a, b, c, sum);
+  });
+}
+template <class K, class S, class V, class Out>
+INLINE void paired_tile(int tile, int own_rows, S steps, const V *left, const V *right, const Out &out) {
+  constexpr int kM = K::most_m, kJ = K::most_j, kAcross = (K::j + kJ - 1) / kJ;
+  const int r = tile % RV, j = tile / RV % kAcross * kJ, m = tile / RV / kAcross * kM;
+  if (r >= own_rows) return;
+  V sums[kM][kJ][1];
+  UNROLL for (int q = 0; q < kM * kJ; ++q) (&sums[0][0][0])[q] = V{};
+  walk(steps, left + r, right + r, [&](const V *x, const V *y) ALWAYS_INLINE {
+    V own[kM];
+    UNROLL for (int a = 0; a < kM; ++a) own[a] = x[(m + a < K::m ? m + a : K::m - 1) * K::left * RV];
+    UNROLL for (int b = 0; b < kJ; ++b) {
+      const V other = y[(j + b < K::j ? j + b : K::j - 1) * K::right * RV];
+      UNROLL for (int a = 0; a < kM; ++a) sums[a][b][0] = fma(other, own[a], sums[a][b][0]);
+    }
+  });
+  hand_out<K::loop != 0>(sums, m, j, r, [&](int a, int b, int c, V sum) ALWAYS_INLINE {
+    if (a < K::m && b < K::j) out(a, b, c, sum);
+  });
+}
+#endif
+
 // Reductions take values one after the other. A sum has up to eight parts; step k is added to part k % 8. The parts are
 // combined in a fixed order, so that the bits are the same whether lanes are rows or steps.
 INLINE void start(F &x, double number) { x = splat((float)number); }
@@ -362,24 +414,24 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
 // The leaf of one decision tree that each row reaches. A word has a bit for each of up to 32 leaves, from left to right.
 // Where a row goes right, it cannot reach the leaves on the left: their bits are cleared, for all nodes of the tree. The
 // first leaf whose bit is left is the one that the row reaches. For the tables see Forest in tensors.py.
-template <bool kEqual, class V, class N>
+template <bool kEqual, int kVectors, class V, class N>
 INLINE void leaf(const V *rows, int apart, const N *thresholds, const int32_t *nodes, const int32_t *words,
                  const int32_t *trees, int tree, I *to) {
   const int first = trees[2 * tree], last = trees[2 * tree + 2];
-  for (int r = 0; r < RV; ++r) to[r] = splat(-1);
+  for (int r = 0; r < kVectors; ++r) to[r] = splat(-1);
   LOOP for (int word = first; word < last; ++word) {
-    I alive[RV];
-    UNROLL for (int r = 0; r < RV; ++r) alive[r] = splat(-1);
+    I alive[kVectors];
+    UNROLL for (int r = 0; r < kVectors; ++r) alive[r] = splat(-1);
     LOOP for (int k = words[word]; k < words[word + 1]; ++k) {
       const V *x = rows + nodes[2 * k] * apart * RV;
       const V threshold = splat(thresholds[k]);
       const I kept = splat(nodes[2 * k + 1]);
-      UNROLL for (int r = 0; r < RV; ++r) {
+      UNROLL for (int r = 0; r < kVectors; ++r) {
         const I left = kEqual ? mask(less_equal(x[r], threshold)) : mask(less(x[r], threshold));
         alive[r] = alive[r] & (left | kept);
       }
     }
-    UNROLL for (int r = 0; r < RV; ++r) {
+    UNROLL for (int r = 0; r < kVectors; ++r) {
       const I lowest = alive[r] & -alive[r];  // a power of 2, whose exponent is the number of the leaf in the word
       const I number = ((bits(to_float32(lowest)) >> splat(23)) & splat(255)) - splat(127);
       const I found = number + splat(32 * (word - first) + trees[2 * tree + 1]);

@@ -1,9 +1,11 @@
-// Replaces the vectors of lanes.h on a GPU, where a thread computes one row: F, I, D and Q are one float, int32_t,
-// double and int64_t. Each operation is that of a lane in lanes.h, so that the results have the same bits.
+// Replaces the vectors of lanes.h on a GPU: F, I, D and Q are one float, int32_t, double and int64_t. A thread computes
+// one row, or a block of threads computes RV rows together. Each operation is that of a lane in lanes.h, so that the results have the same bits.
 
 #define LANES 1
+#if !defined(RV)
 #define RV 1
-constexpr int kRows = 1;
+#endif
+constexpr int kRows = RV;
 
 // An I is also a truth value: -1 is true, 0 is false.
 struct I {
@@ -160,10 +162,11 @@ INLINE I pick(const int32_t *from, I at) { return from[at.v]; }
 INLINE D pick(const double *from, I at) { return {from[at.v]}; }
 INLINE Q pick(const int64_t *from, I at) { return {from[at.v]}; }
 template <class V>
-INLINE V pick_row(const V *from, I at, int) {
-  return from[at.v];
+INLINE V pick_row(const V *from, I at, int r) {
+  return from[at.v * RV + r];
 }
 template <bool kAdd, class V>
 INLINE void put_row(V *into, I at, I inside, V x) {
-  if (inside.v != 0) into[at.v] = kAdd ? into[at.v] + x : x;
+  V &to = into[at.v * RV];
+  if (inside.v != 0) to = kAdd ? to + x : x;
 }

@@ -23,3 +23,4 @@ from .source_file import letters as letters
 from .source_file import vectors_in_l1 as vectors_in_l1
 from .source_file import written as written
 from .source_file import written_kernel as written_kernel
+from .together import rows_together as rows_together

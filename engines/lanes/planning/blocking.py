@@ -22,6 +22,70 @@ them out costs time, too."""
 
 
 @dataclass(frozen=True)
+class Sums:
+    """How many sums registers hold at a time: of so many rows of the left operand, columns of the
+    right one, and rows of the network, if a GPU's threads compute these together."""
+
+    m: int
+    j: int
+    r: int = 1
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The loops of a product. Only the left operand depends on the loop `m`, only the right operand
+    on `j`. If one of them is the same for all rows, it is the right one."""
+
+    left: Read
+    right: Read
+    outer: tuple[Variable, ...]
+    m: Variable
+    j: Variable
+    steps: tuple[Variable, ...]
+    size: int
+    """The bytes of a sum."""
+
+    @classmethod
+    def of(cls, kernel: Kernel, elements: Elements) -> Loops | None:
+        """None if an operand is a number, or if an address is not linear in each loop variable."""
+        product = kernel.inner
+        assert isinstance(product, Product)
+        left, right = product.operands(kernel.inner_at, elements.at)
+        if not isinstance(left, Read) or not isinstance(right, Read):
+            return None
+        if isinstance(left.tensor, Constant):
+            left, right = right, left
+        one, other = address(left), address(right)
+        steps = tuple(v for i in product.steps() for v in _variables(i))
+        factors = {v: (one.factor(v), other.factor(v)) for v in (*kernel.loops, *steps)}
+        if any(f is None for pair in factors.values() for f in pair) or not _even(one, other):
+            return None
+        m = _largest(v for v in kernel.loops if factors[v][1] == 0 and factors[v][0])
+        j = _largest(v for v in kernel.loops if factors[v][0] == 0 and factors[v][1])
+        outer = tuple(v for v in kernel.loops if v not in (m, j))
+        return cls(left, right, outer, m, j, steps, itemsize(product.dtype))
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        """The right operand, if it is the same for all rows."""
+        return self.right.tensor.data if isinstance(self.right.tensor, Constant) else None
+
+    @property
+    def around(self) -> int:
+        """How often the outer loops run."""
+        return math.prod(v.extent for v in self.outer)
+
+    @property
+    def length(self) -> int:
+        """How many steps a sum has."""
+        return math.prod(v.extent for v in self.steps)
+
+
+def address(read: Read) -> Index:
+    return read.tensor.address(read.index)
+
+
+@dataclass(frozen=True)
 class Operand:
     """An operand that each row computes. Its element lies at `rest` (an index of the outer loops)
     + `by_m` * m + `by_j` * j, plus the steps of the sum."""
@@ -43,15 +107,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A product in blocks. Only the left operand depends on the loop `m`, only the right operand on
-    `j`. A block has at most `most_m` * `most_j` sums in registers. `steps`: a C++ value whose type
-    lists the loops of a sum. `few`: a register holds `most_j` sums of one row."""
+    """A product in blocks. `most`: the sums in registers at a time. `steps`: a C++ value whose type
+    lists the loops of a sum. `few`: a register holds `most.j` sums of one row."""
 
     outer: tuple[Variable, ...]
     m: Variable
     j: Variable
-    most_m: int
-    most_j: int
+    most: Sums
     steps: str
     left: Operand
     right: Operand | None
@@ -60,44 +122,34 @@ class Blocked:
 
     @classmethod
     def of(
-        cls, kernel: Kernel, elements: Elements, registers: int, vectors: int, few: int = 0
-    ) -> Blocked | None:
-        """The blocks of a kernel. None if an operand is a number, or if an address is not linear
-        in each loop variable. `few`: see `Width`."""
-        product = kernel.inner
-        assert isinstance(product, Product)
-        left, right = product.operands(kernel.inner_at, elements.at)
-        if not isinstance(left, Read) or not isinstance(right, Read):
-            return None
-        if isinstance(left.tensor, Constant):
-            left, right = right, left
-        one, other = (each.tensor.address(each.index) for each in (left, right))
-        steps = [v for i in product.steps() for v in _variables(i)]
-        loops = kernel.loops
-        factors = {v: (one.factor(v), other.factor(v)) for v in (*loops, *steps)}
-        if any(f is None for pair in factors.values() for f in pair) or not _even(one, other):
-            return None
-        m = _largest(v for v in loops if factors[v][1] == 0 and factors[v][0])
-        j = _largest(v for v in loops if factors[v][0] == 0 and factors[v][1])
-        outer = tuple(v for v in loops if v not in (m, j))
-        rests = [_only(address, outer) for address in (one, other)]
-        first = Operand(left.tensor, rests[0], by_m=one.factor(m) or 0)
+        cls, loops: Loops, registers: int, vectors: int, few: int = 0, tile: Sums | None = None
+    ) -> Blocked:
+        """The blocks of a product. `few`: see `Width`. `tile`: the sums of a thread, if a GPU's
+        threads compute `vectors` rows together."""
+        one, other, data = address(loops.left), address(loops.right), loops.weights
+        rests = [_only(each, loops.outer) for each in (one, other)]
+        left = Operand(loops.left.tensor, rests[0], by_m=one.factor(loops.m) or 0)
         second, weights = None, None
-        beside = 4 * few // itemsize(product.dtype)
-        if j.extent < _SUMS or math.prod(v.extent for v in steps) < _STEPS:
+        beside = 4 * few // loops.size
+        if data is None or loops.j.extent < _SUMS or loops.length < _STEPS:
             beside = 0
-        if isinstance(right.tensor, Constant):
-            most = (1, beside) if beside else _best(m.extent, j.extent, registers, vectors)
-            filled = -j.extent % beside if beside else 0
-            weights = _packed(right.tensor.data, other, outer, j, steps, most[1], filled)
+        if tile is not None:
+            most = tile
+        elif beside:
+            most = Sums(1, beside)
         else:
-            beside, most = 0, _best(m.extent, j.extent, registers, 1)
-            second = Operand(right.tensor, rests[1], by_j=other.factor(j) or 0)
+            most = _best(loops, registers, 1 if data is None else vectors)
+        if data is None:
+            second = Operand(loops.right.tensor, rests[1], by_j=other.factor(loops.j) or 0)
+        else:
+            filled = -loops.j.extent % most.j if tile or beside else 0
+            weights = _packed(data, loops, loops.j.extent + filled if tile else most.j, filled)
         types = ", ".join(
-            f"Loop<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
-            for v in steps
+            f"Loop<{v.extent}, {one.factor(v)}" + (f", {other.factor(v)}>" if second else ">")
+            for v in loops.steps
         )
-        return cls(outer, m, j, *most, f"Loops<{types}>{{}}", first, second, weights, beside > 0)
+        steps = f"Loops<{types}>{{}}"
+        return cls(loops.outer, loops.m, loops.j, most, steps, left, second, weights, beside > 0)
 
 
 def _variables(index: Index) -> list[Variable]:
@@ -117,9 +169,10 @@ def _only(address: Index, variables: Sequence[Variable]) -> Index:
     return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
 
 
-def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
+def _best(loops: Loops, registers: int, vectors: int) -> Sums:
     """The block size with the fewest estimated cycles: two fma and two loads for each cycle, with
     four cycles of latency."""
+    m, j = loops.m.extent, loops.j.extent
 
     def cycles(most: tuple[int, int]) -> tuple[float, int]:
         total = 0.0
@@ -135,7 +188,7 @@ def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
         for a, b in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
         if (a * b + a) * vectors + 1 <= registers
     ]
-    return min(fit or [(1, 1)], key=cycles)
+    return Sums(*min(fit or [(1, 1)], key=cycles))
 
 
 def _pieces(size: int, most: int) -> list[tuple[int, int]]:
@@ -143,19 +196,17 @@ def _pieces(size: int, most: int) -> list[tuple[int, int]]:
     return [(each, times) for each, times in ((most, size // most), (size % most, 1)) if each]
 
 
-def _packed(
-    data: torch.Tensor, address: Index, outer: Sequence[Variable], j: Variable,
-    steps: Sequence[Variable], most: int, filled: int,
-) -> Weights:  # fmt: skip
+def _packed(data: torch.Tensor, loops: Loops, most: int, filled: int) -> Weights:
     """Weights by the outer loops, then by blocks of at most `most` values of `j`, then by the steps
     of the sum. The values of a block for one step are adjacent. `filled`: so many zeros fill the
     last block."""
-    own = [v for v in outer if address.factor(v)]
-    place = torch.tensor(address.constant)
-    for v in (*own, j, *steps):
-        place = place.unsqueeze(-1) + (address.factor(v) or 0) * torch.arange(v.extent)
+    at = address(loops.right)
+    own = [v for v in loops.outer if at.factor(v)]
+    place = torch.tensor(at.constant)
+    for v in (*own, loops.j, *loops.steps):
+        place = place.unsqueeze(-1) + (at.factor(v) or 0) * torch.arange(v.extent)
     whole = data.flatten()[place]
-    whole = whole.flatten(len(own) + 1) if steps else whole.unsqueeze(-1)
+    whole = whole.flatten(len(own) + 1) if loops.steps else whole.unsqueeze(-1)
     whole = torch.nn.functional.pad(whole, (0, 0, 0, filled))
     blocks = [each.transpose(-1, -2).flatten(len(own)) for each in whole.split(most, dim=len(own))]
     packed = torch.cat(blocks, dim=-1)

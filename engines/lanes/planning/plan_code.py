@@ -23,8 +23,9 @@ from engines.lanes.index import (
     Remainder,
     Variable,
 )
-from engines.lanes.planning.blocking import Blocked
+from engines.lanes.planning.blocking import Blocked, Loops
 from engines.lanes.planning.plan import Kernel, Plan, Step, Store
+from engines.lanes.planning.together import tile, tiles
 from engines.lanes.tensors import (
     Argument,
     Constant,
@@ -101,8 +102,8 @@ class Writer:
 
     `store`: where a kernel keeps the stored tensors of a row; None for a CPU, where they lie in an
     arena. In `registers` each is an array of its own, which a compiler may keep there. With
-    `shared`, the threads of a GPU's block compute one row together: they divide the elements of a
-    step, and wait for each other after it. `few`: see `Width`.
+    `threads`, so many of a GPU divide the elements of a step, and wait for each other after it;
+    `vectors` is then the number of their rows. `few`: see `Width`.
     `timed`: the ticks of each step are counted.
     """
 
@@ -115,11 +116,12 @@ class Writer:
         store: Store | None = None,
         few: int = 0,
         timed: bool = False,
+        threads: int = 0,
     ) -> None:
         self.timed = timed
         self.plan, self.constants, self.at = plan, constants, plan.elements.at
         self.on_gpu = store is not None
-        self.own_arrays, self.shared = store == "registers", store == "shared"
+        self.own_arrays, self.threads = store == "registers", threads
         self.registers, self.vectors, self.few = registers, vectors, few
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
@@ -154,12 +156,8 @@ class Writer:
         if isinstance(step, Scattered):
             return self.scatter(step)
         if isinstance(step.inner, Product):
-            blocked = None
-            if not self.shared:
-                blocked = Blocked.of(
-                    step, self.plan.elements, self.registers, self.vectors, few=self.few
-                )
-            return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
+            loops = Loops.of(step, self.plan.elements)
+            return self.sum_of_products(step) if loops is None else self.product(step, loops)
         if isinstance(step.inner, Reduction):
             return self.reduction(step)
         body = self.assign(step, Names(self))
@@ -167,14 +165,11 @@ class Writer:
 
     def each(self, loops: Sequence[Variable], body: Sequence[str]) -> list[str]:
         """Loops around `body`, whose iterations are independent of each other."""
-        if not self.shared:
+        if not self.threads:
             return self.nest(loops, self.over_vectors(body))
-        places, below = [], 1
-        for loop in reversed(loops):
-            places.append(f"const int {loop.name} = at / {below} % {loop.extent};")
-            below *= loop.extent
-        inside = indented([*places, *self.over_vectors(body)])
-        return [f"EACH_OF_BLOCK(at, {below}) {{", *inside, "}", "BLOCK_WAITS;"]
+        return divided(
+            loops, "RV", ["const int r = at % RV;", "if (r >= own_rows) continue;", *body]
+        )
 
     # --- values ---
 
@@ -243,7 +238,7 @@ class Writer:
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
     def sum_of_products(self, kernel: Kernel) -> list[str]:
-        """A product without blocks, if addresses are not linear or each thread computes a sum."""
+        """A product whose addresses are not linear."""
         inner = kernel.inner
         assert isinstance(inner, Product)
         names = Names(self)
@@ -254,38 +249,47 @@ class Writer:
         after = Names(self, {inner: "sum"})
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
-    def product(self, kernel: Kernel, blocked: Blocked) -> list[str]:
+    def product(self, kernel: Kernel, loops: Loops) -> list[str]:
+        """A product whose sums are in registers."""
+        own = tile(loops, self.threads, self.vectors) if self.threads else None
+        blocked = Blocked.of(loops, self.registers, self.vectors, self.few, own)
         inner = kernel.inner
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
         left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
         constants = {
             "loop": int(_operations(kernel.value(self.plan.elements)) > _MANY),
-            "m": blocked.m.extent, "most_m": blocked.most_m,
-            "j": blocked.j.extent, "most_j": blocked.most_j,
+            "m": blocked.m.extent, "most_m": blocked.most.m,
+            "j": blocked.j.extent, "most_j": blocked.most.j,
             "left": blocked.left.by_m,
         }  # fmt: skip
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
             place = self.constants.add(blocked.weights.data)
             rest = formula(blocked.weights.rest + place, self.constants)
-            call = "weighted<Sums>"
-            if blocked.few:
-                call = "weighted_few<Sums>"
-                constants["registers"] = self.registers
+            call = "weighted"
             right = f"({scalar} const *)weights + {rest}"
         else:
             assert blocked.right is not None
             constants["right"] = blocked.right.by_j
-            call = "paired<Sums>"
+            call = "paired"
             right = f"{self.names[blocked.right.tensor]} + {self.offset(blocked.right.rest)}"
         after = Names(self, {inner: "sum"})
         body = self.assign(kernel, after)
         m, j = blocked.m.name, blocked.j.name
         after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
-        first = "own_rows, " if blocked.few else ""
-        head = f"{call}({first}{blocked.steps}, {left}, {right}, {after_sum} {{"
+        first = ""
+        if self.threads:
+            call, first = f"{call}_tile", "at % kTiles, own_rows, "
+            constants["most_r"] = blocked.most.r
+        elif blocked.few:
+            call, first = f"{call}_few", "own_rows, "
+            constants["registers"] = self.registers
+        head = f"{call}<Sums>({first}{blocked.steps}, {left}, {right}, {after_sum} {{"
         lines = [named_sizes("Sums", constants), head, *indented(body), "});"]
+        if self.threads:
+            count = f"constexpr int kTiles = {tiles(loops, blocked.most, self.vectors)};"
+            return scoped([count, *divided(blocked.outer, "kTiles", lines)])
         return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
 
     def offset(self, index: Index) -> str:
@@ -325,9 +329,12 @@ class Writer:
             tables = [self.table(kind, forest.thresholds), self.table("int32_t", forest.nodes),
                       self.table("int32_t", forest.words), trees]  # fmt: skip
             to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
-            given = ", ".join([rows, str(apart), *tables, formula(tree, self.constants), to])
-            body, loops = [f"leaf<{equal}>({given});"], loops_of((row, tree))
-            return self.each(loops, body) if self.shared else self.nest(loops, body)
+            own, vectors = (" + r", "1") if self.threads else ("", "RV")
+            at = formula(tree, self.constants)
+            given = ", ".join([f"{rows}{own}", str(apart), *tables, at, f"{to}{own}"])
+            lines = [f"leaf<{equal}, {vectors}>({given});"]
+            loops = loops_of((row, tree))
+            return self.each(loops, lines) if self.threads else self.nest(loops, lines)
         ranks = forest.ranks
         tables = [self.table(kind, ranks.thresholds), self.table("int32_t", ranks.nodes),
                   self.table("int32_t", ranks.columns), self.table("int32_t", ranks.masks),
@@ -376,8 +383,10 @@ class Writer:
         mask = " & ".join(inside) or "splat(-1)"
         adds = "true" if step.how == "sum" else "false"
         put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
-        in_order = self.nest(loops_of(index), self.over_vectors([*names.lines, put]))
-        return self.each((), in_order) if self.shared else in_order
+        loops, body = loops_of(index), [*names.lines, put]
+        if self.threads:
+            return self.each((), self.nest(loops, body))
+        return self.nest(loops, self.over_vectors(body))
 
 
 class Names:
@@ -563,6 +572,17 @@ def _counted(loops: Sequence[Variable]) -> Index:
         total = total + Index(((loop, size),))
         size *= loop.extent
     return total
+
+
+def divided(loops: Sequence[Variable], each: str, body: Sequence[str]) -> list[str]:
+    """Lines that the threads of a GPU's block run together: `each` times, a C++ number, for the
+    elements of some loops."""
+    places, below = [], 1
+    for loop in reversed(loops):
+        places.append(f"const int {loop.name} = at / ({each} * {below}) % {loop.extent};")
+        below *= loop.extent
+    head = f"EACH_OF_BLOCK(at, {below} * {each}) {{"
+    return [head, *indented([*places, *body]), "}", "BLOCK_WAITS;"]
 
 
 def scoped(body: Sequence[str]) -> list[str]:

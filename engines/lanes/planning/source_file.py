@@ -73,15 +73,16 @@ def written(plan: Plan, widths: Sequence[Width], timed: bool = False) -> Source:
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
 
 
-def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
+def written_kernel(plan: Plan, threads: int, store: Store, rows: int = 1) -> Source:
     """The kernel of a plan. The text is valid CUDA C++, HIP C++ and (for tests) plain C++.
 
-    One thread computes one row; with `shared`, a block of threads does. With `registers`, every
-    loop is unrolled, so that a compiler can keep all stored values in registers.
+    One thread computes one row; with `shared`, a block of threads computes `rows` rows together.
+    With `registers`, every loop is unrolled, so that a compiler can keep all stored values in
+    registers.
     """
     constants = Constants()
     own, shared = store == "registers", store == "shared"
-    body = Writer(plan, constants, REGISTERS, 1, store).body()
+    body = Writer(plan, constants, REGISTERS, rows, store, threads=threads if shared else 0).body()
     data = bytes(constants.data) or b"\0"
     words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
     # Constant memory is fast if all threads read the same address.
@@ -92,8 +93,9 @@ def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
     items = plan.program.kinds.count("i")
     text = _KERNEL.format(
         unrolled="#define UNROLLED\n" if own else "",
-        arena=_ARENAS[store].format(4 * plan.size),
-        row="BLOCK_NUMBER" if shared else f"BLOCK_NUMBER * {threads} + THREAD_NUMBER",
+        arena=_ARENAS[store].format(4 * plan.size * rows),
+        rows=rows,
+        row=f"BLOCK_NUMBER * {rows}" if shared else f"BLOCK_NUMBER * {threads} + THREAD_NUMBER",
         weights=f"alignas(64) {memory} const uint32_t weights[] = {{{entries}}};",
         tables="\n".join(tables),
         body=body,
@@ -113,6 +115,7 @@ _ARENAS = {
 }
 _KERNEL = """\
 {unrolled}#define BLOCK_SIZE {threads}
+#define RV {rows}
 #include "device.h"
 {weights}
 {tables}
@@ -120,8 +123,8 @@ namespace one {{
 #include "threads.h"
 #include "functions.h"
 #include "kernels.h"
-INLINE void block(void *const *columns, const int64_t *items, int64_t row) {{
-  (void)items;
+INLINE void block(void *const *columns, const int64_t *items, int64_t row, int own_rows) {{
+  (void)items, (void)own_rows;
 {arena}{body}}}
 }}  // namespace one
 struct Given {{
@@ -130,7 +133,8 @@ struct Given {{
 }};
 KERNEL({threads}) soa_rows(GIVEN Given given) {{
   const int64_t row = (int64_t){row};
-  if (row < given.rows) one::block(given.columns, given.items, row);
+  const int own_rows = given.rows - row < RV ? (int)(given.rows - row) : RV;
+  if (row < given.rows) one::block(given.columns, given.items, row, own_rows);
 }}
 #include "on_cpu.h"
 """

@@ -1,4 +1,4 @@
-"""Finds missing waits in kernels whose row is shared by a block of threads.
+"""Finds missing waits in kernels in which a block of threads computes rows together.
 
     python -m tests.engines.lanes.waits
 
@@ -30,7 +30,7 @@ from tests.engines.lanes.harness import prepared
 from tests.models.forests import drawn_forest
 
 THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
-ROWS = 3
+ROWS, TOGETHER = 5, 4  # so the last block has one row
 _RACE = 66  # the status with which ThreadSanitizer ends a program
 _TRIES = 5
 _DRIVER = """\
@@ -78,7 +78,7 @@ int main(int, char **words) {{
   }}
   given.rows = {rows};
   pthread_barrier_init(&barrier, nullptr, {threads});
-  for (int block = 0; block < {rows}; ++block) {{
+  for (int block = 0; block < {blocks}; ++block) {{
     turn = step < 0 ? {threads} - 1 : 0;
     std::vector<std::thread> all;
     for (int t = 0; t < {threads}; ++t) {{
@@ -143,14 +143,30 @@ class Forest(nn.Module):
         return (self.trees(x).unsqueeze(1),)
 
 
+class Odd(nn.Module):
+    """Sizes that no tile divides: 11 positions of 3 features, 5 channels, 13 values, 7 answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.first = nn.Conv1d(3, 5, 3, padding=1), nn.Linear(55, 13)
+        self.last = nn.Linear(13, 7, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        seen = torch.relu(self.positions(x.transpose(1, 2)))
+        paired = seen @ seen.transpose(1, 2) @ seen
+        found = self.last(torch.tanh(self.first(paired.flatten(1))).double())
+        return (found.float(),)
+
+
 NETWORKS = {"attention": (Attention, (12, 4), 1), "ranked": (Ranked, (24,), 2),
-            "lstm": (Steps, (5, 3), 1), "trees": (Forest, (6,), 1)}  # fmt: skip
+            "lstm": (Steps, (5, 3), 1), "odd": (Odd, (11, 3), 1),
+            "trees": (Forest, (6,), 1)}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A kernel whose row is shared by a block, the program that runs it, its columns as bytes, and
-    the library's answers."""
+    """A kernel whose rows a block computes together, the program that runs it, its columns as
+    bytes, and the library's answers."""
 
     text: str
     driver: str
@@ -219,9 +235,10 @@ def shared(name: str) -> Shared:
         written=", ".join(str(int(column.output)) for column in columns),
         columns=len(columns),
         rows=ROWS,
+        blocks=-(-ROWS // TOGETHER),
         threads=THREADS,
     )
-    text = written_kernel(plan, THREADS, "shared").text
+    text = written_kernel(plan, THREADS, "shared", TOGETHER).text
     return Shared(text, driver, given + bytes(len(written)), written)
 
 
