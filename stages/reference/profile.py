@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,15 @@ def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:
             if signature.rows_of[name] == dim and column.kind != "scalar"
         ]
         if columns:
-            counts[dim] = _period([each.reshape(len(each), -1).view(np.uint8) for each in columns])
+            bytes_of = [each.reshape(len(each), -1).view(np.uint8) for each in columns]
+            counts[dim] = _period(np.concatenate(bytes_of, axis=1))
     return counts
 
 
-def _period(columns: Sequence[npt.NDArray[np.uint8]]) -> int:
-    """The number of rows after which rows repeat to the end; all rows if they do not. `columns`:
-    the bytes of each, `(n, width)`."""
-    n = len(columns[0])
-    for period in range(1, n):
-        if all((each[period] == each[0]).all() for each in columns) and all(
-            (each[period:] == each[: n - period]).all() for each in columns
-        ):
-            return period
-    return n
+def _period(rows: npt.NDArray[np.uint8]) -> int:
+    """The number of rows, `(n, bytes)`, after which they repeat to the end; n if they do not."""
+    as_the_first = np.flatnonzero((rows[1:] == rows[:1]).all(1)) + 1
+    return next((int(k) for k in as_the_first if (rows[k:] == rows[:-k]).all()), len(rows))
 
 
 def _of_inputs(
