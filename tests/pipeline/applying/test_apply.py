@@ -67,8 +67,13 @@ def test_rows_out_are_rows_in(tmp_path: Path, production: Registry, suffix: str)
     made = out / source.name
     require_scored(made, given, ("event", "hit"))
     assert sorted(out.iterdir()) == [made]
+
+
+def test_a_file_says_where_its_answers_are_from(tmp_path: Path, production: Registry) -> None:
+    source, made = write_rows(tmp_path / "rows.npz", columns(20)), tmp_path / "made.npz"
+    pipeline.apply(REF, source, made, registry=production)
     about = json.loads(cli("explain", made, "--json").stdout)
-    assert (about["model"], about["version"], about["rows"]) == ("tagger", 1, 1000)
+    assert (about["model"], about["version"], about["rows"]) == ("tagger", 1, 20)
     assert about["digest"] == production.find(REF).digest
     assert about["inputs"][0]["path"] == str(source)
     assert about["columns"] == {f"jets/{name}": name for name in FEATURES}

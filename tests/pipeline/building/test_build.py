@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from registry.bundle import BENCHMARK, VALIDATION
 from registry.errors import BundleError
 from registry.history.event_log import Event
 from registry.store.registry import Registry
+from registry.version import Version
 from runtime.errors import LoadError
 from serving.errors import ServingError
 from stages.errors import StageError
@@ -40,15 +42,27 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-Added = tuple[Registry, dict[str, Any], dict[str, str], dict[str, str]]
+@dataclass(frozen=True)
+class Added:
+    """jets/1 in production, to which native code for a lower level was added."""
+
+    registry: Registry
+    said: dict[str, Any]
+    """The answer of the command."""
+    before: dict[str, str]
+    after: dict[str, str]
+    """The files of the bundle, before and after."""
+
+    @property
+    def version(self) -> Version:
+        return self.registry.find("jets/1")
+
+    def answer(self, *command: object) -> Any:
+        return answer(*command, registry=self.registry)
 
 
 @pytest.fixture(scope="module")
 def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Added:
-    """jets/1 in production, to which native code for a lower level was added.
-
-    Returns the registry, the command's answer, and the files of the bundle before and after.
-    """
     folder = tmp_path_factory.mktemp("build")
     shutil.copy(empty_database, folder / "registry.db")
     registry = Registry(f"sqlite:///{folder}/registry.db")
@@ -58,61 +72,80 @@ def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFa
     assert bundle is not None
     before = tree(bundle)
     build = ("build", "jets/1", "--target", LOWER, "--engine", "lanes", "--work", folder / "work")
-    return registry, answer(*build, registry=registry), before, tree(bundle)
+    return Added(registry, answer(*build, registry=registry), before, tree(bundle))
 
 
-def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built) -> None:
-    registry, said, before, after = added
-    assert before == after
-    version = registry.find("jets/1")
-    assert said == {
+def test_the_bundle_stays_as_it_was(added: Added, jets: Built) -> None:
+    assert added.before == added.after
+    assert added.version.digest == jets.bundle.digest
+
+
+def test_the_command_says_what_was_built(added: Added, jets: Built) -> None:
+    assert added.said == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": LOWER,
-        "annex": version.annexes[LOWER],
+        "annex": added.version.annexes[LOWER],
         "status": "verified",
         "chosen": "lanes",
         "notes": [NO_BASELINE],
     }
-    assert version.digest == jets.bundle.digest
-    assert (version.targets[LOWER], version.chosen[LOWER]) == ("verified", "lanes")
-    bundle = registry.open(version)
-    record = bundle.annexes[LOWER].record
+
+
+def test_the_annex_says_how_it_was_built(added: Added, jets: Built) -> None:
+    record = added.registry.open(added.version).annexes[LOWER].record
     assert record.base == jets.bundle.digest
     assert record.tools["torch"] == torch.__version__
-    assert record.record.candidates["lanes"].worst["probabilities"].outside == 0
+
+
+def test_the_annex_has_reports_of_its_own(added: Added) -> None:
+    bundle = added.registry.open(added.version)
+    candidate = bundle.manifest.targets[LOWER].candidates["lanes"]
+    assert candidate.worst["probabilities"].outside == 0
+    assert bundle.report(VALIDATION)[LOWER]["lanes"]["valid"]
     for timed in bundle.report(BENCHMARK)[LOWER]["timings"].values():
         assert set(timed) == {"lanes"}  # no baseline is invented
-    assert bundle.report(VALIDATION)[LOWER]["lanes"]["valid"]
+
+
+def test_the_artifact_is_for_the_lower_level(added: Added) -> None:
+    bundle = added.registry.open(added.version)
     files = bundle.manifest.targets[LOWER].candidates["lanes"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
     assert target.read_text() == f"soa-target 1\n{LOWER}\n"
 
 
-def test_the_commands_see_it(added: Added) -> None:
-    registry = added[0]
-    where = ("--registry", registry.uri)
-    (listed,) = answer("ls", "jets", registry=registry)["jets"]
+def test_ls_has_the_new_target(added: Added) -> None:
+    (listed,) = added.answer("ls", "jets")["jets"]
     assert (listed["targets"][LOWER], listed["chosen"][LOWER]) == ("verified", "lanes")
-    shown = " ".join(cli("show", "jets/1", *where).stdout.split())  # lines are broken
+
+
+def test_show_has_the_annex(added: Added) -> None:
+    text = cli("show", "jets/1", "--registry", added.registry.uri).stdout
+    shown = " ".join(text.split())  # lines are broken
     assert f"{LOWER} (verified)" in shown
-    assert f"annex {registry.find('jets/1').annexes[LOWER]}" in shown
+    assert f"annex {added.version.annexes[LOWER]}" in shown
     assert NO_BASELINE in shown
-    data = answer("show", "jets/1", registry=registry)
+    data = added.answer("show", "jets/1")
     assert data["annexes"][LOWER]["target"] == LOWER
-    assert data["version"]["annexes"] == dict(registry.find("jets/1").annexes)
-    reports = answer("validate", "jets/1", "--target", LOWER, registry=registry)
+    assert data["version"]["annexes"] == dict(added.version.annexes)
+
+
+def test_the_new_target_is_validated_and_timed(added: Added) -> None:
+    reports = added.answer("validate", "jets/1", "--target", LOWER)
     assert [report["valid"] for report in reports[LOWER]] == [True]
-    timed = answer("bench", "jets/1", "--target", LOWER, "--seconds", "0.01", registry=registry)
+    timed = added.answer("bench", "jets/1", "--target", LOWER, "--seconds", "0.01")
     assert timed[LOWER]["fastest"] == "lanes"
-    history = answer("history", "jets", registry=registry)
-    assert [event["kind"] for event in history[:2]] == ["promotion", "build"]
-    assert "build of jets/1" in cli("history", "jets", *where).stdout
-    assert LOWER in history[1]["annexes"]
+
+
+def test_the_history_has_the_build(added: Added) -> None:
+    promotion, build, *_ = added.answer("history", "jets")
+    assert (promotion["kind"], build["kind"]) == ("promotion", "build")
+    assert LOWER in build["annexes"]
+    assert "build of jets/1" in cli("history", "jets", "--registry", added.registry.uri).stdout
 
 
 def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
-    registry = added[0]
+    registry = added.registry
     pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
     refused = f"it has: {TARGET}; {LOWER} was built after the promotion"
     with pytest.raises(LoadError, match=refused):
@@ -149,7 +182,7 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
 
 @pytest.mark.parametrize("target", [LOWER, TARGET])
 def test_a_target_is_built_once(added: Added, target: str, own_working_folder: Path) -> None:
-    registry = added[0]
+    registry = added.registry
     before: list[Event] = list(registry.history("jets"))
     said = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
     assert said.startswith(f"jets/1 has {target} already")

@@ -179,11 +179,17 @@ def test_ls(two: Registry) -> None:
     assert "jets/1" in text
     assert "@previous" in text
     assert f"{TARGET} verified" in text
+
+
+def test_ls_as_json(two: Registry) -> None:
     versions = answer("ls", registry=two)["jets"]
     assert [v["version"] for v in versions] == ["jets/1", "jets/2"]
     assert [v["aliases"] for v in versions] == [["previous"], ["production"]]
     assert [v["targets"] for v in versions] == [{TARGET: "verified"}] * 2
     assert answer("ls", "jets", registry=two) == {"jets": versions}
+
+
+def test_ls_of_no_model(two: Registry) -> None:
     assert "no such model" in refusal("ls", "tracks", "--registry", two.uri)
 
 
@@ -201,9 +207,15 @@ def test_show(two: Registry, jets: Built) -> None:
         assert fact in text
     for engine in jets.bundle.manifest.targets[TARGET].candidates:
         assert engine in text
+
+
+def test_show_of_the_latest_version_as_json(two: Registry) -> None:
     shown = answer("show", "jets", registry=two)
     assert shown["version"]["version"] == "jets/2"
     assert shown["manifest"]["description"] == "the second"
+
+
+def test_show_of_a_folder(two: Registry, jets: Built) -> None:
     folder = answer("show", jets.bundle.path, registry=two)
     assert folder["version"] is None
     assert folder["manifest"]["provenance"]["config"]["name"] == "jets"
@@ -264,17 +276,23 @@ def test_bench(registry: Registry, jets: Built) -> None:
     assert "\nchosen" in text
 
 
-def test_check_is_validate_and_bench(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    found = answer("check", "jets", registry=registry)
-    assert found["digest"] == jets.bundle.digest
-    assert found["artifacts"].keys() == answer("validate", "jets", registry=registry).keys()
-    assert all(report["valid"] for each in found["artifacts"].values() for report in each)
-    assert found.keys() == {"digest", "artifacts"}
+def test_check_validates(registry: Registry, jets: Built) -> None:
+    checked = answer("check", "jets", registry=registry)
+    assert checked.keys() == {"digest", "artifacts"}
+    assert checked["digest"] == jets.bundle.digest
+    assert checked["artifacts"].keys() == answer("validate", "jets", registry=registry).keys()
+    assert all(report["valid"] for each in checked["artifacts"].values() for report in each)
+
+
+def test_check_with_times(registry: Registry, tmp_path: Path) -> None:
     page = tmp_path / "times.html"
     options = ("--times", "--seconds", "0.01", "--html", page)
     text = said("check", "jets", *options, registry=registry)
     assert "\nchosen" in text and "validation on" in text and page.is_file()
     assert cli("check", "jets", "--html", page, "--registry", registry.uri, code=2).stdout == ""
+
+
+def test_check_with_the_time_of_each_operator(registry: Registry, tmp_path: Path) -> None:
     drawn = tmp_path / "operators.html"
     timed = answer("check", "jets", "--operators", "--html", drawn, registry=registry)["operators"]
     assert "<svg" in drawn.read_text() and timed[0]["operator"] in drawn.read_text()

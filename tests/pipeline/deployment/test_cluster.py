@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema
@@ -22,27 +23,49 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
-def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
-    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+@dataclass(frozen=True)
+class Chart:
+    """A deployment: the values for the chart, and the options of the command that wrote them."""
+
+    file: Path
+    options: tuple[object, ...]
+    said: str
+
+
+@pytest.fixture
+def chart(promoted: Registry, tmp_path: Path) -> Chart:
     file = tmp_path / "b" / "values.yaml"
+    options = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", file, *IMAGE)
     more = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
-    said = cli("deploy", "jets@production", *where, "--helm", file, *IMAGE, *more).stdout
-    assert f"values for the SuperSONIC chart are in {file}" in said
-    values = yaml.safe_load(file.read_text())
+    return Chart(file, options, cli("deploy", "jets@production", *options, *more).stdout)
+
+
+def test_values_for_the_chart(chart: Chart) -> None:
+    assert f"values for the SuperSONIC chart are in {chart.file}" in chart.said
+    values = yaml.safe_load(chart.file.read_text())
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator(schema).validate(installed(values))
     assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
     assert values["serverLoadThreshold"] == 40
     assert "--model-repository=/models/models" in values["triton"]["args"]
-    assert "helm install jets fastml/supersonic" in file.read_text()
+
+
+def test_the_repository_is_beside_the_values(chart: Chart, tmp_path: Path) -> None:
+    assert "helm install jets fastml/supersonic" in chart.file.read_text()
     assert (tmp_path / "a" / "jets" / "config.pbtxt").is_file()
 
-    assert "exists already" in refusal("deploy", "jets", *where, "--helm", file, *IMAGE)
-    inside = refusal("deploy", "jets", *where, "--replace", "--helm", file / "x", *IMAGE)
-    assert f"cannot write {file / 'x'}: " in inside
-    said = cli("deploy", "jets", *where, "--helm", file, *IMAGE, "--replace", "--json").stdout
-    assert json.loads(said)["cluster"] == [f"values for the SuperSONIC chart are in {file}"]
-    assert yaml.safe_load(file.read_text())["keda"]["maxReplicaCount"] == 10
+
+def test_values_are_replaced_if_asked(chart: Chart) -> None:
+    assert "exists already" in refusal("deploy", "jets", *chart.options)
+    said = cli("deploy", "jets", *chart.options, "--replace", "--json").stdout
+    assert json.loads(said)["cluster"] == [f"values for the SuperSONIC chart are in {chart.file}"]
+    assert yaml.safe_load(chart.file.read_text())["keda"]["maxReplicaCount"] == 10
+
+
+def test_values_that_cannot_be_written(chart: Chart) -> None:
+    inside = chart.file / "x"
+    line = refusal("deploy", "jets", *chart.options, "--replace", "--helm", inside)
+    assert f"cannot write {inside}: " in line
 
 
 def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:

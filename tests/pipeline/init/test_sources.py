@@ -119,12 +119,18 @@ def test_trees(place: Path) -> None:
     assert "a has 25 nulls: cast it to floating point" in line
 
 
-def test_jagged_rows(place: Path) -> None:
-    """The reference has the offsets and items of the HZZ file; a mask is found by its name."""
+@pytest.fixture
+def events() -> Path:
+    """A file of events with jets and muons."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
-    file = real("uproot-HZZ.root")
-    points = ("--input", "points=Jet_Px,Jet_Py,Jet_Pz,Jet_E")
-    config = written(place, "model.py:Sets", file, *points)
+    return real("uproot-HZZ.root")
+
+
+POINTS = "points=Jet_Px,Jet_Py,Jet_Pz,Jet_E"
+
+
+def test_jagged_rows_become_a_collection_of_items(place: Path, events: Path) -> None:
+    config = written(place, "model.py:Sets", events, "--input", POINTS)
     jets, (block, mask) = config.collections["Jet"], config.inputs
     assert (jets.storage, jets.rows) == ("columns", "n_Jet")
     assert jets.jagged is not None
@@ -133,16 +139,23 @@ def test_jagged_rows(place: Path) -> None:
     rows = reference(place)
     assert len(rows["Jet_offsets/end"]) == 2421
     assert rows["Jet_offsets/end"][-1] == len(rows["Jet/Jet_Px"]) == 2773
-    last = written(place, "model.py:Last", file, *points, "--length", 4, "--force")
-    assert last.inputs[0].shape == (4, 4)
-    line = refused(
-        place, "model.py:Flat", file, "--input", points[1].replace("points", "features"), "--force"
-    )
+
+
+def test_jagged_rows_of_a_given_length(place: Path, events: Path) -> None:
+    config = written(place, "model.py:Last", events, "--input", POINTS, "--length", 4)
+    assert config.inputs[0].shape == (4, 4)
+
+
+def test_jagged_rows_for_a_model_of_items(place: Path, events: Path) -> None:
+    features = POINTS.replace("points", "features")
+    line = refused(place, "model.py:Flat", events, "--input", features)
     assert "--flatten makes a row of each item" in line
-    mixed = "points=Jet_Px,Jet_Py,Jet_Pz,NJet"
-    for other in (mixed, "points=Jet_Px,Jet_Py,Muon_Px,Muon_Py"):
-        line = refused(place, "model.py:Sets", file, "--input", other, "--force")
-        assert "which differ in their items per row" in line
+
+
+@pytest.mark.parametrize("other", ["Jet_Pz,NJet", "Muon_Px,Muon_Py"])
+def test_columns_with_other_numbers_of_items(place: Path, events: Path, other: str) -> None:
+    line = refused(place, "model.py:Sets", events, "--input", f"points=Jet_Px,Jet_Py,{other}")
+    assert "which differ in their items per row" in line
 
 
 def test_particlenet_of_weaver(place: Path) -> None:

@@ -47,29 +47,38 @@ def test_the_worse_model_is_refused_and_the_better_one_passes(
     assert empty.find(worse.ref).aliases == ()
 
 
-def test_the_version_has_its_metrics_and_the_rows(
-    empty: Registry, gated: Gated, tmp_path: Path
-) -> None:
-    manifest = gated.bad.manifest
-    stored = manifest.labelled
+def test_the_version_has_the_labelled_rows(gated: Gated) -> None:
+    stored = gated.bad.manifest.labelled
     assert stored is not None
     assert (stored.source, stored.rows) == ("test.parquet", ROWS)
     assert stored.sha256 == digest_of(gated.data) == digest_of(gated.bad.file(stored.file))
     assert stored.code == {"weighted": "metrics/weighted.py"}
+
+
+def test_the_version_has_the_metrics_of_the_model(gated: Gated) -> None:
     with torch.no_grad():
         eager = mlps.PointwiseFirst(2)(gated.features)
-    found = manifest.targets[TARGET].metrics
-    assert found["accuracy"] == pytest.approx(
-        float((eager.argmax(1) == gated.truth).double().mean())
-    )
-    assert found["weighted"] == pytest.approx(float(eager[:, 1].mean()) / 2, rel=1e-4)
+    metrics = gated.bad.manifest.targets[TARGET].metrics
+    right = (eager.argmax(1) == gated.truth).double().mean()
+    assert metrics["accuracy"] == pytest.approx(float(right))
+    assert metrics["weighted"] == pytest.approx(float(eager[:, 1].mean()) / 2, rel=1e-4)
     signal = gated.truth == 0
     above = eager[signal, 0][:, None] > eager[~signal, 0]
-    assert found["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
-    assert 0 <= found["eff"] < 1
+    assert metrics["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
+    assert 0 <= metrics["eff"] < 1
+
+
+def test_the_version_has_curves_of_scores(gated: Gated) -> None:
     curves = gated.bad.report(CURVES)
     assert {*curves[TARGET]} == {"auc", "eff", "accuracy", "weighted"}
     assert {k for k, c in curves[TARGET].items() if "why" in c} == {"accuracy", "weighted"}
+
+
+def test_the_page_of_the_version_has_its_metrics(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
+    stored = gated.bad.manifest.labelled
+    assert stored is not None
     empty.register(gated.bad)
     page = tmp_path / "page.html"
     cli("show", "jets/1", "--html", page, "--registry", empty.uri)

@@ -104,27 +104,47 @@ def test_a_program_that_cannot_be_read(registry: Registry, jets: Built, tmp_path
     assert Bundle.open(other.path).digest == found["b"]["digest"]
 
 
-def test_tensors() -> None:
-    def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
-        found = tensor_change("w", a, b)
-        assert found is not None
-        return found
+A, B = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, -2.0, 3.0])
 
-    a = torch.tensor([1.0, 2.0, float("nan")])
-    assert tensor_change("w", a, a.clone()) is None  # NaN equals NaN here
-    b = torch.tensor([1.0, -2.0, 3.0])
-    found = compared(a[:2], b[:2])
-    assert (found["elements"], found["max_abs"], found["norm_difference"]) == (1, 4.0, 4.0)
-    assert found["norm_a"] == found["norm_b"] == pytest.approx(5**0.5)
-    assert math.isnan(compared(a, b)["max_abs"])  # no finite number would be right
-    zero = compared(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert (zero["elements"], zero["max_abs"]) == (0, 0.0)
-    half = compared(b, b.half())
-    assert (half["a"], half["b"], half["elements"]) == ("float32 (3,)", "float16 (3,)", 0)
-    # float64 does not distinguish these two, but they count as different.
+
+def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
+    difference = tensor_change("w", a, b)
+    assert difference is not None
+    return difference
+
+
+@pytest.mark.parametrize("tensor", [A, torch.empty(0)])
+def test_a_tensor_is_equal_to_its_copy(tensor: torch.Tensor) -> None:
+    """NaN equals NaN here."""
+    assert tensor_change("w", tensor, tensor.clone()) is None
+
+
+def test_how_far_tensors_are_apart() -> None:
+    change = compared(A[:2], B[:2])
+    assert (change["elements"], change["max_abs"], change["norm_difference"]) == (1, 4.0, 4.0)
+    assert change["norm_a"] == change["norm_b"] == pytest.approx(5**0.5)
+
+
+def test_nan_is_apart_by_no_finite_number() -> None:
+    assert math.isnan(compared(A, B)["max_abs"])
+
+
+def test_zeros_of_both_signs_are_other_bytes() -> None:
+    change = compared(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert (change["elements"], change["max_abs"]) == (0, 0.0)
+
+
+def test_another_dtype_is_a_change() -> None:
+    change = compared(B, B.half())
+    assert (change["a"], change["b"], change["elements"]) == ("float32 (3,)", "float16 (3,)", 0)
+
+
+def test_integers_that_are_one_float64_are_apart() -> None:
     assert compared(torch.tensor(2**62), torch.tensor(2**62 + 1))
-    assert compared(None, b)["a"] is None
-    assert tensor_change("e", torch.empty(0), torch.empty(0)) is None
+
+
+def test_a_tensor_that_is_new() -> None:
+    assert compared(None, B)["a"] is None
 
 
 P, Q = {"name": "p", "v": 1}, {"name": "q", "v": 1}
