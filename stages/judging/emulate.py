@@ -7,6 +7,8 @@ bound and judged by the test mode of the C++ library (engines/native/library/pro
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +18,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -222,9 +224,11 @@ def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequen
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())  # ours
     place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
-    if not place.is_file():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+    if place.is_file():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with _in_turn(place), tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        if not place.is_file():
             made, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
             # One translation unit reads the headers once, and takes two thirds of the time.
             whole.write_text("".join(f'#include "{_NATIVE / each}"\n' for each in sources))
@@ -233,3 +237,12 @@ def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequen
             run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), made)
             os.replace(made, place)
     return place
+
+
+@contextlib.contextmanager
+def _in_turn(place: Path) -> Iterator[None]:
+    """Several targets are emulated at the same time, and need the same program: one builds it."""
+    with (place.parent / f".{place.name}.lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks: each builds it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
