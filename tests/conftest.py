@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,13 @@ LONGEST = (
 )
 """Files that compile for minutes: every operator, other compilers, other processors. They are not
 in `core`, and come first, so that no process is left alone with one of them."""
+
+SHORT_RACES = (
+    ("pipeline.config.schema", "_QUICK_BENCHMARK_S", 0.1),
+    ("pipeline.promotion.measuring", "_SECONDS_A_SIZE", 0.2),
+    ("stages.timing.tile_choice", "_SECONDS", 0.1),
+)
+"""How long artifacts are timed: no test looks at how fast they are."""
 
 environment.settle(ROOT)  # before torch is imported
 environment.remember_types()
@@ -90,6 +98,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         # Processes that have imported torch are kept: the import takes longer than a test.
         patch.setattr(warm, "_IDLE_S", 600.0)
+        for module, name, seconds in SHORT_RACES:
+            if module in sys.modules:  # a run of few tests imports none of them
+                patch.setattr(sys.modules[module], name, seconds)
         yield
 
 
