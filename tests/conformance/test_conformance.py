@@ -31,7 +31,14 @@ def score(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "score"
 
 
-@pytest.fixture(scope="module", params=CASES)
+LONG = {"images"}
+"""g++ takes seconds for its many layers. tests/engines/lanes has a convolution of each kind."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES],
+)
 def answers(
     request: pytest.FixtureRequest, score: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Ran:

@@ -209,8 +209,7 @@ NUMBERS: tuple[np.number[Any], ...] = (
 )  # fmt: skip
 COMPILERS = [
     "g++ -std=c++17 -O0",
-    "g++ -std=c++20 -O3 -march=native -Wall -Wextra -Wpedantic -Werror",
-    "g++ -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=fast -Wall -Wextra -Wpedantic -Werror",
+    "g++ -std=c++20 -O3 -march=native -ffp-contract=fast -Wall -Wextra -Wpedantic -Werror",
     "clang++ -std=c++17 -O2 -march=x86-64-v3 -Wall -Wextra -Wpedantic -Werror",
     "zig -std=c++20 -O1",
 ]

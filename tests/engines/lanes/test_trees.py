@@ -130,7 +130,7 @@ def test_a_process_that_knows_no_trees_loads_the_program() -> None:
     assert "soa_pipeline.leaves" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["aoti", "onnxruntime"])
+@pytest.mark.parametrize("name", [pytest.param("aoti", marks=pytest.mark.long), "onnxruntime"])
 def test_other_engines_take_it_apart(name: str) -> None:
     if name == "onnxruntime":
         pytest.importorskip("onnxscript")

@@ -217,7 +217,7 @@ class Share(nn.Module):
         return x / x.sum(0)
 
 
-@pytest.mark.parametrize("module", [SortedRows, Share])
+@pytest.mark.parametrize("module", [SortedRows, pytest.param(Share, marks=pytest.mark.long)])
 def test_fractions_are_not_cut_off_where_rows_see_each_other(module: type[nn.Module]) -> None:
     net = module()
     given = {name: np.abs(values[:100]) + np.float32(0.5) for name, values in JETS.items()}
@@ -242,7 +242,15 @@ def tables() -> Iterator[Any]:
     yield pa.concat_tables(halves), None
 
 
-@pytest.mark.parametrize("i", range(4), ids=["polars", "lazy", "reader", "dictionaries"])
+@pytest.mark.parametrize(
+    "i",
+    [
+        pytest.param(0, marks=pytest.mark.long, id="polars"),
+        pytest.param(1, id="lazy"),
+        pytest.param(2, marks=pytest.mark.long, id="reader"),
+        pytest.param(3, id="dictionaries"),
+    ],
+)
 def test_every_kind_of_table(net: Net, i: int) -> None:
     data, again = [*tables()][i]
     with pipeline.compile(net, data, inputs={"x": ["pt", "eta", "phi"]}, say=_quiet) as fast:

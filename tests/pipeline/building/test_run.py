@@ -325,13 +325,21 @@ def test_ctrl_c_and_the_next_run_resumes(
 def test_compiler_that_fails_is_one_failed_candidate(
     heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run continues with the other engine, and prints how to repeat the failure."""
+    """The run continues with the other engine, and prints how to repeat the failure.
+
+    A slower artifact is registered: a promotion is not all that is next.
+    """
     monkeypatch.setenv("CXX", "/bin/false")
     project = heavy.project
     config = project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
     result = cli("run", config, "--work", project.work, "--registry", empty.uri)
     assert f"lanes for {TARGET} failed: false failed" in result.stderr
     assert "registered jets/1" in result.stdout
+    *_, said, instead, last = result.stdout.splitlines()
+    assert said.startswith(f"{TARGET}: lanes failed: ")
+    assert instead.startswith(f"{TARGET}: exported ")
+    assert re.search(r"[0-9.]+ at n=1000", instead)
+    assert last.startswith("next: ") and not last.startswith("next: pipeline promote")
     record = empty.open(empty.find("jets")).manifest.targets[TARGET]
     assert (record.status, record.chosen) == ("verified", "exported")
     failed = record.candidates["lanes"]
@@ -339,13 +347,11 @@ def test_compiler_that_fails_is_one_failed_candidate(
     assert failed.reason is not None
     script = result.stderr.partition("repeat with: ")[2].partition(")")[0]
     bundle = empty.open(empty.find("jets"))
-    for said in ("manifest.json", "reports/validation.json"):
-        assert str(project.work) not in bundle.file(said).read_text()
-    assert Path(script).with_name("log.txt").is_file()
-    answer = Path(script).with_name("answer.json")
-    answer.unlink()
-    subprocess.run([script], check=True, capture_output=True, timeout=120)
-    assert "error" in answer.read_text()
+    for name in ("manifest.json", "reports/validation.json"):
+        assert str(project.work) not in bundle.file(name).read_text()
+    # tests/stages/test_compile.py runs such a script.
+    assert Path(script).is_file() and Path(script).with_name("log.txt").is_file()
+    assert "error" in Path(script).with_name("answer.json").read_text()
 
 
 def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
@@ -390,21 +396,3 @@ def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registr
     assert f"{TARGET} torchscript, exported: at n=1: the answers depend on what lies" in line
     assert empty.list() == []
     assert not list(project.work.rglob("bundle"))
-
-
-def test_the_last_lines_say_that_an_engine_failed(
-    tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a compiler a slower artifact is registered: a promotion is not all that is next."""
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    monkeypatch.delenv("CXX", raising=False)
-    project = write_project(
-        tmp_path / "project",
-        config=CONFIG.replace("[aoti, torchscript, exported]", "[lanes, torchscript]"),
-    )
-    ran = cli("run", project.config, "--work", project.work, "--registry", empty.uri)
-    *_, failed, instead, last = ran.stdout.splitlines()
-    assert failed.startswith(f"{TARGET}: lanes failed: ")
-    assert instead.startswith(f"{TARGET}: torchscript ")
-    assert re.search(r"[0-9.]+ at n=1000", instead)
-    assert last.startswith("next: ") and not last.startswith("next: pipeline promote")

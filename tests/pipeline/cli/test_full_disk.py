@@ -105,22 +105,24 @@ def found(
 
 
 def a_run(jets: Built, disk: Path, folder: Path) -> list[Case]:
-    """The disk is full in each file of capture, and in the first stage after it."""
+    """The disk is full in a file of capture, and in the first stage after it.
+
+    tests/campaigns/faults.py lets each write fail.
+    """
     project = write_project(folder / "project")
     project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
     names = ("model.ts", "program.pt2", "reference.safetensors")
     sizes = [jets.bundle.file(name).stat().st_size for name in names]
     run = ["run", str(project.config), "--work", str(disk / "work")]
     run += ["--registry", f"sqlite:///{folder}/none.db"]
-    filled = [sum(sizes[:i]) + sizes[i] // 2 for i in range(len(sizes))]
-    return [(size, [run]) for size in (*filled, sum(sizes) + 12_000)] + [
+    return [(size, [run]) for size in (sizes[0] + sizes[1] // 2, sum(sizes) + 12_000)] + [
         (100_000_000, [["ls", "--json", *run[-2:]]])
     ]
 
 
 def test_during_run(found: dict[str, list[Found]]) -> None:
     *runs, listed = found["run"]
-    assert len(runs) == 4
+    assert len(runs) == 2
     for code, output, said, files in runs:
         assert (code, output) == (1, ""), said
         line = said.splitlines()[-1]

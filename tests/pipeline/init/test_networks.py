@@ -1,4 +1,4 @@
-"""Five networks of the campaign `tests.campaigns.networks`: what `init` writes is right."""
+"""Networks of the campaign `tests.campaigns.networks`: what `init` writes is right."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.campaigns.networks.cases import CASES
 from tests.campaigns.networks.walk import answers_of, outside, owned
 from tests.models.project import cli
 
-LONG = ("VariationalEncoder", "BatchSecond", "EdgeConvolution")
+LONG = ("DeepSets", "VariationalEncoder", "BatchSecond", "EdgeConvolution")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["MixtureDensity", "DeepSets", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)],
+    ["MixtureDensity", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)],
 )
 def test_a_network_goes_in_at_the_first_try(
     name: str, empty: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

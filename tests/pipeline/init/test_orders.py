@@ -142,7 +142,7 @@ def require_run(place: Path) -> None:
     [
         ("Lstm", 6, 15, (0, 2, 1), ()),
         ("Einsum", 4, 12, (0, 2, 1), ()),
-        ("Second", 3, 10, (2, 0, 1), (1, 0, 2)),
+        ("Second", 3, 4, (2, 0, 1), (1, 0, 2)),
     ],
 )
 def test_items_and_features_in_either_order(
@@ -246,6 +246,7 @@ def test_a_trace_that_reads_other_memory_is_not_chosen(place: Path) -> None:
     assert config.inputs[0].permute == (0, 2, 1)
 
 
+@pytest.mark.long
 def test_the_same_config_beside_busy_loops(place: Path) -> None:
     file = columns(place, 6, 15)
     written(place, "model.py:Lstm", file)
