@@ -20,7 +20,7 @@ from typing import Literal
 
 from soa.dtypes import DTYPES
 from soa.errors import BlockError, LayoutError
-from soa.layout import Layout
+from soa.layout import Column, Layout
 
 PlanKind = Literal["matrix", "columns", "scalars"]
 
@@ -69,6 +69,23 @@ class Plan:
 
 def plan_block(block: Block, layout: Layout) -> Plan:
     """Choose the plan of a block in a layout; raises BlockError naming block and column."""
+    members = _members(block, layout)
+    wanted = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
+    per_feature = [m.dtype for m in members for _ in range(m.components)]
+    dtype = _model_dtype(block, per_feature)
+    feature_shape = _feature_shape(block, [m.shape for m in members], len(wanted))
+    kind: PlanKind = "scalars" if members[0].kind == "scalar" else "columns"
+    run = None if kind == "scalars" else _buffer_run(layout, wanted, per_feature)
+    if run is not None:
+        place = {component: i for i, component in enumerate(run)}
+        order = tuple(place[component] for component in wanted)
+        return Plan("matrix", tuple(run), order, (per_feature[0],), dtype, feature_shape)
+    order = tuple(range(len(wanted)))
+    return Plan(kind, tuple(wanted), order, tuple(per_feature), dtype, feature_shape)
+
+
+def _members(block: Block, layout: Layout) -> list[Column]:
+    """The columns of a block: all scalars, or none. Raises BlockError."""
     where = f"block {block.name!r}"
     if not block.columns:
         raise BlockError(f"{where} names no columns")
@@ -91,23 +108,9 @@ def plan_block(block: Block, layout: Layout) -> Plan:
             f"{where} mixes scalars ({', '.join(scalars)}) with columns: a scalar has one value "
             "for the collection, so give it a block of its own"
         )
-    wanted = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
-    per_feature = [m.dtype for m in members for _ in range(m.components)]
     if block.broadcast and not scalars:
         raise BlockError(f"{where} has broadcast, which is for scalars: remove it")
-    dtype = _model_dtype(block, per_feature)
-    feature_shape = _feature_shape(block, [m.shape for m in members], len(wanted))
-    if scalars:
-        kind: PlanKind = "scalars"
-    else:
-        run = _buffer_run(layout, wanted, per_feature)
-        if run is not None:
-            place = {component: i for i, component in enumerate(run)}
-            order = tuple(place[component] for component in wanted)
-            return Plan("matrix", tuple(run), order, (per_feature[0],), dtype, feature_shape)
-        kind = "columns"
-    order = tuple(range(len(wanted)))
-    return Plan(kind, tuple(wanted), order, tuple(per_feature), dtype, feature_shape)
+    return members
 
 
 def _model_dtype(block: Block, dtypes: list[str]) -> str:

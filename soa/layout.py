@@ -220,6 +220,7 @@ class Layout:
         self._check()
 
     def _check(self) -> None:
+        """Raise LayoutError if columns, alignment or storage are not possible."""
         if not self.columns:
             raise LayoutError("a layout needs at least one column")
         if odd := [c for c in self.columns if not isinstance(c, Column)]:

@@ -80,6 +80,7 @@ class _Walk:
         """Pairs of symbols: a number of rows, and the number of items that these rows read."""
 
     def why_dependent(self) -> Dependence | None:
+        """The first node in which a row may see others; None if there is none."""
         for node in self.program.graph.nodes:
             try:
                 self.visit(node)

@@ -84,6 +84,7 @@ def expanded(call: Call) -> Value:
 
 
 def repeated(call: Call) -> Value:
+    """Rows repeated as a whole stay apart, if the number of repeats is fixed."""
     value, repeats = call.value(), [number(each) for each in call.given["repeats"]]
     rows = value.rows
     if rows is None:
@@ -95,6 +96,7 @@ def repeated(call: Call) -> Value:
 
 
 def sliced(call: Call) -> Value:
+    """A slice may take all rows, drop those behind them, or leave the axis of rows alone."""
     value, dim, rows = call.value(), call.dim(), call.rows()
     start, end, step = (call.number(name) for name in ("start", "end", "step"))
     from_first = start in (None, 0) and step == 1

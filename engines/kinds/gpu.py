@@ -15,6 +15,7 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
     torch_device = "cuda"
 
     def here(self, index: int = 0) -> tuple[str, ...]:
+        """The architectures of this kind that GPU `index` of this host runs. Raises TargetError."""
         if not torch_drives_gpus():
             return self._seen_by_driver(index)
         import torch

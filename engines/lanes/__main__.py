@@ -80,6 +80,7 @@ def _exported(config: Path, folder: Path) -> Path:
 
 
 def main() -> int:
+    """Print a model's program at each stage of the compiler."""
     parser = argparse.ArgumentParser(
         prog="python -m engines.lanes", description=(__doc__ or "").splitlines()[0]
     )

@@ -173,6 +173,7 @@ class Gathered(Tensor):
         self.cost = 6 + sum(tensor.cost for tensor in tensors)
 
     def element(self, index: Indices, at: At) -> Value:
+        """The element at the picked place. An index that is out of bounds gives NaN or 0."""
         values, found, outside = self.values, [], []
         for pick, size in zip(self.picks, self.base.shape, strict=True):
             if not isinstance(pick, Tensor):

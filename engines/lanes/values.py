@@ -62,6 +62,7 @@ class Values:
         self._made: dict[tuple[Any, ...], Value] = {}
 
     def literal(self, number: Number, dtype: str) -> Value:
+        """The value of a number; equal numbers of a dtype are one value."""
         if dtype in RANGES:
             number = int(number)
             made = Literal(dtype, (number, number), number)

@@ -99,6 +99,7 @@ class OnnxExecutable(Executable):
         return call
 
     def after_fork(self) -> None:
+        """Make the session usable in the child of a fork, or note why it is not."""
         calls = list(self._calls)
         if self._threads > 1 or self.device.type != "cpu" or any(c.lock.locked() for c in calls):
             self.refusal = (

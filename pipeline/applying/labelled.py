@@ -169,8 +169,8 @@ def _outputs(
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in source.batches(names, 0, source.edges(names)[-1], _BATCH):
         with _errors_name(source, ", ".join(names)):
-            answers, _ = scorer.answers(batch)
-        for key, values in answers.items():
+            answers = scorer.answers(batch)
+        for key, values in answers.columns.items():
             parts[key].append(values.reshape(len(values), -1))
     whole = {key: np.concatenate(each) for key, each in parts.items()}
     alone = [name for _, name in every]

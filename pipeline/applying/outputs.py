@@ -115,6 +115,7 @@ def _put(partial: Path, path: Path) -> None:
 
 
 def _parquet(path: Path, rows: Rows) -> None:
+    """Write a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -190,6 +191,7 @@ def _dtype(
 
 
 def _hdf5(path: Path, rows: Rows) -> None:
+    """Write an HDF5 file with a dataset for each column."""
     import h5py
 
     with h5py.File(path, "w", libver="v110") as file:  # older formats limit attributes to 64 KiB
@@ -211,6 +213,7 @@ def _hdf5(path: Path, rows: Rows) -> None:
 
 
 def _npz(path: Path, rows: Rows) -> None:
+    """Write an .npz file with an array for each column, table by table."""
     with zipfile.ZipFile(path, "w") as file:
         for column in rows.schema:
             if column.name == ABOUT:
@@ -227,6 +230,7 @@ def _npz(path: Path, rows: Rows) -> None:
 
 
 def _root(path: Path, rows: Rows) -> None:
+    """Write a ROOT file with a TTree or an RNTuple."""
     import awkward as ak
     import uproot
 

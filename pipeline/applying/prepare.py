@@ -204,17 +204,17 @@ def _try(
         n = len(next(iter(batch.values())))
         try:
             table = model.table(batch, {"model": 0.0, "encoding": 0.0})
-            whole, offsets = model.answers(batch)
+            whole = model.answers(batch)
             cut = [0, n // 3, n]
             parts = [
-                model.answers({name: each[low:high] for name, each in batch.items()})[0]
+                model.answers({name: each[low:high] for name, each in batch.items()}).columns
                 for low, high in pairwise(cut)
             ]
         except (CollectionError, BindError, ValueError) as error:
             raise DataError(f"{path}, rows 0 to {n}: {error}") from error
-        counters = _counters(plan, source, batch, offsets is not None)
-    at = cut if offsets is None else offsets[cut].tolist()
-    _require_alone(opened, whole, zip(parts, pairwise(at), strict=True))
+        counters = _counters(plan, source, batch, whole.offsets is not None)
+    at = cut if whole.offsets is None else whole.offsets[cut].tolist()
+    _require_alone(opened, whole.columns, zip(parts, pairwise(at), strict=True))
     first = {(Path(each.path).suffix, each.pieces[0].input.ntuple): each for each in outputs[::-1]}
     for each in first.values():
         given = each.pieces[0].input

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,26 @@ def row_dimension(signature: Signature) -> str:
     return dims[0]
 
 
+@dataclass(frozen=True)
+class Answers:
+    """By `collection/column` that the model writes: values, `(n, *shape)`.
+
+    If each item of jagged columns is one row of the model, n counts the items, and `offsets` say
+    which items belong to which row; else they are None.
+    """
+
+    columns: dict[str, Array]
+    offsets: Array | None
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The flat collections of a batch; with the offsets of their rows, if these are items."""
+
+    columns: dict[str, Collection]
+    offsets: Array | None
+
+
 class Scorer:
     """Runs a session on one batch of rows after another, in one thread.
 
@@ -171,46 +192,49 @@ class Scorer:
         import pyarrow as pa
 
         begun = time.perf_counter()
-        found, offsets = self.answers(batch)
+        answers = self.answers(batch)
         ran = time.perf_counter()
         columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
-        columns |= {self._plan.outputs[k]: as_arrow(v, offsets) for k, v in found.items()}
+        columns |= {
+            self._plan.outputs[key]: as_arrow(values, answers.offsets)
+            for key, values in answers.columns.items()
+        }
         whole = pa.table(columns)
         spent["model"] += ran - begun
         spent["encoding"] += time.perf_counter() - ran
         return whole
 
-    def answers(self, batch: Mapping[str, Any]) -> tuple[dict[str, Array], Array | None]:
-        """By `collection/column` that the model writes: values `(n, *shape)`; and offsets or None.
-
-        If each item of jagged columns is one row of the model, n counts the items, and the offsets
-        say which items belong to which row.
-        """
+    def answers(self, batch: Mapping[str, Any]) -> Answers:
+        """The model's answers to a batch of columns."""
         read = {name: self._plain(name, batch[name]) for name in self._plan.columns.values()}
         batch = {**batch, **read}
-        flat, offsets = self._flat_columns(batch)
+        flat = self._flat_columns(batch)
         jagged = {
             name: self._lists(name, batch) for name in self._read if name in self._signature.jagged
         }
-        (n,) = {each.n for each in flat.values()} or {len(each) for each in jagged.values()}
-        found: dict[str, Array] = {}
+        counts = {each.n for each in flat.columns.values()}
+        (n,) = counts or {len(each) for each in jagged.values()}
+        answers: dict[str, Array] = {}
         for key in self._plan.outputs:
             name, _, column = key.partition("/")
             member = self._signature.layouts[name][column]
-            found[key] = np.empty((n, *member.shape), numpy_dtype(member.dtype))
+            answers[key] = np.empty((n, *member.shape), numpy_dtype(member.dtype))
         for low, high in self._windows(n, jagged):
-            for name, columns in flat.items():
+            for name, columns in flat.columns.items():
                 _copy(columns, slice(low, high), self._memory[name], slice(0, high - low))
             self._run(high - low, {name: each[low:high] for name, each in jagged.items()})
-            for key, values in found.items():
-                name, _, column = key.partition("/")
-                memory = self._memory[name]
-                member = memory.layout[column]
-                rows = values[low:high].reshape(high - low, member.components)
-                for i in range(member.components):
-                    part = memory.span(column, member.component_of(i)).numpy()
-                    rows[:, i] = part[: high - low]
-        return found, offsets
+            for key, values in answers.items():
+                self._read_answers(key, values[low:high])
+        return Answers(answers, flat.offsets)
+
+    def _read_answers(self, key: str, into: Array) -> None:
+        """Copy the answers of a column from the bound memory, as many as there are rows."""
+        name, _, column = key.partition("/")
+        memory = self._memory[name]
+        member = memory.layout[column]
+        rows = into.reshape(len(into), member.components)
+        for i in range(member.components):
+            rows[:, i] = memory.span(column, member.component_of(i)).numpy()[: len(into)]
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -231,10 +255,9 @@ class Scorer:
             )
         return values
 
-    def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
+    def _flat_columns(self, batch: Mapping[str, Any]) -> _Flat:
         """The flat collections, in place where possible. If all columns are jagged, each item is
-        one row, and their offsets come second. A list that fills a vector column of the model does
-        not count as jagged."""
+        one row. A list that fills a vector column of the model does not count as jagged."""
         every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
         vectors = {
             own
@@ -254,17 +277,17 @@ class Scorer:
             if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
                 raise ValueError(f"{cut[0][0]!r} and {name!r} differ in their items per row")
         every |= {name: column.values for name, column in cut}
-        found = {}
+        collections = {}
         for name in self._flat:
             layout = self._signature.layouts[name]
             members = [member for member in layout.columns if member.name in self._read[name]]
-            found[name] = as_collection(
+            collections[name] = as_collection(
                 {member.name: every[self._read[name][member.name]] for member in members},
                 Layout(members, storage="columns"),
                 fill={m.name: np.nan for m in members if missing and is_float(m.dtype)}
                 | {m.name: fill[own] for m in members if (own := self._read[name][m.name]) in fill},
             )
-        return found, cut[0][1].offsets if cut else None
+        return _Flat(collections, cut[0][1].offsets if cut else None)
 
     def _lists(self, name: str, batch: Mapping[str, Any]) -> Any:
         """The columns of a jagged collection, as an Awkward array of records of lists."""

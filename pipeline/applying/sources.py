@@ -238,6 +238,7 @@ class _Arrow(Source):
     def _batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
+        """Batches of at most `rows` rows from the record batches that overlap with the range."""
         fields = list(dict.fromkeys(self._places[name][0] for name in names))
         if start == stop:
             yield self._columns(names, self._schema.empty_table())

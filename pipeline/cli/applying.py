@@ -210,6 +210,7 @@ def explained(file: Path) -> Answer:
 
 
 def _explained(about: About) -> Iterator[Part]:
+    """The lines of `explain`: where the answers of a file are from."""
     from pipeline.report import describe_decisions
 
     version = f"/{about.version}" if about.version else ""

@@ -57,6 +57,7 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
 
 
 def _shown_run(result: RunResult) -> Iterator[Part]:
+    """The lines of `run`."""
     from pipeline.report import describe_build, failures_of
 
     ref = result.version.ref

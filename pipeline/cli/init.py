@@ -66,6 +66,7 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
 
 
 def _asker(yes: bool) -> Ask:
+    """Asks on the terminal; without one, or with `yes`, takes the default."""
     from pipeline.errors import InitError
 
     def ask(flag: str, question: str, default: str | None) -> str:

@@ -44,6 +44,7 @@ def ls(name: str | None, registry: Registry) -> Answer:
 
 
 def _version(version: Version) -> dict[str, Any]:
+    """A version as data for JSON."""
     return {
         "version": version.ref,
         "digest": version.digest,

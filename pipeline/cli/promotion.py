@@ -162,6 +162,7 @@ def history(name: str, moment: str | None, registry: Registry) -> Answer:
 
 
 def _moment(text: str) -> datetime:
+    """A time with its zone; UTC if the text has none."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

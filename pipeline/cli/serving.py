@@ -205,6 +205,7 @@ def deploy(
 
 
 def _described(done: Deployed) -> dict[str, Any]:
+    """A deployment as data for JSON."""
     return {
         "version": _ref(done),
         "digest": done.service.digest,

@@ -248,16 +248,9 @@ def choose(
     if not names or not {*given} <= {*names}:
         takes = f"forward takes {', '.join(names)}" if names else "forward names no inputs"
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
-    trained = dict(zip(names, weaver, strict=False)) if len(weaver) == len(names) else {}
-    trained |= {
-        n: w
-        for n in names
-        for w in weaver
-        if w.endswith(f"_{n}") or (n in given and given[n].words == (w,))
-    }
-    used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
+    by_port = _by_port(names, weaver, given)
+    used = [p for p in ports if p.needed or p.name in given or p.name in by_port] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
-    by_port = {name: weaver[own] for name, own in trained.items()}
     words = _words(used, data, {name: each.words for name, each in given.items()}, by_port, ask)
     missing = getattr(model.module, "missing", False)  # NaN is a valid value
     feeds = []
@@ -273,6 +266,19 @@ def choose(
         same = "items in each" if flatten else "rows"
         raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
     return [feed.flat() for feed in feeds] if flatten else feeds
+
+
+def _by_port(
+    names: Sequence[str], weaver: Mapping[str, WeaverInput], given: Mapping[str, Asked]
+) -> dict[str, WeaverInput]:
+    """Weaver's input of each port: by the end of its name or by the user's word, else by its
+    place."""
+    by_port = dict(zip(names, weaver.values(), strict=True)) if len(weaver) == len(names) else {}
+    for name in names:
+        for own, trained in weaver.items():
+            if own.endswith(f"_{name}") or (name in given and given[name].words == (own,)):
+                by_port[name] = trained
+    return by_port
 
 
 def _words(

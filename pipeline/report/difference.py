@@ -196,18 +196,31 @@ def _measured(one: Manifest, two: Manifest) -> dict[str, Any]:
     speed, deviations = [], []
     for target, engine in dict.fromkeys((*a, *b)):
         whose = {"target": target, "engine": engine}
-        x, y = a.get((target, engine), none), b.get((target, engine), none)
-        for rows in dict.fromkeys((*x.benchmark, *y.benchmark)):
-            s, t = (c.benchmark[rows].median_us if rows in c.benchmark else None for c in (x, y))
-            ratio = t / s if s and t else None
-            speed.append({**whose, "rows": rows, "a_us": s, "b_us": t, "ratio": ratio})
-        for output in dict.fromkeys((*x.worst, *y.worst)):
-            measured: dict[str, Any] = {**whose, "output": output}
-            for side, worst in (("a", x.worst.get(output)), ("b", y.worst.get(output))):
-                measured[f"{side}_max_abs"] = worst.max_abs if worst else None
-                measured[f"{side}_outside"] = worst.outside if worst else None
-            deviations.append(measured)
+        pair = a.get((target, engine), none), b.get((target, engine), none)
+        speed += [{**whose, **each} for each in _times(*pair)]
+        deviations += [{**whose, **each} for each in _deviations(*pair)]
     return {"speed": speed, "deviations": deviations}
+
+
+def _times(one: Candidate, two: Candidate) -> Iterator[dict[str, Any]]:
+    """The median times of two candidates for each number of rows."""
+    for rows in dict.fromkeys((*one.benchmark, *two.benchmark)):
+        before, after = (
+            each.benchmark[rows].median_us if rows in each.benchmark else None
+            for each in (one, two)
+        )
+        ratio = after / before if before and after else None
+        yield {"rows": rows, "a_us": before, "b_us": after, "ratio": ratio}
+
+
+def _deviations(one: Candidate, two: Candidate) -> Iterator[dict[str, Any]]:
+    """The worst deviations of two candidates for each output."""
+    for output in dict.fromkeys((*one.worst, *two.worst)):
+        measured: dict[str, Any] = {"output": output}
+        for side, worst in (("a", one.worst.get(output)), ("b", two.worst.get(output))):
+            measured[f"{side}_max_abs"] = worst.max_abs if worst else None
+            measured[f"{side}_outside"] = worst.outside if worst else None
+        yield measured
 
 
 def _finite(value: Any) -> Any:

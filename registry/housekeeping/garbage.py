@@ -104,6 +104,7 @@ class _Collector:
         self.folders: list[Path] = []
 
     def collect(self) -> Iterator[Garbage]:
+        """All garbage in the registry, after interrupted removals are settled."""
         if not self.dry_run:
             for summary in self.registry.list():
                 with self.registry.writing(summary.name):

@@ -93,6 +93,7 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
 
 
 def _connected(address: str) -> Repository:
+    """The repository at an address. Raises RegistryError."""
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
         raise RegistryError(

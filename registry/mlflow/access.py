@@ -180,6 +180,7 @@ class Access:
         return contextlib.nullcontext()
 
     def _connected(self) -> MlflowClient:
+        """MLflow's client, made once."""
         if self._client is None:
             _prepare()
             from mlflow.tracking import MlflowClient

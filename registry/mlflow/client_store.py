@@ -104,6 +104,7 @@ def _model(found: Any) -> StoredModel:
 
 
 def _version(found: Any) -> StoredVersion:
+    """Our record of MLflow's version."""
     return StoredVersion(
         str(found.name),
         int(found.version),

@@ -130,6 +130,7 @@ class Binding:
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
+        """Run on the current rows: on a CPU at once, on a GPU in stream order."""
         if stream is None and self._on_cpu:
             if self.writes:
                 self.prepared.run()

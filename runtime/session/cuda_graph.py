@@ -46,6 +46,7 @@ class GraphBinding(Binding):
             self._recorded, self._tried, self.graph = None, False, "not yet"
 
     def _run_on(self, handle: int) -> None:
+        """Replay the recorded graph if the rows are those of the recording, else run."""
         if not self._tried:
             self._tried = True
             self._record(handle)

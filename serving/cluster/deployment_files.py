@@ -125,6 +125,7 @@ def _render(template: str, **names: Any) -> Object:
 
 @cache
 def _templates() -> Any:
+    """The environment of our templates: every value is written as JSON."""
     with needs_extra("cluster", ServingError):
         import jinja2
     return jinja2.Environment(

@@ -91,6 +91,7 @@ class Storage:
 
     @classmethod
     def parse(cls, text: str) -> Storage:
+        """Read `pvc:CLAIM/FOLDER`, `nfs:HOST:/FOLDER` or `/cvmfs/FOLDER`. Raises ServingError."""
         if match := re.fullmatch(r"pvc:([a-z0-9]([a-z0-9.-]*[a-z0-9])?)(/.+)?", text):
             return cls("pvc", match[1], "/models", _plain(text, f"/models{match[3] or ''}"))
         if match := re.fullmatch(r"nfs:([\w.-]+):(/.*)", text):

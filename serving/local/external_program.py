@@ -128,6 +128,7 @@ class LocalProgram(ABC):
         return self._process
 
     def _wait_until_ready(self) -> None:
+        """Wait until a URL answers. Raises ServerError if the program ends, or takes too long."""
         until = time.monotonic() + self.ready_s
         while time.monotonic() < until:
             self.check()

@@ -175,6 +175,7 @@ class TritonServer(LocalProgram):
         return self._sums(self.endpoints()["metrics"], model=model)
 
     def _command(self, folder: Path) -> list[str]:
+        """The command that starts Triton on free ports."""
         wanted = self.options.ports
         self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
         # The host as a number: with a name, Triton starts but answers no request.

@@ -81,6 +81,7 @@ class Router(Executable):
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
+        """End health checks and connections; a call that is in progress ends."""
         if not self.process.here():
             return  # in the child of a fork everything belongs to the parent
         with self._changed:

@@ -6,7 +6,7 @@ eager model's answers are its reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,34 +107,27 @@ def capture(
     program = exported.program
     dependence = _dependence(exported, signature, lambda: rows_differ(model, signature, inputs))
     dependence.tell(signature, tried_is_enough, say)
-    cases = make_cases(signature)
-    say(f"computing the reference at {len(cases)} sizes")
-    reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
-    counts = count_nonfinite(signature, reference.cases, reference.outputs)
-    if refusal := too_much(counts, nonfinite):
-        raise ReferenceDataError(refusal)
-    notes = list(weaknesses(model, signature, reference))
-    notes += [_UNCHECKED] if checks.read else []
-    if divisions := zero_by_zero(program):
-        notes.append(f"{placed('integer division', divisions)}: {_ZERO}")
-    for each in notes:
-        say(f"note: {each}")
     say("scripting")
     script = torchscript(
         taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
+    cases = make_cases(signature)
+    say(f"computing the reference at {len(cases)} sizes")
+    reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
+    if refusal := too_much(count_nonfinite(signature, cases, reference.outputs), nonfinite):
+        raise ReferenceDataError(refusal)
+    notes = [*weaknesses(model, signature, reference), *_notes_on(program, checks.read)]
     say("computing the eager model's answers to stress rows and extreme values")
     stress = stress_rows(model, signature, inputs)
     at_edges = edge_rows(model, signature, inputs, stated)
     if many != 0:
         say("computing the eager model's answers to many rows")
     answered = many_rows(model, signature, inputs, many)
-    more_notes = (*stress.notes, *at_edges.notes, *answered.notes)
-    for each in more_notes:
+    notes += [*stress.notes, *at_edges.notes, *answered.notes]
+    for each in notes:
         say(f"note: {each}")
-    reference = replace(
-        reference, edges=(*stress.edges, *at_edges.edges), notes=(*notes, *more_notes)
-    )
+    edges = (*stress.edges, *at_edges.edges)
+    reference = replace(reference, edges=edges, notes=tuple(notes))
     _forget_addresses(program)
     with quiet_torch():
         write_buffered(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
@@ -150,6 +143,14 @@ def capture(
     )  # fmt: skip
     result.save()
     return result
+
+
+def _notes_on(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
+    """Where the program does without errors that eager torch raises."""
+    if checks_are_read:
+        yield _UNCHECKED
+    if divisions := zero_by_zero(program):
+        yield f"{placed('integer division', divisions)}: {_ZERO}"
 
 
 @dataclass(frozen=True)

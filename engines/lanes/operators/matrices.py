@@ -63,6 +63,7 @@ def solve_triangular(
     build: Builder, op: Operator, a: Any, b: Any, /, upper: bool, left: bool = True,
     unitriangular: bool = False,
 ) -> Tensor:  # fmt: skip
+    """The solution of a triangular system, row by row."""
     a, b = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
     size = _small(a)
     if not left:  # the transposed equation

@@ -85,6 +85,7 @@ def reciprocal(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 
 @lowers("pow")
 def power(build: Builder, op: Operator, base: Any, exponent: Any, /) -> Tensor:
+    """A power: by products or roots for common exponents, else by `pow`."""
     number = float(exponent) if isinstance(exponent, int | float) else None
     known = None if number is None else _POWERS.get(number)
     if known is not None:
@@ -114,6 +115,8 @@ def where(build: Builder, op: Operator, condition: Any, a: Any, b: Any, /) -> Te
 
 
 def select(build: Builder, op: Operator, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`a` where the condition holds, else `b`."""
+
     def call(chosen: Value, one: Value, other: Value) -> Value:
         bounds = None
         if one.bounds is not None and other.bounds is not None:

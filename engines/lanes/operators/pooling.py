@@ -30,6 +30,7 @@ def max_pool(
     build: Builder, op: Operator, x: Tensor, /, kernel_size: Sequence[int],
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
 ) -> list[Tensor]:  # fmt: skip
+    """The largest element of each window, and its place."""
     windows = _windows(op, kernel_size, stride or kernel_size, padding, dilation)
     least = RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
     elements = _elements(build, op, x, windows, least)
@@ -68,6 +69,7 @@ def adaptive_max_pool(build: Builder, op: Operator, x: Tensor, /) -> list[Tensor
 
 @lowers("_adaptive_avg_pool3d", rows=row_rules.pooled)
 def adaptive_mean_pool(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """The mean of windows that divide the input evenly."""
     windows = _adaptive(op, x)
     elements = _listed(build, op, x, windows)
     shape = [1] * (len(op.shape) - len(windows))

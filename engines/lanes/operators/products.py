@@ -24,6 +24,7 @@ _FLOATS = ("float32", "float64")
 
 @lowers("mm", "bmm", rows=row_rules.product)
 def matmul(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """A product of matrices, along the last axis of `a` and the last but one of `b`."""
     left, right = (operand(build, op, each) for each in (a, b))
 
     def left_at(index: Indices, steps: Indices) -> Indices:
@@ -41,6 +42,7 @@ def matmul(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
 def addmm(
     build: Builder, op: Operator, c: Any, a: Any, b: Any, /, beta: float = 1, alpha: float = 1
 ) -> Tensor:
+    """A product of matrices and a tensor, each with a factor."""
     product = matmul(build, op, a, b)
     if alpha != 1:
         product = build.map("mul", [product, alpha], op.shape, op.dtype)
@@ -53,6 +55,7 @@ def addmm(
 
 @lowers("mv", "dot", "vdot", rows=row_rules.product)
 def vector(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """A product of a matrix and a vector."""
     left, right = (operand(build, op, each) for each in (a, b))
     return build.add(
         Product(
@@ -81,6 +84,7 @@ def convolution(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     groups: int, /,
 ) -> Tensor:  # fmt: skip
+    """A convolution, or a transposed one, with a bias for each output channel."""
     if not isinstance(weight, torch.Tensor):
         raise NotKnown("a convolution whose weights depend on the row")
     dims = len(x.shape) - 2

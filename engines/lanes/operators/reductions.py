@@ -37,6 +37,7 @@ def reduced(
 def total(
     build: Builder, op: Operator, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
+    """The sum, or the mean, along `dim`."""
     if not x.shape:
         return build.cast(x, op.dtype)
     summed = reduced(build, "sum", build.cast(x, op.dtype), dim, op.dtype, keepdim)
@@ -59,6 +60,8 @@ def extremum(
 def place_of_extremum(
     build: Builder, op: Operator, x: Tensor, /, dim: int | None = None, keepdim: bool = False
 ) -> Tensor:
+    """The index of the largest or smallest element; without `dim`, of all elements in memory
+    order."""
     if dim is None:
         flat = torch.empty(x.count, device="meta")
         x, dim = reshape(build, Operator("view", (flat,)), x), 0
@@ -142,6 +145,7 @@ def layer_norm(
     eps: float,
     /,
 ) -> list[Tensor]:
+    """Rows with mean 0 and variance 1 over the last axes; also the means and the factors."""
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     mean, var = moments(build, x, dims, 0)
     scale = _inverse_root(build, var, eps)
@@ -155,6 +159,7 @@ def group_norm(
     build: Builder, op: Operator, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
     rest: int, groups: int, eps: float, /,
 ) -> list[Tensor]:  # fmt: skip
+    """Groups of channels with mean 0 and variance 1; also the means and the factors."""
     shape = (n, groups, channels // groups, rest)
     grouped = reshape(build, _like(x, shape), x)
     mean, var = moments(build, grouped, [2, 3], 0)
@@ -233,6 +238,7 @@ def scan(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
 
 @lowers("_cdist_forward", rows=row_rules.distances)
 def distances(build: Builder, op: Operator, a: Any, b: Any, /, p: float) -> Tensor:
+    """The Euclidean distance of each row of `a` from each row of `b`."""
     if p != 2:
         raise NotKnown(f"distances of norm {p}")
     left, right = build.tensor(a, op.dtype), build.tensor(b, op.dtype)

@@ -37,6 +37,7 @@ def index_select(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) 
 
 @lowers("embedding", rows=row_rules.embedding)
 def embedding(build: Builder, op: Operator, weight: Any, index: Any, /) -> Tensor:
+    """The rows of a table at the given indices."""
     base = build.tensor(weight)
     last = len(op.shape) - 1
     shape = op.shape[:-1]
@@ -171,6 +172,7 @@ def scatter(
     build: Builder, op: Operator, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
     include_self: bool = True,
 ) -> Tensor:  # fmt: skip
+    """Write or add `source` at indices along `dim`."""
     how = {"scatter_add": "sum"}.get(op.name, reduce)
     how = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}.get(how, how)
     if how not in ("put", "sum"):
@@ -194,6 +196,7 @@ def index_put(
     build: Builder, op: Operator, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
 ) -> Tensor:  # fmt: skip
+    """Write or add `source` where indices or a mask say."""
     indices = _without_constant_masks(indices)
     if _masks(indices):
         return _put_by_mask(build, op, build.tensor(x), indices, source, accumulate)
@@ -261,6 +264,7 @@ def _put(
 def index_fill(
     build: Builder, op: Operator, x: Tensor, dim: int, index: Any, value: Any, /
 ) -> Tensor:
+    """Write a number at constant indices along `dim`."""
     if not isinstance(index, torch.Tensor):
         raise NotKnown("filling at indices that differ between rows")
     chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)

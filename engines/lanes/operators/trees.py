@@ -27,6 +27,7 @@ def leaves(
     build: Builder, op: Operator, x: Tensor, feature: Any, threshold: Any, below: Any, roots: Any,
     inner: int, depth: int, equal: bool, /,
 ) -> Tensor:  # fmt: skip
+    """The leaf that each row reaches in each tree."""
     if not all(isinstance(each, torch.Tensor) for each in (feature, threshold, below, roots)):
         raise NotKnown("trees that differ between rows")
     if UNKNOWN in x.shape:

@@ -64,6 +64,7 @@ def expand(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 def broadcast_in_dim(
     build: Builder, op: Operator, x: Tensor, shape: Sequence[int], dims: Sequence[int], /
 ) -> Tensor:
+    """A view with more axes: axis k of `x` is axis `dims[k]` of the result."""
     own = x.shape
 
     def where(index: Indices) -> Indices:
@@ -117,6 +118,7 @@ def flip(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Ten
 
 @lowers("repeat", rows=shape_rules.repeated)
 def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> Tensor:
+    """`x` several times along each axis."""
     lacking, own = len(times) - len(x.shape), x.shape
     if own[:1] == (UNKNOWN,) and times[lacking] != 1:
         raise NotKnown("repeated items")
@@ -131,6 +133,7 @@ def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> 
 def diagonal(
     build: Builder, op: Operator, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
+    """The diagonal of two axes, as the last axis."""
     a, b = dim1 % len(x.shape), dim2 % len(x.shape)
 
     def where(index: Indices) -> Indices:
@@ -153,6 +156,7 @@ def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Ten
 
 @lowers("split", "split_with_sizes", "unbind", "chunk", rows=shape_rules.split)
 def split(build: Builder, op: Operator, x: Tensor, /, dim: int = 0) -> list[Tensor]:
+    """Pieces along `dim`; with `unbind`, one for each index, without that axis."""
     if op.name == "unbind":
         each = [Operator("select", (result,)) for result in op.results]
         return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
@@ -177,6 +181,7 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
 
 @lowers("cat", "stack", rows=shape_rules.joined)
 def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
+    """Tensors one after the other along `dim`; with `stack`, along a new axis."""
     given = [build.tensor(x, op.dtype) for x in tensors]
     dim %= len(op.shape)
     if op.name == "stack":
