@@ -57,6 +57,8 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    if "torch.export" in sys.modules:
+        environment.remember_operators()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -1,9 +1,13 @@
 """Environment variables for the tests and for the processes that they start."""
 
 from __future__ import annotations
+import __future__
 
+import inspect
 import os
+import textwrap
 import typing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +56,42 @@ def remember_types() -> None:
         return known[key]
 
     typing.get_type_hints = answer  # type: ignore[assignment]
+
+
+def remember_operators() -> None:
+    """Remembers torch's composite operators.
+
+    Each export asks the dispatcher for them again, once for each namespace, and prepares each of
+    them: more than half the time that a small network takes. New operators are still found.
+    """
+    from torch import _C, _ops, ops
+    from torch._export import utils
+    from torch.export import exported_program
+
+    ask, known = utils._collect_all_valid_cia_ops, dict[Any, set[Any]]()
+
+    def registered() -> Any:
+        spaces = [(name, len(getattr(getattr(ops, name), "_dir", ()))) for name in ops._dir]
+        composite = _C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        return tuple(spaces), tuple(composite)
+
+    def answer() -> set[Any]:
+        if registered() not in known:
+            found = ask()  # which also puts operators into their namespaces
+            known.clear()
+            known[registered()] = found
+        return known[registered()]
+
+    for module in (utils, exported_program):
+        vars(module)["_collect_all_valid_cia_ops"] = answer
+    prepared = "autograd_not_implemented"
+    vars(exported_program)[prepared] = cache(vars(exported_program)[prepared])
+    # Its inner function has annotations, which take most of its time: here they are not evaluated.
+    text = textwrap.dedent(inspect.getsource(_ops.OperatorBase.py_impl))
+    made: dict[str, Any] = {}
+    code = compile(text, _ops.__file__, "exec", __future__.annotations.compiler_flag)
+    exec(code, vars(_ops), made)
+    _ops.OperatorBase.py_impl = made["py_impl"]  # type: ignore[method-assign]
 
 
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
