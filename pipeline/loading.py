@@ -168,8 +168,8 @@ def load(
     if remote is not None and url is None:
         whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
-    lacks_both = shadow is None and canary is None
-    if (lacks_both and shadow_record is not None) or (canary is None and canary_limits is not None):
+    alone = shadow is None and canary is None
+    if (alone and shadow_record is not None) or (canary is None and canary_limits is not None):
         raise LoadError("shadow_record or canary_limits without a shadow or a canary: name one")
     elsewhere = at_site or url is not None
     if elsewhere and (live or opening.watch is not None):
@@ -185,7 +185,7 @@ def load(
         local = partial(session_on, device=device_here("cpu"))
         open_ = _at_a_site(opening, site) if at_site else local
     session = open_(open_version(opening)) if elsewhere else load_here(opening, device, live)
-    if lacks_both:
+    if alone:
         return session
     from runtime.versions import shadowed, with_canary
 

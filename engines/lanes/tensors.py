@@ -174,17 +174,17 @@ class Gathered(Tensor):
 
     def element(self, index: Indices, at: At) -> Value:
         """The element at the picked place. An index that is out of bounds gives NaN or 0."""
-        values, found, outside = self.values, [], []
+        values, place, outside = self.values, [], []
         for pick, size in zip(self.picks, self.base.shape, strict=True):
             if not isinstance(pick, Tensor):
-                found.append(pick(index))
+                place.append(pick(index))
                 continue
             value = at(pick, index)
             if size != UNKNOWN and value.bounds is not None:
                 value, checked = self._inside(value, size)
                 outside += checked
-            found.append(as_index(value))
-        element = at(self.base, tuple(found))
+            place.append(as_index(value))
+        element = at(self.base, tuple(place))
         for check in outside:
             nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
             element = values.call("select", check, element, nothing, dtype=self.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +172,19 @@ def _outputs(
             answers = scorer.answers(batch)
         for key, values in answers.columns.items():
             parts[key].append(values.reshape(len(values), -1))
-    whole = {key: np.concatenate(each) for key, each in parts.items()}
-    alone = [name for _, name in every]
-    by_name = {k if alone.count(name) > 1 else name: whole[k] for k, name in keys.items()}
+    return _by_name(signature, {key: np.concatenate(each) for key, each in parts.items()})
+
+
+def _by_name(
+    signature: Signature, columns: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Outputs by column and by block, from those by `collection/column`."""
+    names = [key.partition("/")[2] for key in columns]
+    outputs = {
+        key if names.count(name) > 1 else name: columns[key]
+        for key, name in zip(columns, names, strict=True)
+    }
     for bound in signature.outputs:
-        members: Sequence[str] = [f"{bound.block.collection}/{n}" for n in bound.block.columns]
-        by_name[bound.name] = np.concatenate([whole[key] for key in members], axis=1)
-    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in by_name.items()}
+        members = [columns[f"{bound.block.collection}/{name}"] for name in bound.block.columns]
+        outputs[bound.name] = np.concatenate(members, axis=1)
+    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in outputs.items()}

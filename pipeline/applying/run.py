@@ -185,37 +185,40 @@ def run(
     if left or folder.exists():
         with _alone(folder):
             _begin(job, key, left)
-            try:
-                missing = parts.missing()
-                # Closing the generator stops the pieces that are still being scored.
-                with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
-                    for output in left:
-                        write(Path(output.path), parts.rows(output, key), folder, over=force)
-                        for piece in output.pieces:
-                            Path(piece.part).unlink()
-            except FormatError:  # the same job would fail again: its parts are of no use
-                for part in folder.glob("*.arrow"):
-                    part.unlink()
-                raise
-    paths, written = (tuple(output.path for output in each) for each in (job.outputs, left))
+            _write(left, parts, execute, force)
     rows = sum(output.rows for output in job.outputs)
-    spent, seconds = parts.spent, time.perf_counter() - begun
-    counted = parts.counted.found if parts.counted else {}
-    counts, profile = spent.counts, job.plan.profile
-    moved = () if counts is None or profile is None else tuple(drift(profile, counts))
-    spent = replace(spent, counts=None)
+    counts, profile = parts.spent.counts, job.plan.profile
     return Report(
-        paths,
-        written=written,
+        tuple(output.path for output in job.outputs),
+        written=tuple(output.path for output in left),
         rows=rows,
-        found=rows - spent.rows,
+        found=rows - parts.spent.rows,
         start=start,
-        seconds=seconds,
-        spent=spent,
-        histograms=counted,
+        seconds=time.perf_counter() - begun,
+        spent=replace(parts.spent, counts=None),
+        histograms=parts.counted.found if parts.counted else {},
         counts=counts,
-        moved=moved,
+        moved=() if counts is None or profile is None else tuple(drift(profile, counts)),
     )
+
+
+def _write(outputs: Sequence[Output], parts: _Parts, execute: Execute, force: bool) -> None:
+    """Score the pieces that are missing, and write the outputs in their order. A part is removed
+    once its output is written."""
+    job = parts.job
+    folder = Path(job.folder)
+    try:
+        missing = parts.missing()
+        # Closing the generator stops the pieces that are still being scored.
+        with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
+            for output in outputs:
+                write(Path(output.path), parts.rows(output, job.key()), folder, over=force)
+                for piece in output.pieces:
+                    Path(piece.part).unlink()
+    except FormatError:  # the same job would fail again: its parts are of no use
+        for part in folder.glob("*.arrow"):
+            part.unlink()
+        raise
 
 
 def count_files(
@@ -332,7 +335,7 @@ class _Parts:
         progress: Progress | None,
         counted: _Counted | None = None,
     ) -> None:
-        self._job, self._progress, self.counted = job, progress, counted
+        self.job, self._progress, self.counted = job, progress, counted
         self._wanted = [piece for output in left for piece in output.pieces]
         self._there: set[str] = set()
         self._rows = self._done = sum(output.rows for output in job.outputs)
@@ -384,16 +387,16 @@ class _Parts:
                         f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
                     )
                 if self.counted is not None:
-                    self.counted.add(piece.part, table, self._job.plan.outputs.values())
+                    self.counted.add(piece.part, table, self.job.plan.outputs.values())
                 yield table.replace_schema_metadata(None)
 
         def about() -> str:
             if not origins["host"]:
                 for _ in tables():  # the format needs the text before the tables
                     pass
-            plan = self._job.plan
+            plan = self.job.plan
             record = About(
-                **self._job.about,
+                **self.job.about,
                 digest=plan.session.digest,
                 targets=tuple(origins["target"]),
                 engines=tuple(origins["engine"]),
@@ -412,7 +415,7 @@ class _Parts:
 
         some = output.pieces[0].input
         tree = some.tree or "Events", some.ntuple
-        return Rows(schema, output.rows, tables, about, *tree, self._job.counters)
+        return Rows(schema, output.rows, tables, about, *tree, self.job.counters)
 
 
 def _kinds(schema: Any) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,10 +86,10 @@ def deploy(
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
     why_alone = why_never
-    if why_alone is None and merge is None:
+    if why_never is None and merge is None:
         why_alone = why_merging_does_not_pay(manifest, chosen)
-    elif merge is False:
-        why_alone = why_never or "--alone"
+    elif why_never is None and not merge:
+        why_alone = "--alone"
     service = Service(
         name=name,
         number=number,
@@ -108,21 +109,23 @@ def deploy(
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
             file = _proven(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
-        return Deployed(service, folder, bundle, why_alone)
-
-    def place(folder: Path) -> Bundle:
-        if opened.version is not None:
-            pull(registry, opened.version.ref, folder)
-        else:
-            shutil.copytree(bundle.path, folder)
-        # The server will open it in the same way; its host may require other signatures.
-        there = open_version(Opening(folder))
-        if chosen not in there.bundle.manifest.targets:
-            raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")
-        return there.bundle
-
-    folder = write_repository(out, service, place, replace=replace)
+    else:
+        place = partial(_placed, registry, opened, chosen)
+        folder = write_repository(out, service, place, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
+
+
+def _placed(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
+    """Copy the files of a version into the new `folder`, and open them as the server will. The
+    server's host may require other signatures."""
+    if opened.version is not None:
+        pull(registry, opened.version.ref, folder)
+    else:
+        shutil.copytree(opened.bundle.path, folder)
+    there = open_version(Opening(folder))
+    if target not in there.bundle.manifest.targets:
+        raise ServingError(f"{folder}: {target} is not there{withheld(there)}")
+    return there.bundle
 
 
 def _proven(opened: Opened, service: Service, scratch: Path) -> Path:

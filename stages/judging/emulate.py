@@ -121,26 +121,20 @@ def emulate_candidate(
     target, the report says that the artifact compiles, and what is missing. `emulator`: use this
     one instead of the target's."""
     begun = time.monotonic()
-    name, artifacts = trial.engine, trial.file.parent
+    name = trial.engine
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         try:
-            emulator = emulator or emulator_of(target, artifacts, Path(scratch))
+            emulator = emulator or emulator_of(target, trial.file.parent, Path(scratch))
             program = _program(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"
             return ValidationReport.without_device(name, "compiles", why)
-        artifact = Path(scratch) / "artifact"
-        artifact.mkdir()
-        for each in artifacts.iterdir():
-            if each.is_file():
-                shutil.copyfile(each, artifact / each.name)
-        (artifact / CARD).write_text(describe(trial.signature, trial.tile or None))
         contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
         contract.write_text(json.dumps(_contract(trial)))
         cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)
-        asked = [program, artifact, emulator.device, contract, trial.reference.absolute(),
-                 cases.index(case_of_bits(cases)), answers]  # fmt: skip
+        asked = [program, _with_card(trial, Path(scratch)), emulator.device, contract,
+                 trial.reference.absolute(), cases.index(case_of_bits(cases)), answers]  # fmt: skip
         command = [*emulator.command, *map(str, asked)]
         try:
             done = subprocess.run(
@@ -170,6 +164,17 @@ def this_gpu(target: Target) -> Emulator:
     machine = family(target)
     _program(machine)
     return Emulator("on this GPU", machine, device="cuda:0")
+
+
+def _with_card(trial: Trial, scratch: Path) -> Path:
+    """A copy of an artifact with the card that packaging will give it."""
+    artifact = scratch / "artifact"
+    artifact.mkdir()
+    for each in trial.file.parent.iterdir():
+        if each.is_file():
+            shutil.copyfile(each, artifact / each.name)
+    (artifact / CARD).write_text(describe(trial.signature, trial.tile or None))
+    return artifact
 
 
 def _contract(trial: Trial) -> dict[str, object]:

@@ -364,11 +364,7 @@ def _validate_case(
             for bound in signature.outputs
         }
 
-    parts = [compared(first), compared(roomy)]
-    deviations = {
-        bound.name: max((p[bound.name] for p in parts), key=lambda d: (d.outside, d.max_abs))
-        for bound in signature.outputs
-    }
+    deviations = _worse(compared(first), compared(roomy))
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, reasons, code=faults[0].code)
@@ -385,6 +381,15 @@ def _validate_case(
         return CaseReport(case, deviations, (), refusal.reason)
     reasons = (f"from an odd row of larger collections on: {refusal.reason}",)
     return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
+
+
+def _worse(one: Mapping[str, Deviation], other: Mapping[str, Deviation]) -> dict[str, Deviation]:
+    """The larger deviation of each output."""
+
+    def size(deviation: Deviation) -> tuple[float, float]:
+        return deviation.outside, deviation.max_abs
+
+    return {name: max(one[name], other[name], key=size) for name in one}
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:

@@ -1004,13 +1004,13 @@ FAULTS = (
     ),
     Fault(
         "a file that appears while a job runs is replaced",
-        "parts.rows(output, key), folder, over=force)",
-        "parts.rows(output, key), folder)",
+        "parts.rows(output, job.key()), folder, over=force)",
+        "parts.rows(output, job.key()), folder)",
         ("test_a_file_that_appears_meanwhile_stays",),
     ),
     Fault(
         "parts that a format cannot hold stay and block other jobs",
-        ('for part in folder.glob("*.arrow"):\n                    part.unlink()'),
+        ('for part in folder.glob("*.arrow"):\n            part.unlink()'),
         "pass",
         ("test_what_a_format_cannot_hold_leaves_nothing",),
     ),
