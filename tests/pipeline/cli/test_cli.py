@@ -356,15 +356,18 @@ def test_doctor_names_the_compiler_that_builds(
     assert found["status"] == status and ("g++" in found["found"] or "CXX" in found["found"])
 
 
-def test_doctor(registry: Registry, tmp_path: Path) -> None:
+def test_doctor(registry: Registry) -> None:
     findings = {f["what"]: f for f in answer("doctor", registry=registry)}
     assert findings["torch"]["status"] == findings["registry"]["status"] == "ok"
     assert findings["registry"]["found"].endswith("1 models")
     assert "torch" in said("doctor", registry=registry)
+
+
+def test_doctor_of_a_broken_registry(tmp_path: Path) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is no database" * 100)
-    found = json.loads(cli("doctor", "--registry", f"sqlite:///{broken}", "--json", code=1).stdout)
-    (bad,) = [f for f in found if f["what"] == "registry"]
+    text = cli("doctor", "--registry", f"sqlite:///{broken}", "--json", code=1).stdout
+    (bad,) = [finding for finding in json.loads(text) if finding["what"] == "registry"]
     assert (bad["status"], bad["cure"]) == ("missing", "check --registry")
     assert "not a database" in bad["found"]
 

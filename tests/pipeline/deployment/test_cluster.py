@@ -68,13 +68,32 @@ def test_values_that_cannot_be_written(chart: Chart) -> None:
     assert f"cannot write {inside}: " in line
 
 
-def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(("--models", "here"), "use pvc:CLAIM"), (("--servers", "0-3"), "0 to 3 servers")],
+)
+def test_mistakes_leave_nothing(
+    promoted: Registry, tmp_path: Path, more: tuple[str, str], says: str
+) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
-    assert "use pvc:CLAIM" in refusal("deploy", "jets", *where, *IMAGE, "--models", "here")
-    assert "0 to 3 servers" in refusal("deploy", "jets", *where, *IMAGE, "--servers", "0-3")
-    assert cli("deploy", "jets", *where[:4], *IMAGE, code=2).stdout == ""
-    for more in ((), (*IMAGE, "--servers", "many")):
-        assert cli("deploy", "jets", *where, *more, code=2).stdout == ""
-    gone = cli("deploy", "jets", *where[:4], *IMAGE, "--manifests", tmp_path / "k8s", code=2)
-    assert "--helm values.yaml" in gone.stderr and not (tmp_path / "k8s").exists()
-    assert not (tmp_path / "a").exists() and not (tmp_path / "v.yaml").exists()
+    assert says in refusal("deploy", "jets", *where, *IMAGE, *more)
+    assert list(tmp_path.glob("[av]*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (IMAGE, "--helm"),
+        (("--helm", "v.yaml"), "--image"),
+        (("--helm", "v.yaml", *IMAGE, "--servers", "many"), "many"),
+        ((*IMAGE, "--manifests", "k8s"), "--helm values.yaml"),
+    ],
+)
+def test_options_of_a_cluster_that_do_not_fit(
+    promoted: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    where = ("--out", "a", "--registry", promoted.uri)
+    assert says in cli("deploy", "jets", *where, *options, code=2).stderr
+    assert not any(Path(name).exists() for name in ("a", "v.yaml", "k8s"))

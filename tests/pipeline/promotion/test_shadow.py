@@ -96,10 +96,13 @@ def test_a_fraction_of_the_events(registry: Registry) -> None:
     session.close()
     record = of_production(registry)
     assert 120 < record.events + record.dropped < 290
-    none = shadowed(registry, shadow_fraction=0)
-    run_events(none, 100)
-    none.close()
-    assert of_production(registry) == record
+
+
+def test_a_shadow_of_no_events(registry: Registry) -> None:
+    session = shadowed(registry, shadow_fraction=0)
+    run_events(session, 100)
+    session.close()
+    assert registry.find("jets/2").shadows == {}
 
 
 def test_run_and_run_many(registry: Registry) -> None:

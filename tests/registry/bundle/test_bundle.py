@@ -25,13 +25,21 @@ def refused(path: Path, *, verify: bool = True) -> str:
     return str(caught.value)
 
 
-def test_open(make_bundle: MakeBundle) -> None:
+def test_an_opened_bundle_has_its_files(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     bundle = Bundle.open(path)
-    assert bundle.path == path
+    assert (bundle.path, bundle.file(MODEL)) == (path, path / MODEL)
     assert bundle.manifest.name == "jets"
-    assert bundle.digest == hashlib.sha256((path / "SHA256SUMS").read_bytes()).hexdigest()
-    assert bundle.file(MODEL) == path / MODEL
+
+
+def test_the_digest_is_that_of_the_seal(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    seal = (path / "SHA256SUMS").read_bytes()
+    assert Bundle.open(path).digest == hashlib.sha256(seal).hexdigest()
+
+
+def test_an_opened_bundle_has_its_reports(make_bundle: MakeBundle) -> None:
+    bundle = Bundle.open(make_bundle())
     assert bundle.report(VALIDATION) == {"rows": [0, 1, 31]}
     assert bundle.report(BENCHMARK) == {"calls": 100}
 

@@ -111,17 +111,24 @@ def test_another_policy_never_loosens(
 
 
 class TestKept:
-    def test_for_all_and_for_one(self, registry: Registry, bundle: Bundle) -> None:
+    def test_the_last_policy_for_all_models_counts(self, registry: Registry) -> None:
         assert registry.policies() == []
-        registry.register(bundle)
         registry.set_policy(Policy(max_slowdown=1.2))
-        registry.set_policy(Policy(approvals=("Ada",)), "jets")
         registry.set_policy(Policy(max_slowdown=1.3))
         (every,) = registry.policies("tracks")
         assert every.policy == Policy(max_slowdown=1.3)
         assert every.origin.startswith("the registry's policy, set by ")
-        both = [each.policy for each in registry.policies("jets")]
-        assert both == [every.policy, Policy(approvals=("Ada",))]
+
+    def test_a_model_has_a_policy_beside_that_for_all(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
+        registry.register(bundle)
+        for_all, own = Policy(max_slowdown=1.2), Policy(approvals=("Ada",))
+        registry.set_policy(for_all)
+        registry.set_policy(own, "jets")
+        assert [each.policy for each in registry.policies("jets")] == [for_all, own]
+
+    def test_a_policy_of_no_model(self, registry: Registry) -> None:
         with pytest.raises(NotFoundError):
             registry.set_policy(Policy(), "tracks")
 

@@ -109,15 +109,24 @@ def test_lists_of_one_size() -> None:
 
 def test_arrow_lists_are_seen_in_place() -> None:
     table = arrow()
-    one = table["pt"].chunk(0)
-    found = from_jagged(table, signature("int32"), "jets")
-    assert rows_of(found) == ROWS
-    assert found["jets"]["pt"].ctypes.data == one.values.buffers()[1].address
-    assert found["jets_offsets"]["begin"].ctypes.data == one.buffers()[1].address
-    assert rows_of(from_jagged(table, signature(), "jets")) == ROWS  # two sets of offsets
+    column = table["pt"].chunk(0)
+    jets = from_jagged(table, signature("int32"), "jets")
+    assert rows_of(jets) == ROWS
+    assert jets["jets"]["pt"].ctypes.data == column.values.buffers()[1].address
+    assert jets["jets_offsets"]["begin"].ctypes.data == column.buffers()[1].address
+
+
+def test_arrow_offsets_of_another_dtype_are_copied() -> None:
+    assert rows_of(from_jagged(arrow(), signature("int64"), "jets")) == ROWS
+
+
+def test_large_arrow_lists_are_seen_in_place() -> None:
     large = arrow(pa.LargeListArray, pa.int64())
-    found = from_jagged(large, signature(), "jets")
-    assert found["jets_offsets"]["end"].ctypes.data == large["q"].chunk(0).buffers()[1].address + 8
+    ends = from_jagged(large, signature("int64"), "jets")["jets_offsets"]["end"]
+    assert ends.ctypes.data == large["q"].chunk(0).buffers()[1].address + 8
+
+
+def test_arrow_lists_of_records() -> None:
     struct = pa.StructArray.from_arrays([pa.array(PT), pa.array(Q)], ["pt", "q"])
     whole = pa.ListArray.from_arrays(pa.array(OFFSETS, pa.int32()), struct)
     assert rows_of(from_jagged(whole, signature("int32"), "jets")) == ROWS
