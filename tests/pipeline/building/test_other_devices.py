@@ -40,14 +40,23 @@ def test_the_portable_candidates_are_packaged_unverified(built: Built) -> None:
         "torchscript": "unverified",
     }
     assert record.chosen == "exported"
-    assert record.candidates["exported"].files == ["program.pt2"]
-    assert record.candidates["torchscript"].files == ["model.ts"]
     assert record.candidates["exported"].reason == (
         "no device here runs rocm/gfx90a: it was not validated"
     )
-    assert built.bundle.manifest.targets[TARGET].status == "verified"
+
+
+def test_a_portable_candidate_is_the_file_of_the_capture(built: Built) -> None:
+    candidates = built.bundle.manifest.targets[ROCM].candidates
+    assert candidates["exported"].files == ["program.pt2"]
+    assert candidates["torchscript"].files == ["model.ts"]
+
+
+def test_the_target_of_this_host_is_verified(built: Built) -> None:
     version = Registry(built.project.registry).find("jets")
-    assert version.targets[ROCM] == "unverified"
+    assert dict(version.targets) == {TARGET: "verified", ROCM: "unverified"}
+
+
+def test_show_says_that_no_device_ran_it(built: Built) -> None:
     shown = cli("show", "jets/1", "--registry", built.project.registry).stdout
     assert f"{ROCM} (unverified)" in shown
     assert "exported is unverified: no device here runs rocm/gfx90a: it was not validated" in shown

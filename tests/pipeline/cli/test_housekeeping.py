@@ -84,25 +84,43 @@ def test_by_way_of_an_oci_registry(
     assert "soa-pipeline[oci]" in refusal("push", here, address)
 
 
-def test_rm(registry: Registry, jets: Built, tmp_path: Path) -> None:
+@pytest.fixture
+def staged(registry: Registry, jets: Built, tmp_path: Path) -> Registry:
+    """A registry with jets/1 in staging, and jets/2 without an alias."""
     registry.register(described(jets.bundle, tmp_path / "two", "the second"))
     registry.promote(registry.find("jets/1"), "staging", PASSED)
-    where = ("--registry", registry.uri)
-    for asking in ([], ["--yes"]):  # it refuses before it asks
-        assert "is @staging: move that" in refusal("rm", "jets/1", *asking, *where)
-    assert "by its number, as jets/3" in refusal("rm", "jets", "--yes", *where)
-    assert "a version of the registry is needed" in refusal("rm", "./jets", "--yes", *where)
-    asked = cli("rm", "jets/2", *where, code=1)  # the question gets no answer
-    assert "remove jets/2 (" in asked.stderr and f"from {registry.uri}?" in asked.stderr
+    return registry
+
+
+@pytest.mark.parametrize("yes", [[], ["--yes"]])
+def test_rm_refuses_before_it_asks(staged: Registry, yes: list[str]) -> None:
+    line = refusal("rm", "jets/1", *yes, "--registry", staged.uri)
+    assert "is @staging: move that" in line
+
+
+@pytest.mark.parametrize(
+    ("ref", "says"),
+    [("jets", "by its number, as jets/3"), ("./jets", "a version of the registry is needed")],
+)
+def test_rm_takes_a_number(staged: Registry, ref: str, says: str) -> None:
+    assert says in refusal("rm", ref, "--yes", "--registry", staged.uri)
+
+
+def test_rm_removes_nothing_without_an_answer(staged: Registry) -> None:
+    asked = cli("rm", "jets/2", "--registry", staged.uri, code=1)
+    assert "remove jets/2 (" in asked.stderr and f"from {staged.uri}?" in asked.stderr
     assert asked.stdout == ""
-    assert len(registry.versions("jets")) == 2
+    assert len(staged.versions("jets")) == 2
+
+
+def test_rm(staged: Registry) -> None:
+    where = ("--registry", staged.uri)
     said = cli("rm", "jets/2", "--yes", "--reason", "a trial", *where).stdout
     assert said.startswith("jets/2 is removed (")
-    assert "removal" in cli("history", "jets", *where).stdout
-    events = answer("history", "jets", registry=registry)
-    assert (events[-1]["kind"], events[-1]["reason"]) == ("removal", "a trial")
+    last = answer("history", "jets", registry=staged)[-1]
+    assert (last["kind"], last["reason"]) == ("removal", "a trial")
     assert "no such version" in refusal("rm", "jets/2", "--yes", *where)
-    pipeline.load("jets/1", mode="test", registry=registry)
+    pipeline.load("jets/1", mode="test", registry=staged)
 
 
 def test_gc(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def write(folder: Path, text: str) -> Config:
     return load_config(folder / "c.yaml")
 
 
-def test_signature(config: Config) -> None:
+def test_layouts_of_a_signature(config: Config) -> None:
     signature = config.signature()
     hits = signature.layouts["hits"]
     assert [(c.name, c.dtype, c.kind, c.shape) for c in hits.columns] == [
@@ -73,11 +73,19 @@ def test_signature(config: Config) -> None:
     ]
     assert (hits.alignment, hits.storage) == (64, "buffer")
     assert signature.layouts["scores"].storage == "columns"
+
+
+def test_blocks_of_a_signature(config: Config) -> None:
+    signature = config.signature()
     every, run = signature.inputs
     assert every.block.columns == ("cov", "e", "layer")
     assert every.shape(5) == (5, 2, 3)
     assert run.plan.kind == "scalars"
     assert [bound.name for bound in signature.outputs] == ["score", "id", "p"]
+
+
+def test_rows_of_a_signature(config: Config) -> None:
+    signature = config.signature()
     assert dict(signature.ranges) == {"n": RowRange(1, 50, (10, 20))}
 
 

@@ -167,15 +167,20 @@ def test_files_that_no_tag_names_are_garbage(
     assert registry.add_target(version, annex).annexes == {V4: annex.digest}
 
 
-def test_a_copy_takes_them_along(
-    registry: Registry, version: Version, annex: Annex, tmp_path: Path
-) -> None:
-    found = registry.add_target(version, annex)
-    registry.fetch(found, tmp_path / "copy")
-    moved = (tmp_path / "copy").rename(tmp_path / "elsewhere")
+@pytest.fixture
+def moved(registry: Registry, version: Version, annex: Annex, tmp_path: Path) -> Path:
+    """A copy of a version with an annex, in another folder than that of the fetch."""
+    registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
+    return (tmp_path / "copy").rename(tmp_path / "elsewhere")
+
+
+def test_a_copy_takes_annexes_along(moved: Path, version: Version) -> None:
     opened = open_folder(moved)
     assert opened.digest == version.digest
     assert opened.file(f"annexes/{V4}/aoti/model.so") == moved / f"annexes/{V4}/aoti/model.so"
+
+
+def test_only_some_annexes_of_a_copy_are_opened(moved: Path, annex: Annex) -> None:
     assert list(open_folder(moved, only={}).manifest.targets) == [V3]
     assert list(open_folder(moved, only={V4: annex.digest}).manifest.targets) == [V3, V4]
     with pytest.raises(BundleError, match="another annex"):

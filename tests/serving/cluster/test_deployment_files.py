@@ -66,18 +66,26 @@ def test_helm_itself_takes_the_values(needs: Needs, tmp_path: Path) -> None:
             chart.render(values={**values, "keda": {**values["keda"], "maxReplicaCount": "ten"}})
 
 
-def test_values_of_each_vendor() -> None:
-    cpu, nvidia, amd = (helm_values(needs)["triton"] for needs in (CPU, NVIDIA, AMD))
+def test_values_of_a_cpu() -> None:
+    cpu = helm_values(CPU)["triton"]
     assert "nvidia.com/gpu" not in cpu["resources"]["limits"] and cpu["tolerations"] == []
+    assert cpu["modelRepository"]["pvc"] == {"claimName": "models"}
+
+
+def test_values_of_nvidias_gpus() -> None:
+    nvidia = helm_values(NVIDIA)["triton"]
     assert nvidia["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert nvidia["nodeSelector"] == {
         "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
     }  # fmt: skip
     assert nvidia["tolerations"][0]["key"] == "nvidia.com/gpu"
-    assert amd["resources"]["requests"][amd["tolerations"][0]["key"]] == 1
-    assert cpu["modelRepository"]["pvc"] == {"claimName": "models"}
     assert nvidia["modelRepository"]["storageType"] == "cvmfs-pvc"
     assert "--model-repository=/cvmfs/cms.example.org/models" in nvidia["args"]
+
+
+def test_values_of_amds_gpus() -> None:
+    amd = helm_values(AMD)["triton"]
+    assert amd["resources"]["requests"][amd["tolerations"][0]["key"]] == 1
     nfs = {"server": "files.example.org", "path": "/export/models"}
     assert amd["modelRepository"]["nfs"] == nfs and "--load-model=jets" in amd["args"]
 
