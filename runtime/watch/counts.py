@@ -118,8 +118,8 @@ class Counter:
         copied, after the work of torch's current stream."""
         with self._lock:
             for each, tally in self._tallies:
-                n = 1 if each.column.kind == "scalar" else rows[each.collection]
-                tally.add(memory[each.collection].span(each.column.name, each.number).first(n))
+                n = rows[each.collection] if each.has_rows else 1
+                tally.add(memory[each.collection].span(each.column.name, each.number), n)
             self._calls += 1
 
     def counts(self, model: str, version: str | None, digest: str) -> Counts:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from registry.bundle import Bundle
@@ -71,6 +72,10 @@ class Component:
     collection: str
     column: Column
     number: int
+
+    @cached_property
+    def has_rows(self) -> bool:
+        return self.column.kind != "scalar"
 
     @property
     def key(self) -> str:

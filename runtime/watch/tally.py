@@ -23,13 +23,10 @@ class Tally:
         self._counts = np.zeros(_KINDS + max(len(edges) - 1, 0), np.int64)
         self._into = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
 
-    def add(self, span: Span) -> None:
-        if span.device.type == "cpu" and span.dtype == "float16":
-            span = _of_array(span.numpy().astype(np.float32))
-        elif span.device.type != "cpu" or span.dtype in _WIDER:
-            values = span.tensor().cpu()
-            span = span_of(values.float() if span.dtype in _WIDER else values)
-        (n,) = span.shape
+    def add(self, span: Span, n: int) -> None:
+        """Count the first n values."""
+        if span.dtype in _WIDER or span.device.type != "cpu":
+            span = _plain(span.first(n))
         count_between(span.address, span.dtype, n, *self._into)
 
     def counts(self) -> list[int]:
@@ -40,8 +37,16 @@ class Tally:
 def counted(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
     """The numbers of values, `(n,)`, as `Tally.counts`."""
     tally = Tally(edges)
-    tally.add(_of_array(np.ascontiguousarray(values)))
+    tally.add(_of_array(np.ascontiguousarray(values)), len(values))
     return tally.counts()
+
+
+def _plain(span: Span) -> Span:
+    """The values on the CPU, those of 16 bits as float32."""
+    if span.device.type == "cpu" and span.dtype == "float16":
+        return _of_array(span.numpy().astype(np.float32))
+    values = span.tensor().cpu()
+    return span_of(values.float() if span.dtype in _WIDER else values)
 
 
 def _of_array(values: npt.NDArray[Any]) -> Span:

@@ -24,15 +24,34 @@ __attribute__((always_inline)) inline int32_t number_of(const T *values, int32_t
   return found;
 }
 
+// An edge in the dtype of the values: those below it are below `least`, or all are, or none.
 template <class T>
-__attribute__((always_inline)) inline int32_t number_below(const T *values, int32_t n, double edge) {
-  if constexpr (std::is_integral_v<T>) {
-    if (!(edge > static_cast<double>(std::numeric_limits<T>::min()))) return 0;
-    if (edge >= std::ldexp(1.0, std::numeric_limits<T>::digits)) return n;  // beyond all values
-    edge = std::ceil(edge);
+struct Edge {
+  T least;
+  bool all = false;
+
+  explicit Edge(double edge) {
+    if constexpr (std::is_integral_v<T>) {
+      all = edge >= std::ldexp(1.0, std::numeric_limits<T>::digits);  // beyond all values
+      edge = std::ceil(std::max(edge, static_cast<double>(std::numeric_limits<T>::min())));
+    }
+    least = all ? T() : static_cast<T>(edge);
   }
-  const T limit = static_cast<T>(edge);
-  return number_of(values, n, [limit](T x) { return x < limit; });
+};
+
+// The numbers of values below four edges, in one pass over the values.
+template <class T>
+__attribute__((always_inline)) inline void numbers_below(const T *values, int32_t n, const Edge<T> *edges, int32_t *below) {
+  const T a = edges[0].least, b = edges[1].least, c = edges[2].least, d = edges[3].least;
+  int32_t of_a = 0, of_b = 0, of_c = 0, of_d = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    of_a += values[i] < a;
+    of_b += values[i] < b;
+    of_c += values[i] < c;
+    of_d += values[i] < d;
+  }
+  const int32_t counts[] = {of_a, of_b, of_c, of_d};
+  for (int k = 0; k < 4; ++k) below[k] = edges[k].all ? n : counts[k];
 }
 
 template <class T>
@@ -54,10 +73,16 @@ __attribute__((always_inline)) inline void count_all(const void *memory, int64_t
     counts[kInfinity] += high;
     counts[kZero] += zero;
     int32_t before = 0;  // the values below the last edge, without -infinity and zeros
-    for (int32_t k = 0; k < most; ++k) {
-      const int32_t below = number_below(values, some, edges[k]) - low - (edges[k] > 0 ? zero : 0);
-      counts[k == 0 ? kBelow : kBins + k - 1] += below - before;
-      before = below;
+    for (int32_t first = 0; first < most; first += 4) {
+      const auto edge = [&](int32_t k) { return Edge<T>(edges[std::min(first + k, most - 1)]); };
+      const Edge<T> four[] = {edge(0), edge(1), edge(2), edge(3)};
+      int32_t numbers[4];
+      numbers_below(values, some, four, numbers);
+      for (int32_t k = first; k < std::min(first + 4, most); ++k) {
+        const int32_t below = numbers[k - first] - low - (edges[k] > 0 ? zero : 0);
+        counts[k == 0 ? kBelow : kBins + k - 1] += below - before;
+        before = below;
+      }
     }
     counts[kAbove] += some - nan - low - high - zero - before;
   }
