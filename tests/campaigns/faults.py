@@ -1101,6 +1101,24 @@ FAULTS = (
         ("test_threads_that_take_turns_give_the_answers",),
     ),
     Fault(
+        "a tile on a GPU: at an edge it hands out sums that are not there",
+        "if (a < K::m && b < K::j && c < own_rows) out(a, b, c, sum);",
+        "out(a, b, c, sum);",
+        ("test_threads_that_take_turns_give_the_answers",),
+    ),
+    Fault(
+        "a tile on a GPU: the weights of the next step are not those of its columns",
+        "weights += kAcross * kJ;",
+        "weights += K::j;",
+        ("test_threads_that_take_turns_give_the_answers",),
+    ),
+    Fault(
+        "a block on a GPU: rows behind the last one are computed",
+        "if (r >= own_rows) continue;",
+        "",
+        ("test_threads_that_take_turns_give_the_answers",),
+    ),
+    Fault(
         "a few rows of a product: the second row gets the first one's numbers",
         "const N value = ((const N *)(x + a * K::left))[r];",
         "const N value = ((const N *)(x + a * K::left))[0];",

@@ -73,7 +73,7 @@ int main(int, char **words) {{
   Given given{{}};
   FILE *in = fopen("columns", "rb");
   for (int c = 0; c < {columns}; ++c) {{
-    given.columns[c] = calloc({rows}, bytes[c]);
+    given.columns[c] = calloc({rows} + {together}, bytes[c]);
     if (fread(given.columns[c], bytes[c], {rows}, in) != {rows}) return 1;
   }}
   given.rows = {rows};
@@ -93,6 +93,10 @@ int main(int, char **words) {{
     for (auto &each : all) each.join();
   }}
   for (int c = 0; c < {columns}; ++c) {{
+    const char *behind = (const char *)given.columns[c] + {rows} * bytes[c];
+    for (int b = 0; b < {together} * bytes[c]; ++b) {{
+      if (behind[b] != 0) return 2;
+    }}
     if (written[c]) fwrite(given.columns[c], bytes[c], {rows}, stdout);
   }}
 }}
@@ -211,6 +215,8 @@ def _run(program: Path, order: str) -> subprocess.CompletedProcess[bytes]:
     # Without random addresses, which the sanitizer does not take on newer systems.
     command = ["setarch", "-R", str(program), order]
     done = subprocess.run(command, cwd=program.parent, capture_output=True, timeout=60, check=False)
+    if done.returncode == 2:
+        raise RuntimeError("it wrote behind the last row")
     if done.returncode not in (0, _RACE):
         raise RuntimeError(done.stderr.decode(errors="replace")[-2000:])
     return done
@@ -236,6 +242,7 @@ def shared(name: str) -> Shared:
         columns=len(columns),
         rows=ROWS,
         blocks=-(-ROWS // TOGETHER),
+        together=TOGETHER,
         threads=THREADS,
     )
     text = written_kernel(plan, THREADS, "shared", TOGETHER).text
