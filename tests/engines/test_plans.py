@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -25,23 +28,47 @@ NAMES = ENGINES
 SEVERAL = tuple(name for name in ENGINES if name != "lanes")
 
 
+SLOW = "onnxruntime"
+"""Its export takes as long as all other engines together; tests/engines/onnx has most of this."""
+Builds = Callable[[str], Built]
+"""The model as built for an engine, and for others if that takes no longer."""
+
+
+def engines_of(names: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] * (name == SLOW)) for name in names]
+
+
 @pytest.fixture(scope="module")
-def every_plan(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def every_plan(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     signature = detector.signature()
     inputs = {
         name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)
         for name in signature.input_collections
     }
-    folder = tmp_path_factory.mktemp("every_plan")
-    return build(detector.Detector(), signature, folder, SEVERAL, inputs)
+
+    @cache
+    def built(engines: tuple[str, ...]) -> Built:
+        folder = tmp_path_factory.mktemp("every_plan")
+        return build(detector.Detector(), signature, folder, engines, inputs)
+
+    return lambda name: built(together(name, SEVERAL))
 
 
 @pytest.fixture(scope="module")
-def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     signature = all_dtypes.signature()
     inputs = {"every": values_of(all_dtypes.EVERY, 100, 3)}
-    folder = tmp_path_factory.mktemp("every_dtype")
-    return build(all_dtypes.AllDtypes(), signature, folder, NAMES, inputs)
+
+    @cache
+    def built(engines: tuple[str, ...]) -> Built:
+        folder = tmp_path_factory.mktemp("every_dtype")
+        return build(all_dtypes.AllDtypes(), signature, folder, engines, inputs)
+
+    return lambda name: built(together(name, NAMES))
+
+
+def together(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (SLOW,) if name == SLOW else tuple(each for each in names if each != SLOW)
 
 
 def test_the_signature_holds_every_plan() -> None:
@@ -51,37 +78,39 @@ def test_the_signature_holds_every_plan() -> None:
     assert signature.dims == ("n", "m")
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> None:
-    reference = Reference.load(every_plan.capture.reference)
-    exact = {b.name: EXACT for b in every_plan.signature.outputs}
+@pytest.mark.parametrize("name", engines_of(SEVERAL))
+def test_every_plan_gives_the_models_own_bits(every_plan: Builds, name: str) -> None:
+    built = every_plan(name)
+    reference = Reference.load(built.capture.reference)
+    exact = {b.name: EXACT for b in built.signature.outputs}
     rows_only = replace(reference, edges=())  # means of other values may be summed otherwise
-    report = validate_session(every_plan.session(name), name, rows_only, exact)
+    report = validate_session(built.session(name), name, rows_only, exact)
     assert report.reason is None
     assert report.valid
     assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 100}
     assert {case.rows["m"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 70}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
-    reference = Reference.load(every_dtype.capture.reference)
+@pytest.mark.parametrize("name", engines_of(NAMES))
+def test_every_dtype_in_and_out(every_dtype: Builds, name: str) -> None:
+    built = every_dtype(name)
+    reference = Reference.load(built.capture.reference)
     reference = replace(reference, edges=())  # its sums are rounded
-    exact = {b.name: EXACT for b in every_dtype.signature.outputs}
-    report = validate_session(every_dtype.session(name), name, reference, exact)
+    exact = {b.name: EXACT for b in built.signature.outputs}
+    report = validate_session(built.session(name), name, reference, exact)
     assert report.reason is None
     assert report.valid
 
     # Once more, without the code with which validation reads blocks.
-    given, written = every_dtype.collections({"n": 33})
-    every_dtype.session(name).run(given, written)
+    given, written = built.collections({"n": 33})
+    built.session(name).run(given, written)
     every = given["every"]
     blocks = [torch.stack([every.tensor(d).float() for d in DTYPES], dim=1)]
     blocks += [every.tensor(f"two_{d}").float() for d in DTYPES]
     expected = dict(
         zip(
-            [b.name for b in every_dtype.signature.outputs],
-            every_dtype.model(*blocks),
+            [b.name for b in built.signature.outputs],
+            built.model(*blocks),
             strict=True,
         )
     )

@@ -49,7 +49,7 @@ class TrackPurity(nn.Module):
 
 
 class Steps(nn.Module):
-    """An LSTM over eight steps of three features, and a sine."""
+    """An LSTM over three steps of three features, and a sine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Forest(nn.Module):
 
 NETWORKS = {  # by the names of their headers
     "purity": (TrackPurity, (15,), torch.float32, ("p",)),
-    "lstm": (Steps, (8, 3), torch.float32, ("a", "b")),
+    "lstm": (Steps, (3, 3), torch.float32, ("a", "b")),
     "edges": (Neighbours, (10, 4), torch.float32, ("f",)),
     "trees": (Forest, (6,), torch.float32, ("score",)),
     "integers": (Whole, (6,), torch.int64, ("sums", "above")),

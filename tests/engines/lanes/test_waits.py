@@ -6,8 +6,13 @@ import pytest
 
 from tests.engines.lanes.waits import NETWORKS, shared
 
+LONG = {"lstm"}
+"""Its steps are products and functions, as in `attention`."""
 
-@pytest.mark.parametrize("name", NETWORKS)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in NETWORKS]
+)
 def test_threads_that_take_turns_give_the_answers(name: str) -> None:
     assert shared(name).right()
 

@@ -164,7 +164,7 @@ def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
     assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # machine numbers in ELF
 
 
-@pytest.mark.parametrize("target", [CUDA, ROCM])
+@pytest.mark.parametrize("target", [CUDA, pytest.param(ROCM, marks=pytest.mark.long)])
 def test_a_block_of_threads_shares_a_large_row(target: str, tmp_path: Path) -> None:
     if not there({CUDA: devices.nvrtc, ROCM: devices.clang}[target]):
         pytest.skip(f"no compiler for {target} is here")

@@ -37,7 +37,9 @@ class Network(nn.Module):
 SIGNATURE = signature_of({"features": "a b c"}, {"scores": "x y"})
 
 
-@pytest.mark.parametrize("form", ["scripted", "frozen", "traced"])
+@pytest.mark.parametrize(
+    "form", ["scripted", pytest.param("frozen", marks=pytest.mark.long), "traced"]
+)
 def test_forms(form: str, tmp_path: Path) -> None:
     network = Network().eval()
     x = torch.randn(5, 3)
