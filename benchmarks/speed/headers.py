@@ -67,14 +67,16 @@ def measured(name: str) -> list[str]:
             *(f"{t.median_us:.0f}" for t in timed.values())]  # fmt: skip
 
 
-def written_header_of(made: Subject, language: str, folder: Path) -> tuple[Session, str]:
-    """The header with its self-test as net.h in a folder, and a session of its library."""
+def written_header_of(
+    made: Subject, language: str, folder: Path, name: str = "net"
+) -> tuple[Session, str]:
+    """The header with its self-test as NAME.h in a folder, and a session of its library."""
     source = Portable(made.capture.program, None, made.signature)
     first, *_ = engine("lanes").compile(source, Target("source", language), {}, folder)
     session = Session(made.signature, engine("lanes").open(folder / first, CPU), CPU)
     text = (folder / "network.h").read_text()
-    whole = with_self_test(text, "net", session, made.capture.reference).text
-    (folder / "net.h").write_text(whole)
+    whole = with_self_test(text, name, session, made.capture.reference).text
+    (folder / f"{name}.h").write_text(whole)
     return session, whole
 
 
