@@ -195,10 +195,8 @@ class Scorer:
         answers = self.answers(batch)
         ran = time.perf_counter()
         columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
-        columns |= {
-            self._plan.outputs[key]: as_arrow(values, answers.offsets)
-            for key, values in answers.columns.items()
-        }
+        for key, values in answers.columns.items():
+            columns[self._plan.outputs[key]] = as_arrow(values, answers.offsets)
         whole = pa.table(columns)
         spent["model"] += ran - begun
         spent["encoding"] += time.perf_counter() - ran

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
 
@@ -185,12 +186,8 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
             for target, result in results.items()
         }
         parts = {**whole, "verdicts": verdicts}
-        digest = work.record(
-            "package",
-            parts,
-            str,
-            lambda at: _packaged(config, path, work, captured, recipe, results, labelled, at),
-        )
+        make = partial(_packaged, config, path, work, captured, recipe, results, labelled)
+        digest = work.record("package", parts, str, make)
         bundle = work.folder("package", parts) / "bundle"
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved

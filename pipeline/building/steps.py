@@ -205,7 +205,7 @@ class Steps:
         captured = self.captured
         return Trial(
             compiled.engine,
-            file=_file_of(captured, compiled),
+            file=artifact_file(compiled.engine, compiled.files, compiled.folder, captured),
             signature=captured.signature,
             reference=captured.reference,
             tolerances=self.recipe.tolerances,
@@ -237,9 +237,5 @@ def _about(report: ValidationReport) -> Iterator[str]:
 def session_of(captured: Capture, target: Target, compiled: Compiled) -> Session:
     """A session of a candidate. This host must run the target."""
     device = torch.device(target.torch_device)
-    file = _file_of(captured, compiled)
+    file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
     return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
-
-
-def _file_of(captured: Capture, compiled: Compiled) -> Path:
-    return artifact_file(compiled.engine, compiled.files, compiled.folder, captured)

@@ -364,7 +364,11 @@ def _validate_case(
             for bound in signature.outputs
         }
 
-    deviations = _worse(compared(first), compared(roomy))
+    parts = compared(first), compared(roomy)
+    deviations = {
+        bound.name: max((part[bound.name] for part in parts), key=_size)
+        for bound in signature.outputs
+    }
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, reasons, code=faults[0].code)
@@ -383,13 +387,8 @@ def _validate_case(
     return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
 
 
-def _worse(one: Mapping[str, Deviation], other: Mapping[str, Deviation]) -> dict[str, Deviation]:
-    """The larger deviation of each output."""
-
-    def size(deviation: Deviation) -> tuple[float, float]:
-        return deviation.outside, deviation.max_abs
-
-    return {name: max(one[name], other[name], key=size) for name in one}
+def _size(deviation: Deviation) -> tuple[float, float]:
+    return deviation.outside, deviation.max_abs
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:

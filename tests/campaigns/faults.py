@@ -265,7 +265,7 @@ FAULTS = (
         "the policy of one model is ignored; only the policy for all models counts",
         "scopes = [None] if model is None else [None, model]",
         "scopes: list[str | None] = [None]",
-        ("test_for_all_and_for_one",),
+        ("test_a_model_has_a_policy_beside_that_for_all",),
     ),
     Fault(
         "a policy counts although the command that set it was killed",
