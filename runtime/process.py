@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -56,15 +55,20 @@ def keep_written(write: Callable[[], None], what: str) -> None:
         except OSError as error:
             log.warning("%s cannot be written: %s", what, error)
 
+    ended = threading.Event()
+
     def again_and_again() -> None:
-        while True:
-            time.sleep(_EVERY_S)
+        while not ended.wait(_EVERY_S):
             tried()
+
+    def for_the_last_time() -> None:
+        ended.set()
+        tried()
 
     from multiprocessing import util  # its children end without what atexit has
 
-    # At the end once: the second time, the folder may have been removed by the program.
-    atexit.register(util.Finalize(None, tried, exitpriority=0))
+    # At the end once, and not later: then the program may have removed the folder.
+    atexit.register(util.Finalize(None, for_the_last_time, exitpriority=0))
     threading.Thread(target=again_and_again, daemon=True).start()
 
 
