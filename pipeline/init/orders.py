@@ -17,7 +17,7 @@ from pipeline.init.model import Model
 from pipeline.init.trial import (
     Option,
     Outcome,
-    exports_so,
+    can_be_exported,
     ignores_item_order,
     rivals,
     same_answers,
@@ -126,7 +126,7 @@ def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> 
         return _Decision(found, "the answers are the same in the other order")
     both = [found, *several]
     if isinstance(model.module, torch.jit.ScriptModule):
-        both = [each for each in both if exports_so(model, each)] or both
+        both = [each for each in both if can_be_exported(model, each)] or both
         if len(both) == 1:
             return _Decision(both[0], "torch exports no other order")
     longer = [each for each in both if not why_not(model, with_more_items(each), 5)]

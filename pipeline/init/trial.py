@@ -234,7 +234,7 @@ def rivals(model: Model, found: Outcome, choices: Sequence[Sequence[Option]]) ->
                 yield outcome
 
 
-def exports_so(model: Model, outcome: Outcome) -> bool:
+def can_be_exported(model: Model, outcome: Outcome) -> bool:
     """Whether torch exports the model with these options. Operators of TorchScript may read other
     memory if a size is wrong; an export checks each size."""
     options = outcome.options

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -185,10 +186,10 @@ class _Collector:
         root = run.info.artifact_uri.rstrip("/")
         if (local := bundle_files.local_folder(root)) is not None:
             self.folders.append(local)
-        sizes: dict[str, int] = {}
+        sizes = Counter[str]()
         for name, size in bundle_files.stored(self.registry, f"{root}/{ANNEXES}").items():
             place = "/".join(name.split("/")[:2])
-            sizes[place] = sizes.get(place, 0) + size
+            sizes[place] += size
         for place, size in sizes.items():
             if not self._unknown(run, place):
                 continue

@@ -194,12 +194,14 @@ def export_convention(
 
 def _keep_apart(program: ExportedProgram) -> None:
     """Remove stacks of columns that the graph splits again, because they would be copied."""
+    aten: Any = torch.ops.aten
     for node in program.graph.nodes:
-        args: Any = node.args
-        if node.target is torch.ops.aten.select.int and (
-            args[0].target is torch.ops.aten.stack.default and args[0].args[1:] == args[1:2]
-        ):
-            node.replace_all_uses_with(args[0].args[0][args[2]])
+        if node.target is not aten.select.int:
+            continue
+        stack, *axis, index = node.args
+        if stack.target is aten.stack.default and [*stack.args[1:]] == axis:
+            columns = stack.args[0]
+            node.replace_all_uses_with(columns[index])
     program.graph.eliminate_dead_code()
 
 

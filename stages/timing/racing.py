@@ -322,9 +322,7 @@ def row_major_call(
                 read_block(b, given[b.block.collection], device).to(torch_dtype(b.plan.dtype))
                 for b in signature.inputs
             ]
-            returned = (
-                outputs_in_order(model(*arguments), signature) if model is not None else blank
-            )
+            returned = blank if model is None else outputs_in_order(model(*arguments), signature)
             for bound, value in zip(signature.outputs, returned, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
         if device.type != "cpu":

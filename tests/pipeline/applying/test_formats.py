@@ -331,10 +331,14 @@ def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> Non
     assert found_in(out, "jets.pt") == [
         row if row is None else [each and each["pt"] for each in row] for row in lists
     ]
+
+
+def test_hdf5_refuses_a_kept_field_with_a_null(tmp_path: Path, production: Registry) -> None:
+    struct = pa.array([{"x": 1}, None], pa.struct([("x", pa.int32())]))
+    rows, out = tmp_path / "rows.parquet", tmp_path / "o.h5"
+    pq.write_table(pa.table({**{name: columns(2)[name] for name in FEATURES}, "s": struct}), rows)
     with pytest.raises(DataError, match="nulls, which HDF5 cannot store"):
-        pipeline.apply(
-            REF, tmp_path / "rows.parquet", tmp_path / "o.h5", keep=["s.x"], registry=production
-        )
+        pipeline.apply(REF, rows, out, keep=["s.x"], registry=production)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -320,6 +320,9 @@ def test_without_falling_back_one_clear_error(tags: Tags, one: Server) -> None:
         future.result()
     assert event.untouched
     session.close()
+
+
+def test_a_site_without_any_server_cannot_be_loaded_without_falling_back(tags: Tags) -> None:
     nowhere = site(nobody(), fall_back=False, name="T2_XX", deadline_s=0.5, attempt_s=0.5)
     with pytest.raises(NowhereError, match=r"^tagged/1 at T2_XX: .* s0: "):
         load(tags, nowhere)

@@ -179,16 +179,28 @@ def test_opaque_columns_in_place() -> None:
         as_collection({"hit": hits[:, :2], "x": x}, layout)
 
 
-def test_scalars_and_a_collection() -> None:
-    layout = Layout([column("x", "float32"), scalar("run", "uint32")], storage="columns")
-    collection = as_collection({"x": PT, "run": np.uint32(7)}, layout)
+WITH_RUN = Layout([column("x", "float32"), scalar("run", "uint32")], storage="columns")
+
+
+def test_a_scalar() -> None:
+    collection = as_collection({"x": PT, "run": np.uint32(7)}, WITH_RUN)
     assert (collection.n, int(collection["run"])) == (40, 7)
+
+
+def test_a_collection_is_taken_as_it_is() -> None:
+    collection = Collection(WITH_RUN, 40)
     assert as_collection(collection) is collection
-    assert as_collection(collection, layout) is collection
-    buffer = as_collection(collection, Layout(layout.columns))
+    assert as_collection(collection, WITH_RUN) is collection
+
+
+def test_columns_are_copied_into_a_buffer() -> None:
+    buffer = as_collection(Collection(WITH_RUN, 40), Layout(WITH_RUN.columns))
     assert (buffer.layout.storage, buffer.copied) == ("buffer", ("x", "run"))
-    apart = as_collection(Collection(Layout(layout.columns), 5), layout)
-    assert (apart.n, apart.copied) == (5, ())
+
+
+def test_a_buffer_gives_columns_without_a_copy() -> None:
+    apart = as_collection(Collection(Layout(WITH_RUN.columns), 5), WITH_RUN)
+    assert (apart.layout.storage, apart.copied) == ("columns", ())
 
 
 def test_arrow_memory_lives_as_long_as_a_view() -> None:
