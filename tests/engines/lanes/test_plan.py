@@ -14,6 +14,7 @@ from engines.lanes.index import constant
 from engines.lanes.planning.plan import planned
 from engines.lanes.planning.program import row_program
 from engines.lanes.planning.source_file import Width, written, written_kernel
+from engines.lanes.planning.together import rows_together
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import UNKNOWN, Argument, Program
 from engines.lanes.values import Tensor
@@ -46,6 +47,23 @@ def test_planning_twice_gives_the_same_plan() -> None:
     widths = [Width("many", 8, 4, 16), Width("one", 8, 1, 16)]
     assert written(one, widths) == written(other, widths) == written(one, widths)
     assert written_kernel(one, 128, "local") == written_kernel(other, 128, "local")
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "room", "rows"),
+    [
+        (nn.Linear(8, 256), (8,), 48 << 10, 16),  # each weight serves 16 rows
+        (nn.Conv1d(8, 64, 1), (8, 40), 48 << 10, 1),  # and here 40 positions of one row
+        (nn.Linear(8, 256), (8,), 8 << 10, 4),  # there is no room for more
+        (nn.Linear(8, 256), (8,), 100, 0),
+    ],
+)
+def test_a_block_computes_as_many_rows_as_its_threads_need(
+    layer: nn.Module, shape: tuple[int, ...], room: int, rows: int
+) -> None:
+    network = Function({"y": lambda x: torch.relu(layer(x.exp())).softmax(1)})
+    program = row_program(prepared(network, [torch.randn(MOST, *shape)], ["y"]).program)
+    assert rows_together(planned(program), 128, room) == rows
 
 
 def chain(functions: int, items: bool = False) -> Program:
