@@ -54,7 +54,7 @@ def test_planning_twice_gives_the_same_plan() -> None:
     [
         (nn.Linear(8, 256), (8,), 48 << 10, 16),  # each weight serves 16 rows
         (nn.Conv1d(8, 64, 1), (8, 40), 48 << 10, 1),  # and here 40 positions of one row
-        (nn.Linear(8, 256), (8,), 8 << 10, 4),  # there is no room for more
+        (nn.Linear(8, 256), (8,), 10 << 10, 4),  # there is no room for more
         (nn.Linear(8, 256), (8,), 100, 0),
     ],
 )
