@@ -103,8 +103,8 @@ def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
 
 
 def _differ(one: Sequence[int], other: Sequence[int], by_chance: float) -> bool:
-    """Whether two samples differ, although they have one distribution with at most the probability
-    `by_chance`.
+    """Whether two samples come from different distributions. If they do not, the answer is wrong
+    with at most the probability `by_chance`.
 
     Half of it is for Pearson's test; there, bins in which few values are expected are taken
     together. The other half is for single bins: of its values, the share in each sample is bounded
@@ -119,7 +119,8 @@ def _differ(one: Sequence[int], other: Sequence[int], by_chance: float) -> bool:
             few = few[0] + a, few[1] + b
         else:
             pairs.append((a, b))
-    pairs += [few] if sum(few) * min(n, m) >= _FEWEST * (n + m) else []
+    if sum(few) * min(n, m) >= _FEWEST * (n + m):
+        pairs.append(few)
     squares = sum((m * a - n * b) ** 2 / (a + b) for a, b in pairs) / (n * m)
     if len(pairs) > 1 and squares > _chi_squared(len(pairs) - 1, by_chance / 2):
         return True

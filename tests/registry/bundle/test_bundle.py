@@ -229,19 +229,29 @@ class TestWriteAtomically:
         with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "x" / "dest") as partial:
             (partial / "nothing").read_text()
 
-    def test_existing(self, tmp_path: Path) -> None:
+    @pytest.fixture
+    def existing(self, tmp_path: Path) -> Path:
+        """A folder with one file, `old`."""
         dest = tmp_path / "x" / "dest"
         dest.mkdir(parents=True)
         (dest / "old").write_text("")
-        with pytest.raises(BundleError, match="exists already"), write_atomically(dest):
+        return dest
+
+    def test_an_existing_folder_stays(self, existing: Path) -> None:
+        with pytest.raises(BundleError, match="exists already"), write_atomically(existing):
             pytest.fail("the block runs although there is something in its place")
-        with write_atomically(dest, replace=True) as partial:
+
+    def test_an_existing_folder_is_replaced(self, existing: Path) -> None:
+        with write_atomically(existing, replace=True) as partial:
             (partial / "new").write_text("")
-        assert os.listdir(dest) == ["new"]
-        with pytest.raises(ValueError), write_atomically(dest, replace=True):
+        assert os.listdir(existing) == ["new"]
+        assert os.listdir(existing.parent) == ["dest"]
+
+    def test_an_error_replaces_nothing(self, existing: Path) -> None:
+        with pytest.raises(ValueError), write_atomically(existing, replace=True):
             raise ValueError
-        assert os.listdir(dest) == ["new"]
-        assert os.listdir(dest.parent) == ["dest"]
+        assert os.listdir(existing) == ["old"]
+        assert os.listdir(existing.parent) == ["dest"]
 
     def test_file_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
