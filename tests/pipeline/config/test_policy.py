@@ -6,7 +6,6 @@ that need a measurement refuse or are excused by name, and a promotion takes no 
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from pipeline.config import load_config, load_policy
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.errors import RegistryError
-from registry.history.event_log import Event
 from registry.promotion import PromotionRefused
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
@@ -123,23 +121,31 @@ def test_the_reason_stays(two: Registry) -> None:
     assert cli("history", "jets", "--registry", two.uri).stdout.count("why so") == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--override", "speed"), "takes a reason"),
+        (("--override", "digests", "--reason", "r"), "'digests' cannot be overridden"),
+    ],
+)
+def test_overrides_that_are_refused(two: Registry, options: tuple[str, ...], says: str) -> None:
+    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
+    assert says in refusal(*asked, "--allow-unverified", FAR, *options)
+
+
+def test_override_of_no_gate(two: Registry) -> None:
+    with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: verified"):
+        promote(two, "jets/2", "production", override=frozenset({"sped"}), reason="r", dry_run=True)
+
+
 def test_override_by_name_and_reason(two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # no line is broken
     promote(two, "jets/1", "production", allow_unverified=EXCUSED)
     asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
     excused = ("--allow-unverified", FAR)
     assert "speed: not measured beside jets/1" in cli(*asked, *excused, code=1).stderr
-    over = ("--override", "speed")
-    assert "takes a reason" in refusal(*asked, *excused, *over)
-    assert "'digests' cannot be overridden" in refusal(
-        *asked, *excused, "--override", "digests", "--reason", "r"
-    )
-    with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: verified"):
-        promote(two, "jets/2", "production", override=frozenset({"sped"}), reason="r", dry_run=True)
-
     why = "the clocks were wrong that day"
-    text = cli(*asked, *excused, *over, "--reason", why).stdout
-    assert "overridden" in text
+    text = cli(*asked, *excused, "--override", "speed", "--reason", why).stdout
     assert f"(overridden: {why})" in text
     assert two.find("jets@production").number == 2
     last = two.history("jets")[-1]
@@ -219,34 +225,63 @@ def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
     assert events(two) == list(zip(kinds, (1, 1, 1, 2, 1, 1), strict=True))
 
 
-def test_history_command(two: Registry) -> None:
-    uri = ("--registry", two.uri)
-    assert "nothing has happened to jets" in cli("history", "jets", *uri).stdout
+@pytest.fixture
+def back(two: Registry) -> Registry:
+    """jets/1 in production, then jets/2, then jets/1 again by a rollback."""
     for ref in ("jets/1", "jets/2"):
         two.promote(two.find(ref), "production", PASSED)
-    cli("rollback", "jets", "--reason", "the rate went up", *uri)
-    text = cli("history", "jets", *uri).stdout
+    cli("rollback", "jets", "--reason", "the rate went up", "--registry", two.uri)
+    return two
+
+
+def test_history_of_a_model_to_which_nothing_happened(two: Registry) -> None:
+    assert "nothing has happened to jets" in cli("history", "jets", "--registry", two.uri).stdout
+
+
+def test_history_as_text(back: Registry) -> None:
+    text = cli("history", "jets", "--registry", back.uri).stdout
     assert "history of jets, times in UTC" in text
     assert "rollback of jets/1" in text
-    listed: list[dict[str, Any]] = answer("history", "jets", registry=two)
+
+
+def test_history_as_json(back: Registry) -> None:
+    listed: list[dict[str, Any]] = answer("history", "jets", registry=back)
     assert [e["kind"] for e in listed] == ["promotion", "promotion", "rollback"]
     assert [e["replaced"] for e in listed] == [None, 1, 2]
     assert listed[2]["reason"] == "the rate went up"
 
-    def at(event: Event, *more: str) -> str:
-        return cli("history", "jets", "--at", event.time.isoformat(), *uri, *more).stdout
 
-    first, second, third = two.history("jets")
-    assert at(first).startswith("jets@production was jets/1 at ")
-    assert "jets@previous was jets/1 at " in at(second)
-    assert json.loads(at(third, "--json"))["aliases"] == {
-        "previous": "jets/2",
-        "production": "jets/1",
-    }
-    # The same moment in UTC, with and without the zone, and an earlier one in another zone.
-    plain = second.time.replace(tzinfo=None).isoformat()
-    for text in (plain, f"{plain}+00:00", f"{plain}Z"):
-        assert "jets@production was jets/2" in cli("history", "jets", "--at", text, *uri).stdout
-    assert "does not go back to" in cli("history", "jets", "--at", f"{plain}+02:00", *uri).stdout
+def aliases_at(registry: Registry, moment: str) -> dict[str, str]:
+    return dict(answer("history", "jets", "--at", moment, registry=registry)["aliases"])
+
+
+def test_aliases_at_each_event(back: Registry) -> None:
+    assert [aliases_at(back, each.time.isoformat()) for each in back.history("jets")] == [
+        {"production": "jets/1"},
+        {"production": "jets/2", "previous": "jets/1"},
+        {"production": "jets/1", "previous": "jets/2"},
+    ]
+
+
+def test_the_aliases_of_a_moment_as_text(back: Registry) -> None:
+    moment = back.history("jets")[0].time.isoformat()
+    text = cli("history", "jets", "--at", moment, "--registry", back.uri).stdout
+    assert text.startswith("jets@production was jets/1 at ")
+
+
+@pytest.mark.parametrize("zone", ["", "+00:00", "Z"])
+def test_a_moment_in_utc(back: Registry, zone: str) -> None:
+    plain = back.history("jets")[1].time.replace(tzinfo=None).isoformat()
+    assert aliases_at(back, plain + zone)["production"] == "jets/2"
+
+
+def test_a_moment_before_the_history(back: Registry) -> None:
+    plain = back.history("jets")[1].time.replace(tzinfo=None).isoformat()
+    text = cli("history", "jets", "--at", f"{plain}+02:00", "--registry", back.uri).stdout
+    assert "does not go back to" in text
+
+
+def test_history_of_what_does_not_exist(two: Registry) -> None:
+    uri = ("--registry", two.uri)
     assert "is not a time" in cli("history", "jets", "--at", "yesterday", *uri, code=2).stderr
     assert "no such model" in refusal("history", "tracks", *uri)

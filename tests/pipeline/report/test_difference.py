@@ -56,22 +56,36 @@ def test_one_word(registry: Registry, jets: Built, tmp_path: Path) -> None:
 
 
 def test_other_weights(both: Registry) -> None:
-    found = diff(both, "jets/1", "jets/2")
-    by_name = {change["name"]: change for change in found["weights"]["changes"]}
-    assert len(by_name) == 4 - found["weights"]["same"]
-    wide = next(change for name, change in by_name.items() if name.endswith("first.weight"))
+    weights = diff(both, "jets/1", "jets/2")["weights"]
+    assert len(weights["changes"]) == 4 - weights["same"]
+    (wide,) = (each for each in weights["changes"] if each["name"].endswith("first.weight"))
     assert (wide["a"], wide["b"]) == ("float32 (48, 6)", "float32 (1920, 6)")
     assert wide["max_abs"] is None
-    assert change("model.kwargs.hidden", 48, 1920) in found["records"]["config"]
-    engines = {speed["engine"]: speed for speed in found["speed"] if speed["target"] == TARGET}
-    aoti, exported = engines["aoti"], engines["exported"]
+
+
+def test_another_argument_of_the_factory(both: Registry) -> None:
+    records = diff(both, "jets/1", "jets/2")["records"]
+    assert change("model.kwargs.hidden", 48, 1920) in records["config"]
+
+
+def test_speeds_side_by_side(both: Registry) -> None:
+    speeds = diff(both, "jets/1", "jets/2")["speed"]
+    by_engine = {speed["engine"]: speed for speed in speeds if speed["target"] == TARGET}
+    aoti, exported = by_engine["aoti"], by_engine["exported"]
     assert aoti["a_us"] is not None
-    assert aoti["b_us"] is aoti["ratio"] is None
+    assert aoti["b_us"] is aoti["ratio"] is None  # jets/2 does not have this engine
     assert exported["ratio"] == exported["b_us"] / exported["a_us"]
-    said = shown(both, "jets/1", "jets/2")
+
+
+def test_a_difference_as_text(both: Registry) -> None:
+    text = shown(both, "jets/1", "jets/2")
     for part in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
-        assert part in said
-    assert answer("diff", "jets/1", "jets/2", registry=both) == found
+        assert part in text
+
+
+def test_a_difference_as_json(both: Registry) -> None:
+    found = answer("diff", "jets/1", "jets/2", registry=both)
+    assert found == diff(both, "jets/1", "jets/2")
 
 
 def test_a_target_built_later(registry: Registry, jets: Built, tmp_path: Path) -> None:

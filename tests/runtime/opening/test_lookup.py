@@ -25,7 +25,7 @@ from registry.store.registry import Registry
 from registry.trust import read_trusted
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.opening import LOOKUPS, Opening, open_artifact, open_version
+from runtime.opening import LOOKUPS, LookupPolicy, Opening, open_artifact, open_version
 from runtime.session import in_tiles
 from runtime.session.session import Session
 from tests.models.keys import make_keys
@@ -68,27 +68,50 @@ def test_fresh_asks(registry: Registry) -> None:
         load(NAME, registry=registry)
 
 
-def test_the_registry_goes(
-    registry: Registry, jets: Built, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = load(NAME, registry=registry, lookup="prefer-cache")
+@pytest.fixture
+def first(registry: Registry) -> Session:
+    """A session whose version this host keeps. The registry is gone since."""
+    session = load(NAME, registry=registry, lookup="prefer-cache")
+    move_away(registry)
+    return session
+
+
+def test_what_is_kept_is_in_use(first: Session, jets: Built) -> None:
     assert lookup_of(first).asked
     (entry,) = Cache(cache_root()).entries()
     assert (entry.digest, entry.in_use) == (jets.bundle.digest, True)
-    move_away(registry)
+
+
+@pytest.mark.parametrize("lookup", ["prefer-cache", "offline"])
+def test_what_is_kept_is_served_without_the_registry(
+    first: Session, registry: Registry, caplog: pytest.LogCaptureFixture, lookup: LookupPolicy
+) -> None:
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
-        young = load(NAME, registry=registry, lookup="prefer-cache")
-        offline = load(NAME, registry=registry, lookup="offline")
+        session = load(NAME, registry=registry, lookup=lookup)
     assert caplog.text == ""
+    require_looked_up_before(session, first)
+
+
+def test_a_warning_names_what_is_served_for_too_long(
+    first: Session, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
         stale = load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
     assert "jets@production: the registry cannot be asked, so jets/1 is served" in caplog.text
     assert "nothing is registered" in str(lookup_of(stale).stale)
-    for session in (young, offline, stale):
-        assert lookup_of(session).at == lookup_of(first).at
-        assert not lookup_of(session).asked
-        assert type(session) is Session
-        require_runs(session)
+    require_looked_up_before(stale, first)
+
+
+def require_looked_up_before(session: Session, first: Session) -> None:
+    """The session runs with what was looked up for the first one."""
+    assert lookup_of(session).at == lookup_of(first).at
+    assert not lookup_of(session).asked
+    assert type(session) is Session
+    require_runs(session)
+
+
+@pytest.mark.usefixtures("first")
+def test_a_fresh_lookup_does_not_take_what_is_kept(registry: Registry) -> None:
     with pytest.raises(NotFoundError):
         load(NAME, registry=registry)
 
