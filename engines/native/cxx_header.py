@@ -161,16 +161,16 @@ def _struct(collection: str, name: str, signature: Signature) -> str:
     members, walk, addresses = [], [], []
     for column in layout.columns:
         member, kind = names[column.name], const + _type(column)
-        members.append(f"  {kind} *{member} = nullptr;")
-        every = member
         if column.kind == "eigen":
-            members[-1] = f"  std::array<{kind} *, {column.components}> {member}{{}};"
+            declared = f"  std::array<{kind} *, {column.components}> {member}{{}};"
             if len(column.shape) > 1:
-                members[-1] += f"  // {column.shape[0]} x {column.shape[1]}, column by column"
-            every = ", ".join(f"{member}[{k}]" for k in range(column.components))
-        members.append(f"  static_assert(sizeof({kind}) == {itemsize(column.dtype)});")
+                declared += f"  // {column.shape[0]} x {column.shape[1]}, column by column"
+            pointers = ", ".join(f"{member}[{k}]" for k in range(column.components))
+        else:
+            declared, pointers = f"  {kind} *{member} = nullptr;", member
+        members += [declared, f"  static_assert(sizeof({kind}) == {itemsize(column.dtype)});"]
         walk.append(f"    at.{'scalar' if column.kind == 'scalar' else 'column'}({member});")
-        addresses.append(f'{{"{column.name}", {{{every}}}}}')
+        addresses.append(f'{{"{column.name}", {{{pointers}}}}}')
     return (_BUFFER if layout.storage == "buffer" else _COLUMNS).format(
         name=name,
         collection=collection,

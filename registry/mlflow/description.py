@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from registry.bundle import Bundle, Manifest, TargetRecord
+from registry.bundle import Bundle, Candidate, Manifest, TargetRecord
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
 from soa.text import in_markdown, microseconds, number, plain
 
@@ -62,17 +62,20 @@ def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
         for name, value in record.metrics.items():
             yield _key(f"{tag_of(target)}.metric.{name}"), value, 0
         for engine, candidate in record.candidates.items():
-            prefix = f"{tag_of(target)}.{engine}"
-            for case, stats in candidate.benchmark.items():
-                rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
-                for name, value in asdict(stats).items():
-                    yield _key(f"{prefix}.n{case}.{name}"), value, 0
-                    yield _key(f"{prefix}.{name}"), value, rows
-            for output, worst in candidate.worst.items():
-                for name, value in asdict(worst).items():
-                    yield _key(f"{prefix}.worst.{output}.{name}"), value, 0
-            if candidate.compile_seconds is not None:
-                yield _key(f"{prefix}.compile_seconds"), candidate.compile_seconds, 0
+            yield from _metrics_of(candidate, f"{tag_of(target)}.{engine}")
+
+
+def _metrics_of(candidate: Candidate, prefix: str) -> Iterator[tuple[str, float, int]]:
+    for case, stats in candidate.benchmark.items():
+        rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
+        for name, value in asdict(stats).items():
+            yield _key(f"{prefix}.n{case}.{name}"), value, 0
+            yield _key(f"{prefix}.{name}"), value, rows
+    for output, worst in candidate.worst.items():
+        for name, value in asdict(worst).items():
+            yield _key(f"{prefix}.worst.{output}.{name}"), value, 0
+    if candidate.compile_seconds is not None:
+        yield _key(f"{prefix}.compile_seconds"), candidate.compile_seconds, 0
 
 
 def markdown(bundle: Bundle) -> str:

@@ -130,27 +130,27 @@ def poisoned_run(
             side = "back" if layout.storage == "buffer" else "front"
         return poisoned(layout, n, n + spare, pattern, device, side)
 
-    def rows(name: str, collection: Collection) -> Collection:
-        return collection.window(starts[name], collection.n) if moved else collection
+    def window(name: str, whole: Collection) -> Collection:
+        return whole.window(starts[name], whole.n) if moved else whole
 
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         whole = memory(name, pad, "cpu")
-        mine = rows(name, whole)
         for column in whole.layout.numbers:
-            mine.fill(column.name, inputs[name][column.name])
+            window(name, whole).fill(column.name, inputs[name][column.name])
         _poison_outputs(signature, name, whole, poison)
-        there = whole if session.device.type == "cpu" else whole.to(session.device)
-        given[name] = rows(name, there)
+        if session.device.type != "cpu":
+            whole = whole.to(session.device)
+        given[name] = window(name, whole)
     written = {
-        name: given.get(name) or rows(name, memory(name, poison, session.device))
+        name: given.get(name) or window(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
     before = {name: c.whole.to(c.device) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
-    faults = [*memory_faults(signature, given, written, before)]
+    faults = list(memory_faults(signature, given, written, before))
     outputs = {
         bound.name: read_block(bound, written[bound.block.collection])
         for bound in signature.outputs
