@@ -267,8 +267,9 @@ def _in_root(kind: Any, ntuple: bool) -> bool:
     item, levels = levels_of(kind)
     if is_text(item):
         return ntuple or not levels
-    number = is_number(item) and not pa.types.is_float16(item)
-    return number and (ntuple or None not in levels or levels == (None,))
+    if not is_number(item) or pa.types.is_float16(item):
+        return False
+    return ntuple or None not in levels or levels == (None,)
 
 
 WRITERS: dict[str, Callable[[Path, Rows], None]] = {

@@ -157,14 +157,17 @@ def test_columns_of_several_dtypes_need_one_for_the_model(folder: Path) -> None:
     assert load(folder, mixed.replace("[x, z]", "[x, z], dtype: float32"))
 
 
-def test_carried_members_and_the_alignment_of_each_storage(folder: Path) -> None:
+def test_carried_members(folder: Path) -> None:
     more = "columns: [{name: hit, opaque: 12}, {name: id, dtype: uint64}, {"
-    text = MINIMAL.replace("columns: [{", more)
-    layout = load(folder, text).signature().layouts["c"]
+    layout = load(folder, MINIMAL.replace("columns: [{", more)).signature().layouts["c"]
     assert [c.dtype for c in layout.columns[:2]] == ["opaque12", "uint64"]
-    assert (layout.alignment, layout.nbytes(1)) == (128, 128 * len(layout.columns))
-    apart = load(folder, text.replace("  c: {", "  c: {storage: columns, "))
-    assert apart.signature().layouts["c"].alignment == 1
+    assert layout.nbytes(1) == 128 * len(layout.columns)
+
+
+@pytest.mark.parametrize(("storage", "alignment"), [("buffer", 128), ("columns", 1)])
+def test_the_alignment_of_each_storage(folder: Path, storage: str, alignment: int) -> None:
+    text = MINIMAL.replace("  c: {", f"  c: {{storage: {storage}, ")
+    assert load(folder, text).signature().layouts["c"].alignment == alignment
 
 
 PREPROCESS = """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -246,21 +247,31 @@ def test_key_with_a_password(make_bundle: MakeBundle, tmp_path: Path) -> None:
     require_signature(bundle, [read_trusted(key.public)])
 
 
-def test_keys_of_other_kinds(bundle: Bundle, tmp_path: Path, release: KeyPair) -> None:
-    for key in (
-        rsa.generate_private_key(65537, 2048),
-        ed25519.Ed25519PrivateKey.generate(),
-        ec.generate_private_key(ec.SECP256K1()),
-    ):
-        pair = write_keys(tmp_path, "odd", key)
-        with pytest.raises(TrustError, match="not an EC key on P-256, P-384 or P-521"):
-            sign(bundle, pair.private)
-        with pytest.raises(TrustError, match="not an EC key on P-256, P-384 or P-521"):
-            read_trusted(pair.public)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rsa.generate_private_key(65537, 2048),
+        ed25519.Ed25519PrivateKey.generate,
+        lambda: ec.generate_private_key(ec.SECP256K1()),
+    ],
+    ids=["RSA", "Ed25519", "secp256k1"],
+)
+def test_keys_of_other_kinds(bundle: Bundle, tmp_path: Path, make: Callable[[], Any]) -> None:
+    pair = write_keys(tmp_path, "odd", make())
+    with pytest.raises(TrustError, match="not an EC key on P-256, P-384 or P-521"):
+        sign(bundle, pair.private)
+    with pytest.raises(TrustError, match="not an EC key on P-256, P-384 or P-521"):
+        read_trusted(pair.public)
+
+
+def test_a_key_in_place_of_the_other_one(bundle: Bundle, release: KeyPair) -> None:
     with pytest.raises(TrustError, match="this is a private key, the public one is needed"):
         read_trusted(release.private)
     with pytest.raises(TrustError, match="not a private key in PEM format"):
         sign(bundle, release.public)
+
+
+def test_what_is_no_key(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(TrustError, match="not a public key in PEM format"):
         trusted("nothing", "here")
     with pytest.raises(TrustError, match="nowhere: cannot be read"):
@@ -312,26 +323,28 @@ def test_straight_under_the_root(make_bundle: MakeBundle, house: House, tmp_path
     assert found.signer == "CN=bob"
 
 
-def test_who_is_not_certified(
-    certified: Path, make_bundle: MakeBundle, house: House, tmp_path: Path
-) -> None:
-    other = certify(tmp_path, "other", authority=True)
-    said = refused(certified, other.pem)
-    assert "by CN=ada under root " in said
-    assert "no chain leads to such a root" in said
-    # Ada's own key is not trusted, and a trusted key does not make a certificate valid.
+def test_another_root_does_not_vouch(certified: Path, tmp_path: Path) -> None:
+    message = refused(certified, certify(tmp_path, "other", authority=True).pem)
+    assert "by CN=ada under root " in message
+    assert "no chain leads to such a root" in message
+
+
+def test_a_trusted_key_does_not_make_a_certificate_valid(certified: Path, tmp_path: Path) -> None:
     key = make_keys(tmp_path, "release").public
     assert "signed with a certificate, of CN=ada, and no root certificate is trusted" in refused(
         certified, key
     )
-    # A signer and a root with the same names, which somebody else made.
-    true = read_trusted(house.root.pem).pem
-    fake = certify(tmp_path, "root", authority=True)
+
+
+def test_a_signer_and_a_root_with_the_same_names_are_not_certified(
+    make_bundle: MakeBundle, house: House, tmp_path: Path
+) -> None:
+    true = tmp_path / "true.pem"
+    true.write_text(read_trusted(house.root.pem).pem)
     path = make_bundle(seed=1)
-    eve = certify(tmp_path, "ada", fake)
+    eve = certify(tmp_path, "ada", certify(tmp_path, "root", authority=True))
     sign(Bundle.open(path), eve.private, chain=[eve.pem])
-    (tmp_path / "true.pem").write_text(true)
-    assert "no chain leads to such a root" in refused(path, tmp_path / "true.pem")
+    assert "no chain leads to such a root" in refused(path, true)
 
 
 def test_a_chain_that_has_a_gap(make_bundle: MakeBundle, house: House) -> None:
