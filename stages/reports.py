@@ -182,6 +182,11 @@ class ValidationReport:
         return self.valid and not self.window
 
     @property
+    def ended_early(self) -> bool:
+        """Whether it ended for want of memory or time, which says nothing about the artifact."""
+        return self.code in (NO_MEMORY, "candidate-timeout")
+
+    @property
     def at_edges(self) -> str:
         """The kinds of values for which it differs from eager, in words; empty if there are
         none."""

@@ -109,6 +109,7 @@ class Steps:
                     report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
+            self.work.try_again = self.work.try_again or report.ended_early
             for line in _about(report):
                 self.work.say(f"  {what}{line}")
             return report

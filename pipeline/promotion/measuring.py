@@ -36,7 +36,7 @@ from stages.capture import SEE_EACH_OTHER, dependence_of
 from stages.errors import NotMeasuredError
 from stages.judging import Trial, emulate_candidate, reproduce, this_gpu, validate_candidate
 from stages.reference import Reference, proof_of, too_much
-from stages.reports import NO_MEMORY, ValidationReport
+from stages.reports import ValidationReport
 from stages.timing import benchmark_cases, bound_call, one_thread, race
 
 Say = Callable[[str], None]
@@ -225,7 +225,7 @@ def _worst(opened: Opened, target: str, report: ValidationReport) -> Mapping[str
     """The worst deviations by output. If a run failed or a case has other faults, all values
     count as outside the tolerance. Raises NotMeasuredError if it ended for want of memory or time,
     which says nothing about the artifact."""
-    if report.code in (NO_MEMORY, "candidate-timeout"):
+    if report.ended_early:
         what = f"{opened.label}: {report.engine} on {target} could not be validated"
         raise NotMeasuredError(f"{what}: {report.reason}")
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):

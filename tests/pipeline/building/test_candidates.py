@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_where_a_row_is_much_work_another_engine_joins_the_race(
     monkeypatch.setattr(type(engine("exported")), "for_heavy_rows", True)
     found = verdicts(of_rows, by_default=True, engines=engines)
     assert found == {"lanes": "valid", "exported": "valid"}
+
+
+def test_the_next_run_tries_again_what_had_no_time_to_be_validated(of_rows: Capture) -> None:
+    work = Work(of_rows.folder / "cache")
+    recipe = Recipe(("lanes",), {}, 120.0, {}, frozenset(), None)
+    made = steps.Steps(work, of_rows, recipe).compile(TARGET, "lanes")
+    assert not work.try_again
+    report = steps.Steps(work, of_rows, replace(recipe, timeout_s=1e-3)).judge(TARGET, made, 0)
+    assert report.code == "candidate-timeout"
+    assert work.try_again
 
 
 def test_both_are_built_where_they_are_named(of_rows: Capture) -> None:
