@@ -102,14 +102,15 @@ def _without_what_follows(
     signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """`bad` without the integers and bools of rows in which a float is NaN or infinite on one side
-    only."""
+    only. An output that has one value for all rows says nothing about a row."""
     unsure: dict[str, torch.Tensor] = {}
-    for bound in signature.outputs:
+    of_each_row = [bound for bound in signature.outputs if not bound.rowless]
+    for bound in of_each_row:
         one = answers[bound.name]
         own = of_rows(one.outside & ~one.finite)
         unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(own)) | own
     kept = dict(bad)
-    for bound in signature.outputs:
+    for bound in of_each_row:
         each = bad[bound.name]
         if not answers[bound.name].found.is_floating_point():
             kept[bound.name] = (rows(each) & ~unsure[bound.rows][:, None]).reshape(each.shape)
