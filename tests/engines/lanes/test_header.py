@@ -33,18 +33,17 @@ CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)),
 
 
 class TrackPurity(nn.Module):
-    """15 features of a track: batch norm, ELU, residual blocks."""
+    """15 features of a track: batch norm, ELU, a residual block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(15, 32), nn.BatchNorm1d(32), nn.ELU())
-        self.blocks = nn.ModuleList([nn.Linear(32, 32) for _ in range(3)])
+        self.block = nn.Linear(32, 32)
         self.last = nn.Linear(32, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         x = self.first(x)
-        for block in self.blocks:
-            x = x + 0.3 * torch.relu(block(x))  # a product and a sum, which compilers may fuse
+        x = x + 0.3 * torch.relu(self.block(x))  # a product and a sum, which compilers may fuse
         return (torch.sigmoid(self.last(x)),)
 
 
