@@ -81,8 +81,21 @@ SECTIONS = {
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
-        "Nothing was tuned on them. The same peers.",
+        "The code for few rows was written while these were timed; nothing else was tuned on them. "
+        "The same peers.",
         "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv",
+    ),
+    "peak": Section(
+        "Share of the core's peak",
+        "Only products and convolutions count as work. With as many of them, no program can be much "
+        "faster than the small ResNet and the MLP are.",
+        "speed.peak",
+    ),
+    "one_launch": Section(
+        "Selection in one loop",
+        "The loop is that of examples/kernel, with `row` of two headers; calls compute columns of "
+        "all tracks.",
+        "speed.one_launch",
     ),
     "headers": Section(
         "Headers",
