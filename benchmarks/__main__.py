@@ -87,8 +87,8 @@ SECTIONS = {
     ),
     "peak": Section(
         "Share of the core's peak",
-        "Only products and convolutions count as work. With as many of them, no program can be much "
-        "faster than the small ResNet and the MLP are.",
+        "Only products and convolutions count as work. With as many of them, no program can be "
+        "much faster than the small ResNet and the MLP are.",
         "speed.peak",
     ),
     "one_launch": Section(
