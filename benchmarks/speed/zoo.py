@@ -59,8 +59,8 @@ def main(configs: list[Path], scratch: Path) -> None:
     print_machine()
     found: dict[str, Races] = {}
     registry = Registry(f"sqlite:///{scratch}/registry.db")
-    for config in configs:
-        folder = scratch / config.stem
+    for number, config in enumerate(configs):
+        folder = scratch / f"{number}-{config.stem}"  # two configs may have one name
         folder.mkdir()
         try:
             bundle = run(config, registry, folder / "work").bundle
