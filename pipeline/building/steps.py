@@ -26,7 +26,7 @@ from stages.model import tf32_switches
 from stages.package import Candidate
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.timing import benchmark_targets, bound_call, fastest_tile, ladder, seconds_of, tiled
+from stages.timing import benchmark_targets, bound_call, fastest_tile, ladder, tiled, warm_seconds
 
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer
 
@@ -131,7 +131,7 @@ class Steps:
             session = session_of(self.captured, target, compiled)
             fewest = ladder(self.captured.signature)[0]
             call = bound_call(session, self._inputs, fewest)
-            return min(seconds_of(call) for _ in range(5)) > HEAVY_S
+            return warm_seconds(call) > HEAVY_S
 
         parts = {**self._artifact(target, compiled.engine), "host": host()}
         return self.work.record("heavy", parts, bool, measure)

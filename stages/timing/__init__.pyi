@@ -9,7 +9,7 @@ from .racing import one_thread as one_thread
 from .racing import p99_us as p99_us
 from .racing import race as race
 from .racing import row_major_call as row_major_call
-from .racing import seconds_of as seconds_of
+from .racing import warm_seconds as warm_seconds
 from .tile_choice import fastest_tile as fastest_tile
 from .tile_choice import tiled as tiled
 from .tile_choice import tiles_of as tiles_of

@@ -16,7 +16,7 @@ from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.signature import Signature
 from stages.reference import Arrays, Case, label
-from stages.timing.racing import bound_call, seconds_of
+from stages.timing.racing import bound_call, warm_seconds
 
 _AT_LEAST_S = 0.2  # the time of the calls that are counted, for each size
 
@@ -53,7 +53,7 @@ def _shares(
 ) -> list[float]:
     """The share of each operator in the time of a call, from the processor's ticks."""
     call = bound_call(session, inputs, case)
-    once = max(seconds_of(call), 1e-7)
+    once = max(warm_seconds(call), 1e-7)
     before = list(ticks)
     for _ in range(max(3, int(_AT_LEAST_S / once))):
         call()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ K = TypeVar("K")
 
 _CPU = torch.device("cpu")
 _TURN_S = 0.002
+_WARM_CALLS = 3
+_TRIES, _LONG_TURN_S = 5, 0.02
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
 # A first call this long counts as warm, and is not timed again. A round this long is run only a few
@@ -191,8 +194,8 @@ def race(
     than the fastest is dropped after a few rounds; or after its first call, if one round takes
     longer than `seconds`. Without `stay` no contestant is dropped.
     """
-    once = {name: seconds_of(run) for name, run in runs.items()}
-    once |= {name: seconds_of(runs[name]) for name, took in once.items() if took < _LONG_S}
+    once = {name: _seconds_of(run) for name, run in runs.items()}
+    once |= {name: warm_seconds(runs[name]) for name, took in once.items() if took < _LONG_S}
     repeats = {name: max(1, round(_TURN_S / max(took, 1e-7))) for name, took in once.items()}
     taken: dict[K, list[float]] = {name: [] for name in runs}
     shuffle = random.Random(0).shuffle
@@ -229,17 +232,35 @@ def race(
 
 
 def _turn_us(run: Callable[[], object], repeat: int) -> float:
-    begun = time.perf_counter()
-    for _ in range(repeat):
-        run()
-    return (time.perf_counter() - begun) / repeat * 1e6
+    """The time of a call in a turn. A short turn in which the system ran something else instead of
+    this process is timed again, a few times; the shortest counts."""
+    shortest = math.inf
+    for _ in range(_TRIES):
+        before = _interruptions()
+        begun = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        shortest = min(shortest, time.perf_counter() - begun)
+        if _interruptions() == before or shortest > _LONG_TURN_S:
+            break
+    return shortest / repeat * 1e6
 
 
-def seconds_of(run: Callable[[], object]) -> float:
+def _interruptions() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _seconds_of(run: Callable[[], object]) -> float:
     """The time of one call, in seconds."""
     begun = time.perf_counter()
     run()
     return time.perf_counter() - begun
+
+
+def warm_seconds(run: Callable[[], object]) -> float:
+    """The shortest of some calls, in seconds: one that the system interrupts says nothing about the
+    others."""
+    return min(_seconds_of(run) for _ in range(_WARM_CALLS))
 
 
 def _summary(values: list[float]) -> Timing:

@@ -13,7 +13,7 @@ import math
 from runtime.session import Session, in_tiles
 from soa.signature import Signature
 from stages.reference import TILES, Arrays
-from stages.timing.racing import bound_call, race, seconds_of
+from stages.timing.racing import bound_call, race, warm_seconds
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
 _AS_GOOD = 1.03  # the smallest tile within this factor of the best: more threads can share a run
@@ -32,8 +32,7 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     n = min(rows.max, _MANY)
     whole = sizes[-1] if rows.unbounded else 0
     call = bound_call(tiled(session, whole), inputs, {dim: n})
-    call()  # the first call may be slower than the next one
-    seconds = seconds_of(call)
+    seconds = warm_seconds(call)
     if seconds > _LONG_S:  # take fewer rows: they fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)

@@ -178,6 +178,21 @@ def test_nobody_to_choose_from() -> None:
     assert set(report.timings["n=3"]) == {EAGER, COPIES}
 
 
+@pytest.mark.parametrize("interrupted", [1, 2, 3, 4])
+def test_a_call_that_is_interrupted_does_not_shorten_the_turns(interrupted: int) -> None:
+    """As the system does, one of the first calls takes long. A turn then still has many calls."""
+    calls = 0
+
+    def run() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == interrupted:
+            time.sleep(0.05)
+
+    found = race({"short": run}, 0.001)["short"]
+    assert calls > 100 * found.rounds
+
+
 def test_every_contestant_runs_in_every_round() -> None:
     calls = dict.fromkeys("ab", 0)
 
