@@ -4,6 +4,7 @@ memory: how many rows, and which sums of a product each thread has in registers.
 from __future__ import annotations
 
 import itertools
+from statistics import fmean
 
 from engines.lanes.planning.blocking import Loops, Sums
 from engines.lanes.planning.plan import Kernel, Plan
@@ -29,11 +30,11 @@ def rows_together(plan: Plan, threads: int, room: int) -> int:
         if isinstance(step, Kernel) and isinstance(step.inner, Product)
         if (loops := Loops.of(step, plan.elements)) is not None
     ]
-    work = sum(_sums(each) * each.length for each in products)
-    if not fit or not work:
+    work = [_sums(each) * each.length for each in products]
+    if not fit or not products:
         return fit[-1] if fit else 0
-    positions = sum(each.m.extent * _sums(each) * each.length for each in products) / work
-    sums = sum(_sums(each) ** 2 * each.length for each in products) / work
+    positions = fmean([each.m.extent for each in products], work)
+    sums = fmean(map(_sums, products), work)
     enough = (rows for rows in fit if rows * positions >= _USES and rows * sums >= _SUMS * threads)
     return next(enough, fit[-1])
 
