@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from registry.bundle import Bundle
@@ -49,7 +50,7 @@ class Bins(Record):
         super().__post_init__()
         if len(self.counts) != len(KINDS) + max(len(self.edges) - 1, 0):
             raise ValueError(f"{len(self.edges)} edges with {len(self.counts)} counts")
-        if any(not a < b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if any(not a < b for a, b in pairwise([-math.inf, *self.edges])):
             raise ValueError("the edges do not ascend")
 
 

@@ -32,11 +32,14 @@ struct Edge {
 
   explicit Edge(double edge) {
     if constexpr (std::is_integral_v<T>) {
-      all = edge >= std::ldexp(1.0, std::numeric_limits<T>::digits);  // beyond all values
       edge = std::ceil(std::max(edge, static_cast<double>(std::numeric_limits<T>::min())));
+      all = edge >= std::ldexp(1.0, std::numeric_limits<T>::digits);  // beyond all values
     }
     least = all ? T() : static_cast<T>(edge);
   }
+
+  // Whether zeros are below it. Asked of `least`: where the thread takes denormal numbers for 0, one that is denormal is 0.
+  bool above_zero() const { return all || least > 0; }
 };
 
 // The numbers of values below four edges, in one pass over the values.
@@ -79,7 +82,7 @@ __attribute__((always_inline)) inline void count_all(const void *memory, int64_t
       int32_t numbers[4];
       numbers_below(values, some, four, numbers);
       for (int32_t k = first; k < std::min(first + 4, most); ++k) {
-        const int32_t below = numbers[k - first] - low - (edges[k] > 0 ? zero : 0);
+        const int32_t below = numbers[k - first] - low - (four[k - first].above_zero() ? zero : 0);
         counts[k == 0 ? kBelow : kBins + k - 1] += below - before;
         before = below;
       }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -44,14 +45,33 @@ def columns(draw: st.DrawFn) -> tuple[Array, Array]:
     return draw(some), draw(some)
 
 
-@given(columns())
-def test_values_are_counted_as_numpy_counts_them(both: tuple[Array, Array]) -> None:
-    reference, other = both
+@given(columns(), st.sampled_from([1, 100]))
+def test_values_are_counted_as_numpy_counts_them(both: tuple[Array, Array], times: int) -> None:
+    reference, other = both[0], np.tile(both[1], times)
     bins = bins_of(reference)
     edges = np.array(bins.edges)
     assert bins.counts == by_numpy(edges, reference)
     assert sum(bins.counts) == len(reference)
     assert counted(bins.edges, other) == by_numpy(edges, other)
+
+
+def test_denormal_numbers_are_zero_where_a_thread_takes_them_for_it() -> None:
+    values = np.array([-1e-40, 1e-42, 0, 0.5, 1], np.float32)
+    edges = bins_of(values).edges
+    assert len(edges) == 5
+    try:
+        assert torch.set_flush_denormal(True)
+        assert counted(edges, values) == [0, 0, 0, 3, 0, 0, 0, 0, 1, 1]
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_edges_between_whole_numbers_and_beyond_them(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    values = np.array([limits.min, 1, 2, 3, limits.max], dtype)
+    edges = np.array([limits.min - 0.5, 1.5, 2.5, limits.max + 0.5, 1e30, math.inf])
+    assert counted(edges.tolist(), values) == by_numpy(edges, values)
 
 
 def test_a_few_different_values_have_a_bin_each() -> None:
@@ -68,10 +88,12 @@ def test_many_values_are_in_bins_of_the_same_number() -> None:
     assert all(abs(each - 1000) <= 1 for each in bins.counts[len(KINDS) :])
 
 
-@pytest.mark.parametrize("last", [1.0, math.nan])
-def test_bins_that_do_not_ascend_are_refused(last: float) -> None:
+@pytest.mark.parametrize(
+    "edges", [[1.0, 1.0], [1.0, math.nan], [math.nan], [-math.inf, 1.0]], ids=str
+)
+def test_bins_that_do_not_ascend_are_refused(edges: list[float]) -> None:
     with pytest.raises(ValueError, match="ascend"):
-        Bins(edges=[1.0, last], counts=[0] * (len(KINDS) + 1))
+        Bins(edges=edges, counts=[0] * (len(KINDS) + len(edges) - 1))
 
 
 SIGNATURE = Signature.build(
