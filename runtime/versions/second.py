@@ -48,9 +48,11 @@ class SecondSession(Session):
 
     def close(self) -> None:
         """Save the results, and close both versions."""
-        self._end()
-        self.inner.close()
-        self.closed = True
+        try:
+            self.inner.close()  # waits for calls in progress, which are counted
+        finally:
+            self._end()
+            self.closed = True
 
 
 class Results:
