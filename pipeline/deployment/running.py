@@ -97,7 +97,8 @@ def unload_from(
     """Unload a version from the Triton at `url`, which answers the requests that it has accepted.
     Returns the version's name, and the numbers of the model's versions that are still there.
 
-    Raises ServingError, or the registry's errors; then the server has what it had before.
+    Raises ServingError, or the registry's errors; then the server has what it had before, or what
+    somebody else has loaded meanwhile.
     """
     version = registry.find(ref)
     with (
@@ -113,7 +114,7 @@ def unload_from(
             there.fetch(registry, left)
             there.send(without(there.config, left, version.number))
         else:
-            client.unload(version.name)
+            there.unload()
         return version.ref, left
 
 
@@ -170,14 +171,20 @@ class _There:
                 write_version(folder, pull(registry, version.ref, folder / BUNDLE)[1], digest)
 
     def send(self, config: Any) -> None:
-        """Load exactly the versions of `config`."""
+        """Load exactly the versions of `config`, over nothing that somebody else has loaded."""
+        self.serves_now()
         versions = sorted(config.version_policy.specific.versions)
         try:
             self.client.load(self.name, config, files_of(self.folder, versions))
-        except (DeadlineError, ServerGoneError):  # the server may go on loading
+        except (DeadlineError, ServerGoneError, KeyboardInterrupt):  # the server may go on loading
             self.may_serve, self.changed = [*self.may_serve, versions], True
             raise
         self.may_serve, self.changed = [versions], True
+
+    def unload(self) -> None:
+        """Unload all versions, unless somebody else has loaded some."""
+        self.serves_now()
+        self.client.unload(self.name)
 
     def serves_now(self) -> list[int]:
         """The versions that the server has. Raises ServingError if somebody else loaded some."""
@@ -197,9 +204,8 @@ class _There:
             if not self.changed:
                 raise
             try:
-                self.serves_now()
                 if self.config is None:
-                    self.client.unload(self.name)
+                    self.unload()
                 else:
                     self.send(self.config)
             except ServingError as second:

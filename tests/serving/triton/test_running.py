@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pipeline
 from pipeline.deployment import load_on, unload_from
 from runtime.loader import load as load_here
 from runtime.session.session import Session
+from serving.client.calls import Client
 from serving.client.options import HEADERS, RemoteOptions
 from serving.errors import ServerError, ServingError, TooLargeError
 from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
@@ -128,13 +130,14 @@ def test_options_that_do_not_go_together(tags: Tags, options: tuple[str, ...], s
 
 class Loading(Server):
     """Loads what it is told. `refused`: the numbers of loads that fail. `meanwhile` is called after
-    a load."""
+    a load, and `once_asked` after somebody asked what is there."""
 
     def __init__(self, session: Session, service: Service, config: Any) -> None:
         super().__init__(session, service)
         self.config, self.loads = config, 0
         self.refused: set[int] = set()
         self.meanwhile: Callable[[], object] = lambda: None
+        self.once_asked: Callable[[], object] = lambda: None
 
     @property
     def versions(self) -> list[int]:
@@ -145,7 +148,13 @@ class Loading(Server):
         return service_pb2.ModelMetadataResponse(name=request.name, versions=numbers)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        return service_pb2.ModelConfigResponse(config=self.config)
+        answer = service_pb2.ModelConfigResponse(config=self.config)
+        self.once_asked()
+        return answer
+
+    def comes_between(self) -> None:
+        """Serve version 7 too, which somebody else has loaded."""
+        self.config.version_policy.specific.versions[:] = [2, 7]
 
     def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         self.loads += 1
@@ -194,11 +203,7 @@ def test_nothing_can_be_loaded_again(tags: Tags, loading_two: Loading) -> None:
 
 def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
     """Neither undoes what the other has loaded, and one of them says so."""
-
-    def comes_between() -> None:
-        loading_two.config.version_policy.specific.versions[:] = [2, 7]
-
-    loading_two.meanwhile = comes_between
+    loading_two.meanwhile = loading_two.comes_between
     with loading_two.listening() as url:
         for fault in (lambda answer, context: answer, nan(0)):
             loading_two.fault = fault
@@ -207,6 +212,40 @@ def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
                 load_on(tags.registry, f"{NAME}/1", url)
             assert (loading_two.loads, loading_two.versions) == (loads + 1, [2, 7])
             loading_two.config.version_policy.specific.versions[:] = [2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [partial(load_on, ref=f"{NAME}/1"), partial(unload_from, ref=f"{NAME}/2")],
+    ids=["load", "unload"],
+)
+def test_a_load_between_question_and_change(
+    change: Callable[..., Any], tags: Tags, loading_two: Loading
+) -> None:
+    loading_two.once_asked = loading_two.comes_between
+    with (
+        loading_two.listening() as url,
+        pytest.raises(ServingError, match=r"somebody else loads tagged .*\[2, 7\], not \[2\]$"),
+    ):
+        change(tags.registry, url=url)
+    assert loading_two.loads == 0
+
+
+def test_a_load_that_is_interrupted(
+    tags: Tags, loading_two: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes on loading; what was there is loaded again."""
+    load = Client.load
+
+    def interrupted(client: Client, *args: Any) -> None:
+        load(client, *args)
+        if loading_two.loads == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "load", interrupted)
+    with loading_two.listening() as url, pytest.raises(KeyboardInterrupt):
+        load_on(tags.registry, f"{NAME}/1", url)
+    assert (loading_two.versions, loading_two.loads) == ([2], 2)
 
 
 def test_a_server_with_tls(tags: Tags, local: Session, tmp_path: Path) -> None:
