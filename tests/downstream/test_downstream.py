@@ -152,7 +152,7 @@ def test_calls_are_counted_as_python_counts_them(
         env = {"PIPELINE_WATCH": share, "PIPELINE_COUNTS": str(tmp_path / "none")}
         score(project, profiled_jets, "any_version", env=env)
     assert not (tmp_path / "none").exists()
-    for share in ("half", "1,5", "0.5 ", "nan", "2"):
+    for share in ("half", "1,5", "0.5 ", "nan", "2", "1e999"):
         kind, said = refused(project, profiled_jets, "any_version", env={"PIPELINE_WATCH": share})
         assert kind == "Error load" and f"PIPELINE_WATCH={share}" in said
     # Where nothing can be written, calls run as before.

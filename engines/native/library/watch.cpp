@@ -135,7 +135,7 @@ class Watch {
 static double share_to_watch() {
   const char *asked = std::getenv("PIPELINE_WATCH");
   if (asked == nullptr || *asked == 0) return 0;
-  double share = 0;
+  double share = -1;  // stays where the text is no number, or beyond all
   const char *end = asked + std::strlen(asked);
   if (std::from_chars(asked, end, share).ptr != end || !(share >= 0 && share <= 1)) {
     soa_runner::fail(soa::refusals::load, "PIPELINE_WATCH=%s: give the share of calls to count, from 0 to 1", asked);
