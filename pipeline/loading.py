@@ -173,8 +173,8 @@ def load(
         raise LoadError("shadow_record or canary_limits without a shadow or a canary: name one")
     elsewhere = at_site or url is not None
     if elsewhere and (live or opening.watch is not None):
-        what = "live" if live else "watch"
-        raise LoadError(f"{what} with device {str(device)!r}: only sessions on this host have that")
+        what, where = "live" if live else "watch", "a site" if at_site else repr(url)
+        raise LoadError(f"{what} with {where}: only sessions on this host have that")
     if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if canary is not None and (live or device == "auto" or shadow is not None):

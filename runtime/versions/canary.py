@@ -125,10 +125,10 @@ class CanarySession(SecondSession):
     def run_async(
         self, inputs: Collections, outputs: Collections, *, key: Key | None = None
     ) -> Future[Mapping[str, Collection]]:
-        """Run as `RemoteSession.run_async` does, at a server or a site; elsewhere raises RunError.
-        `key` as in a call of `CanaryBinding`."""
+        """Run as `RemoteSession.run_async` does, in production at a server or a site; elsewhere
+        raises RunError. `key` as in a call of `CanaryBinding`."""
         if self._send is None:
-            raise RunError("run_async is for sessions at a server or a site: use run")
+            raise RunError("run_async is for production at a server or a site: use run")
         return self._send(self.bind(inputs, outputs), key=key)
 
     @takes_bindings

@@ -164,8 +164,10 @@ def test_the_environment_asks_too(
         pipeline.load("jets@production", registry=store)
     with pytest.raises(LoadError, match="watch=2"):
         pipeline.load("jets@production", registry=store, watch=2)
-    with pytest.raises(LoadError, match=r"watch with .*only sessions on this host"):
-        pipeline.load("jets@production", registry=store, watch=0.1, device="triton://127.0.0.1:1")
+    with pytest.raises(LoadError, match=r"^watch with 'triton://h:1': only sessions on this host"):
+        pipeline.load("jets@production", registry=store, watch=0.1, device="triton://h:1")
+    with pytest.raises(LoadError, match=r"^watch with a site: only sessions on this host"):
+        pipeline.load("jets@production", registry=store, watch=0.1, site="site.yaml")
 
 
 def _run_and_count(registry: str) -> None:
