@@ -123,6 +123,8 @@ class Builder:
         """A view with the given shape, by torch's rules of broadcasting."""
         if given.shape == tuple(shape):
             return given
+        if isinstance(given.root, Argument):
+            given = self.copy(given)  # which is stored if it is converted and read often
         lacking = len(shape) - len(given.shape)
         same = [own == wide for own, wide in zip(given.shape, shape[lacking:], strict=True)]
 

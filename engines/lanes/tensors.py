@@ -31,6 +31,7 @@ from engines.lanes.index import (
     variable,
 )
 from engines.lanes.values import At, Number, Read, Shape, Tensor, Value, Values
+from soa.dtypes import itemsize
 
 UNKNOWN = -1
 
@@ -60,12 +61,11 @@ class Argument(Tensor):
     the columns hold; None if they hold rows.
     """
 
-    cost = 1
-
     def __init__(
         self, values: Values, shape: Shape, dtype: str, first: int, kind: str, items: int | None
     ) -> None:
         super().__init__(values, shape, dtype)
+        self.cost = 3 if itemsize(dtype) < 4 else 1  # bools and narrow numbers are converted
         self.first, self.kind, self.items = first, kind, items
 
     def element(self, index: Indices, at: At) -> Value:

@@ -66,6 +66,22 @@ def test_a_block_computes_as_many_rows_as_its_threads_need(
     assert rows_together(planned(program), 128, room) == rows
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(torch.bool, [4]), (torch.int8, [4]), (torch.float16, [4]), (torch.float32, [])],
+)
+def test_a_narrow_number_that_many_elements_read_is_converted_once(
+    dtype: torch.dtype, stored: list[int]
+) -> None:
+    def masked(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        each = weight.unsqueeze(2)
+        return (torch.where(each, x, 0.0) if dtype == torch.bool else x * each).sum(1)
+
+    rows = [torch.randn(MOST, 4, 8), torch.ones(MOST, 4, dtype=dtype)]
+    plan = planned(row_program(prepared(Function({"y": masked}), rows, ["y"]).program))
+    assert [tensor.count for tensor in plan.places] == stored
+
+
 def chain(functions: int, items: bool = False) -> Program:
     """A program that applies functions, and as many views, to 4 columns one after the other."""
     build = Builder()
