@@ -7,7 +7,6 @@ each lane of a vector; `kernel` computes columns on a GPU, with a row in each th
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -161,9 +160,8 @@ def _weights(constants: Constants) -> str:
     bytes."""
     kinds = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t"}
     fields, values = [], []
-    segments = [each for each in constants.segments if math.prod(each.shape)]
-    for number, segment in enumerate(segments):
-        count, kind = math.prod(segment.shape), kinds[segment.dtype]
+    for number, segment in enumerate(each for each in constants.segments if each.count):
+        count, kind = segment.count, kinds[segment.dtype]
         data = np.frombuffer(constants.data, segment.dtype, count, segment.at)
         shape = " x ".join(map(str, segment.shape)) or "1"
         fields.append(f"  alignas(64) {kind} w{number}[{count}];  // {shape}: {segment.line}")

@@ -50,38 +50,36 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": 
 
 @dataclass(frozen=True)
 class Segment:
-    """A tensor among the constants: `at` which byte it begins, and the first line of the model that
-    uses it."""
+    """A tensor among the constants: `at` which byte its `count` numbers begin, its own shape, and
+    the first line of the model that uses it."""
 
     at: int
     dtype: str
+    count: int
     shape: tuple[int, ...]
     line: str
 
 
 @dataclass
 class Constants:
-    """Constants shared by all rows: weights, one after the other, and tables of indices.
-
-    `line`: the line of the model that is being written.
-    """
+    """Constants shared by all rows: weights, one after the other, and tables of indices."""
 
     data: bytearray = field(default_factory=bytearray)
     places: dict[bytes, int] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
-    line: str = ""
 
-    def add(self, values: torch.Tensor) -> int:
-        """Add a tensor; returns the position of its first element, in units of its item size."""
+    def add(self, values: torch.Tensor, line: str, shape: tuple[int, ...] | None = None) -> int:
+        """Add a tensor; returns the position of its first element, in units of its item size.
+        `line`: the line of the model; `shape`: that of the weights, if `values` are packed."""
         raw = values.contiguous().numpy().tobytes()
         if raw not in self.places:
             self.data += bytes(-len(self.data) % 64)
             self.places[raw] = len(self.data)
             self.data += raw
             dtype = str(values.dtype).removeprefix("torch.")
-            segment = Segment(self.places[raw], dtype, tuple(values.shape), self.line)
-            self.segments.append(segment)
+            own = tuple(values.shape) if shape is None else shape
+            self.segments.append(Segment(self.places[raw], dtype, values.numel(), own, line))
         return self.places[raw] // values.itemsize
 
     def table(self, entries: tuple[int, ...]) -> str:
@@ -139,7 +137,7 @@ class Writer:
         for number, step in enumerate(self.plan.steps):
             source = step.source if isinstance(step, Kernel) else step
             if source.line and source.line != line:
-                line = self.constants.line = source.line
+                line = source.line
                 lines.append(f"// {line}")
             with named(source):
                 lines += self.step(step)
@@ -265,7 +263,8 @@ class Writer:
         }  # fmt: skip
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
-            place = self.constants.add(blocked.weights.data)
+            own_line, own_shape = loops.right.tensor.line, loops.right.tensor.shape
+            place = self.constants.add(blocked.weights.data, own_line, own_shape)
             rest = formula(blocked.weights.rest + place, self.constants)
             call = "weighted"
             right = f"({scalar} const *)weights + {rest}"
@@ -324,10 +323,14 @@ class Writer:
         apart = each.tensor.address(each.index).factor(variable) if variable else 0
         kind = _SCALARS[carrier(source.dtype)]
         rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
-        equal, trees = "true" if forest.equal else "false", self.table("int32_t", forest.trees)
+
+        def table(kind: str, data: torch.Tensor) -> str:
+            return f"({kind} const *)weights + {self.constants.add(data, step.line)}"
+
+        equal, trees = "true" if forest.equal else "false", table("int32_t", forest.trees)
         if forest.ranks is None or self.few == 0:
-            tables = [self.table(kind, forest.thresholds), self.table("int32_t", forest.nodes),
-                      self.table("int32_t", forest.words), trees]  # fmt: skip
+            tables = [table(kind, forest.thresholds), table("int32_t", forest.nodes),
+                      table("int32_t", forest.words), trees]  # fmt: skip
             to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
             own, vectors = (" + r", "1") if self.threads else ("", "RV")
             at = formula(tree, self.constants)
@@ -336,8 +339,8 @@ class Writer:
             loops = loops_of((row, tree))
             return self.each(loops, lines) if self.threads else self.nest(loops, lines)
         ranks = forest.ranks
-        tables = [self.table(kind, ranks.thresholds), self.table("int32_t", ranks.nodes),
-                  self.table("int32_t", ranks.columns), self.table("int32_t", ranks.masks),
+        tables = [table(kind, ranks.thresholds), table("int32_t", ranks.nodes),
+                  table("int32_t", ranks.columns), table("int32_t", ranks.masks),
                   trees]  # fmt: skip
         sizes = {
             "columns": source.shape[1], "apart": apart, "trees": step.shape[1],
@@ -347,10 +350,6 @@ class Writer:
         given = ", ".join(["own_rows", rows, *tables, to])
         lines = [named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"]
         return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
-
-    def table(self, kind: str, data: torch.Tensor) -> str:
-        """The C++ text of a pointer to constants."""
-        return f"({kind} const *)weights + {self.constants.add(data)}"
 
     def scan(self, step: Scan) -> list[str]:
         index = step.variables()
@@ -459,8 +458,9 @@ class Names:
             return f"load_{tensor.dtype}({column}, row + r * LANES)"
         if isinstance(tensor, Constant):
             kind = _SCALARS[carrier(tensor.dtype)]
-            place = tensor.address(index) + self.writer.constants.add(held(tensor.data))
-            at = formula(place, self.writer.constants)
+            constants = self.writer.constants
+            place = tensor.address(index) + constants.add(held(tensor.data), tensor.line)
+            at = formula(place, constants)
             return f"splat((({kind} const *)weights)[{at}])"
         return self.writer.element(tensor, index)
 
@@ -474,7 +474,7 @@ class Names:
         address = self._place(tensor.address(index), "I")
         if isinstance(tensor, Constant):
             kind = _SCALARS[carrier(tensor.dtype)]
-            first = constants.add(held(tensor.data))
+            first = constants.add(held(tensor.data), tensor.line)
             return f"pick(({kind} const *)weights + {first}, {address})"
         return f"pick_row({self.writer.names[tensor]}, {address}, r)"
 

@@ -336,10 +336,15 @@ def _of_rows(arguments: Sequence[Any]) -> bool:
 
 
 def model_line(node: Node) -> str:
-    """The innermost line that is not in torch, such as `model.py:17`; empty if there is none."""
+    """The innermost line that is not in torch, and the layer, such as `model.py:17 blocks.0`. Empty
+    if no line is known."""
     found = _PLACE.findall(node.meta.get("stack_trace") or "")
     own = [place for place in found if "/torch/" not in place[0]]
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
+    if not own:
+        return ""
+    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    layer = modules[-1].partition(".")[2] if modules else ""  # `model.` is what we call it
+    return f"{Path(own[-1][0]).name}:{own[-1][1]} {layer}".rstrip()
 
 
 def _at(line: str) -> str:

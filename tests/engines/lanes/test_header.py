@@ -343,6 +343,12 @@ def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("layer", ["first.0", "block", "last"])
+def test_weights_have_the_line_and_the_layer_of_the_model(purity: Path, layer: str) -> None:
+    weights = re.compile(rf"float w\d+\[\d+\];  // .*: test_header.py:\d+ {layer}$", re.MULTILINE)
+    assert weights.search(purity.read_text())
+
+
 def test_a_row_takes_and_gives_numbers(purity: Path, tmp_path: Path) -> None:
     """One output is a number: what ROOT's `Define` takes."""
     numbers = ", ".join(["0.5f"] * 15)
