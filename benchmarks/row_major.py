@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,25 @@ def onnx_session(
     )
 
 
+def openvino(model: nn.Module, signature: Signature, inputs: Arrays) -> Model:
+    """OpenVINO's own conversion of the model, with one thread and float32. Raises ImportError
+    without it (`pip install openvino`)."""
+    runtime = import_module("openvino")
+    arguments, _ = _example(signature, inputs)
+    with quiet_torch():
+        converted = runtime.convert_model(model, example_input=arguments)
+    settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
+    request = runtime.compile_model(converted, "CPU", settings).create_infer_request()
+
+    def run(rows: list[Tensor]) -> list[Tensor]:
+        given = [tensor.numpy() for tensor in rows]
+        found = request.infer(given, share_inputs=True, share_outputs=True)
+        return [torch.from_numpy(answer) for answer in found.values()]
+
+    return run
+
+
 def onnx_options() -> Any:
     import onnxruntime
 
@@ -125,5 +145,8 @@ def _example(signature: Signature, inputs: Arrays) -> tuple[tuple[Tensor, ...], 
     case = example_case(signature)
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     dims = {dim: torch.export.Dim(f"rows_{dim}", min=r.min, max=r.max) for dim, r in ranges.items()}
-    shapes = tuple({0: dims[bound.rows]} for bound in signature.inputs)
+    one = [b.plan.kind == "scalars" and not b.block.broadcast for b in signature.inputs]
+    shapes = tuple(
+        {} if alone else {0: dims[b.rows]} for b, alone in zip(signature.inputs, one, strict=True)
+    )
     return tuple(row_major_inputs(signature, inputs, case)), shapes

@@ -5,7 +5,7 @@
 The peak is measured: a loop of independent fma on whole registers, compiled for this host. Only
 matrix products and convolutions count as work, as torch's FlopCounterMode counts them (an fma is
 two operations); all else that a network computes takes time and counts nothing. The networks are
-those of benchmarks/speed/unseen.py, and an MLP with three layers of 256. Both are timed in turns.
+those of benchmarks/speed/unseen.py. Network and loop are timed in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed.unseen import SHAPES, network
@@ -30,7 +29,6 @@ from stages.timing import race
 _ROWS = 1000
 _SECONDS = 2.0
 _STEPS = 100_000
-_MLP = "mlp_256"
 _LOOP = """\
 #if defined(__AVX512F__)
 constexpr int kBytes = 64, kSums = 20;
@@ -62,7 +60,7 @@ def main(names: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         loop, operations = fma_loop(Path(folder))
         for name in names:
-            made = mlp() if name == _MLP else unseen(name)
+            made = unseen(name)
             given, answers = made.collections(_ROWS)
             call = made.session().bind({"inputs": given}, {"outputs": answers})
             with FlopCounterMode(display=False) as counter:
@@ -79,12 +77,6 @@ def unseen(name: str) -> Subject:
     return subject(features, _ROWS, network(name), outputs)
 
 
-def mlp() -> Subject:
-    """20 → 256 → 256 → 256 → 1"""
-    hidden = [nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)]
-    return subject(20, _ROWS, nn.Sequential(*hidden, nn.ReLU(), nn.Linear(256, 1)), 1)
-
-
 def fma_loop(folder: Path) -> tuple[Callable[[], object], int]:
     """A loop of fma, and the number of its floating-point operations."""
     (folder / "peak.cpp").write_text(_LOOP)
@@ -95,4 +87,4 @@ def fma_loop(folder: Path) -> tuple[Callable[[], object], int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*SHAPES, _MLP])
+    main(sys.argv[1:] or [*SHAPES])

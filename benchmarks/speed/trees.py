@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.subject import Subject, subject
+from benchmarks.subject import Subject, one_core, subject
 from benchmarks.table import print_machine
 from pipeline.report.tables import microseconds, new_table, show
 from soa import Collection
@@ -80,17 +80,6 @@ def cells(found: Mapping[str, Timing]) -> Iterator[str]:
     yield f"{(own.p95_us - own.p05_us) / own.median_us:.0%}"
     for name in _PEERS:
         yield f"{found[name].median_us / own.median_us:.2f}" if name in found else "-"
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """This process on one core."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def drawn(n: int, seed: int) -> Rows:

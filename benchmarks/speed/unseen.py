@@ -21,7 +21,9 @@ SHAPES = {
     "waveform": (64, 64, 10_000),
     "wide_tabular": (40, 1, 100_000),
     "coupling_flow": (8, 8, 100_000),
-    "track_purity": (15, 1, 10_000),
+    "track_purity": (15, 1, 100_000),
+    "line_segments": (30, 3, 1_000_000),
+    "mlp_256": (20, 1, 100_000),
 }
 
 _CONFIG = """\
@@ -212,6 +214,27 @@ class _TrackPurity(nn.Module):
         return torch.sigmoid(self.classify(h))
 
 
+class _LineSegments(nn.Module):
+    """2,115 weights, as the networks that judge track candidates from line segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.layers(x), dim=-1)
+
+
+class _Mlp256(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),
+            nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1),
+        )  # fmt: skip
+
+
 _NETWORKS: dict[str, type[nn.Module]] = {
     "pointwise_first": _PointwiseFirst,
     "transformer_block": _TransformerBlock,
@@ -221,6 +244,8 @@ _NETWORKS: dict[str, type[nn.Module]] = {
     "wide_tabular": _WideTabular,
     "coupling_flow": _CouplingFlow,
     "track_purity": _TrackPurity,
+    "line_segments": _LineSegments,
+    "mlp_256": _Mlp256,
 }
 
 

@@ -14,13 +14,16 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.row_major import aoti_package, onnx, onnx_session
+from benchmarks.row_major import aoti_package, onnx, onnx_session, openvino
+from benchmarks.speed.in_jax import in_jax
 from benchmarks.speed.unseen import write_configs
+from benchmarks.subject import one_core
 from benchmarks.table import WIDTH, print_machine
 from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
@@ -50,6 +53,7 @@ _CHOSEN = "ours"
 _SECONDS = 1.0
 _TOO_LONG_S = 3.0
 
+_Made = TypeVar("_Made")
 Races = Mapping[int, Mapping[str, Timing]]
 """By row count and name: the time of a way."""
 
@@ -81,17 +85,19 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
         "AOTI in our convention, by hand": Session(signature, by_hand_in_place(bundle, folder)),
     }
     by_hand = ways_by_hand(model, signature, inputs, folder)
-    races: dict[int, dict[str, Timing]] = {}
-    for case in ladder(signature):
-        runs: dict[str, Callable[[], object]] = {
-            name: bound_call(session, inputs, case) for name, session in sessions.items()
-        }
-        for name, way in by_hand.items():
-            call = row_major_call(signature, way, inputs, case)
-            with quiet_torch():
-                call()  # not timed: torch.compile compiles in this call
-            runs[name] = call
-        races[max(case.values())] = race(_quick_enough(runs, case), _SECONDS)
+    races: dict[int, Mapping[str, Timing]] = {}
+    with one_core():  # JAX keeps to one thread in no other way
+        for case in ladder(signature):
+            runs: dict[str, Callable[[], object]] = {
+                name: bound_call(session, inputs, case) for name, session in sessions.items()
+            }
+            for name, way in by_hand.items():
+                runs[name] = row_major_call(signature, way, inputs, case)
+                with quiet_torch():
+                    runs[name]()  # not timed: torch.compile compiles in this call
+            columns = _tried("JAX", partial(in_jax, config.stem, model, signature, inputs, case))
+            runs |= {"JAX, columns": columns} if columns else {}
+            races[max(case.values())] = race(_quick_enough(runs, case), _SECONDS)
     return races
 
 
@@ -136,25 +142,41 @@ def ways_by_hand(
     example = tuple(row_major_inputs(signature, inputs, case))
     makers: Mapping[str, Callable[[], Callable[..., Any] | None]] = {
         "torch.compile, row-major": lambda: torch.compile(model, dynamic=True),
+        "torch.compile, max-autotune, row-major": lambda: torch.compile(
+            model, dynamic=False, options={"max_autotune": True, "freezing": True}
+        ),
         "TorchScript, row-major": lambda: _scripted(model, example),
         "AOTI, row-major": lambda: _positional(
             aoti_package(model, signature, inputs, folder).loader.run
         ),
         "ONNX Runtime, row-major": lambda: _onnx(model, signature, inputs, folder),
+        "OpenVINO, row-major": lambda: _positional(openvino(model, signature, inputs)),
     }
     found: dict[str, Callable[..., Any]] = {EAGER: model}
     for name, make in makers.items():
-        try:
-            with quiet_torch(), torch.no_grad():
-                way = make()
-                if way is None:
-                    continue
-                way(*example)
-        except Exception as error:  # torch names no common type for what it cannot compile
-            print(f"without {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
-            continue
-        found[name] = way
+        way = _tried(name, partial(_called_once, make, example))
+        if way is not None:
+            found[name] = way
     return found
+
+
+def _tried(name: str, make: Callable[[], _Made | None]) -> _Made | None:
+    """What `make` makes. If it fails, prints the reason and returns None."""
+    try:
+        with quiet_torch(), torch.no_grad():
+            return make()
+    except Exception as error:  # peers name no common type for what they cannot compile
+        print(f"without {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        return None
+
+
+def _called_once(
+    make: Callable[[], Callable[..., Any] | None], example: tuple[torch.Tensor, ...]
+) -> Callable[..., Any] | None:
+    way = make()
+    if way is not None:
+        way(*example)
+    return way
 
 
 def _scripted(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
@@ -189,9 +211,10 @@ def beside_peers(found: Mapping[str, Races]) -> Table:
 
 def _beside(timed: Mapping[str, Timing]) -> str:
     ours = timed[_CHOSEN]
-    least = min(t.median_us for name, t in timed.items() if name != _CHOSEN)
+    best = min((name for name in timed if name != _CHOSEN), key=lambda name: timed[name].median_us)
     middle, low, high = map(microseconds, (ours.median_us, ours.p05_us, ours.p95_us))
-    return f"{middle} ({low} … {high}) {least / ours.median_us:.2f}"
+    ratio = timed[best].median_us / ours.median_us
+    return f"{middle} ({low} … {high}) {ratio:.2f} {best.partition(',')[0]}"
 
 
 if __name__ == "__main__":
