@@ -234,7 +234,7 @@ def _arguments(network: Together) -> list[Given]:
 
 def reason(error: BaseException) -> str:
     """An error's first line, without places in files, numbers of nodes and sizes."""
-    text = re.sub(r" \([\w/.]+\.py:\d+\)", "", first_line(error))
+    text = re.sub(r" \([\w/.]+\.py:\d+( [\w.]+)?\)", "", first_line(error))
     return re.sub(r"\b([us]\d+|\d{3,}|0x[0-9a-f]+)\b", "…", text)[:160]
 
 
