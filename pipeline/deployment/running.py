@@ -37,7 +37,7 @@ from stages.reports import ValidationReport
 if TYPE_CHECKING:
     from serving.client import Client
 
-LOADING = RemoteOptions(deadline_s=120.0, retries=0)
+LOADING = RemoteOptions(deadline_s=120.0)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class Client:
 
         If it serves the model already, it loads these versions beside the others, then changes over
         at once; requests that it has accepted are answered by the version that they were sent to.
-        Raises RemoteError if the load failed: then it serves what it served before.
+        Raises RemoteError if the load failed: then it serves what it served before. It is not sent
+        again: after an outage nobody knows whether the server has loaded it.
         """
         from google.protobuf import json_format
 
@@ -148,13 +149,13 @@ class Client:
         request.parameters["config"].string_param = text
         for inside, file in files.items():
             request.parameters[f"file:{inside}"].bytes_param = file.read_bytes()  # ours
-        self._call(self._stub.RepositoryModelLoad, request)
+        self._call(self._stub.RepositoryModelLoad, request, retries=0)
 
     def unload(self, name: str) -> None:
         """Let the server accept no more requests to a model. Requests that it has accepted are
         answered. Raises RemoteError."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
-        self._call(self._stub.RepositoryModelUnload, request)
+        self._call(self._stub.RepositoryModelUnload, request, retries=0)
 
     def share(self, name: str, key: str, size: int) -> None:
         """Register a region of system shared memory with the server."""
@@ -183,8 +184,11 @@ class Client:
         request: Any,
         within_s: float | None = None,
         again: Callable[[], object] | None = None,
+        retries: int | None = None,
     ) -> Any:
-        """Call a method of the server, again after an outage, within the deadline."""
+        """Call a method of the server, again after an outage, within the deadline. `retries`
+        replaces that of the options."""
+        retries = self.options.retries if retries is None else retries
         within_s = within_s or self.options.deadline_s
         until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
         attempt = 0
@@ -199,7 +203,7 @@ class Client:
             except grpc.RpcError as error:
                 pause = _FIRST_PAUSE_S * 2**attempt
                 passing = error.code() is grpc.StatusCode.UNAVAILABLE
-                if not passing or attempt >= self.options.retries or pause >= left:
+                if not passing or attempt >= retries or pause >= left:
                     raise self._typed(error, attempt + 1, within_s) from None
             except ValueError as error:  # raised by gRPC for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None

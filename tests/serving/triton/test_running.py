@@ -23,7 +23,7 @@ from runtime.loader import load as load_here
 from runtime.session.session import Session
 from serving.client.calls import Client
 from serving.client.options import HEADERS, RemoteOptions
-from serving.errors import ServerError, ServingError, TooLargeError
+from serving.errors import ServerError, ServerGoneError, ServingError, TooLargeError
 from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
 from serving.triton.config import Service, config_message
 from serving.triton.versions import beside, fact, other_requests, without
@@ -130,7 +130,8 @@ def test_options_that_do_not_go_together(tags: Tags, options: tuple[str, ...], s
 
 class Loading(Server):
     """Loads what it is told. `refused`: the numbers of loads that fail. `meanwhile` is called after
-    a load, and `once_asked` after somebody asked what is there."""
+    a load, and `once_asked` after somebody asked what is there. `gone`: the methods whose next call
+    finds no server."""
 
     def __init__(self, session: Session, service: Service, config: Any) -> None:
         super().__init__(session, service)
@@ -138,12 +139,19 @@ class Loading(Server):
         self.refused: set[int] = set()
         self.meanwhile: Callable[[], object] = lambda: None
         self.once_asked: Callable[[], object] = lambda: None
+        self.gone: set[str] = set()
 
     @property
     def versions(self) -> list[int]:
         return list(self.config.version_policy.specific.versions)
 
+    def _is_there(self, method: str, context: Any) -> None:
+        if method in self.gone:
+            self.gone.remove(method)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no connection")
+
     def ModelMetadata(self, request: Any, context: Any) -> Any:
+        self._is_there("ModelMetadata", context)
         numbers = map(str, self.versions)
         return service_pb2.ModelMetadataResponse(name=request.name, versions=numbers)
 
@@ -158,6 +166,7 @@ class Loading(Server):
 
     def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         self.loads += 1
+        self._is_there("RepositoryModelLoad", context)
         if self.loads in self.refused:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "out of memory")
         text = request.parameters["config"].string_param
@@ -199,6 +208,17 @@ def test_nothing_can_be_loaded_again(tags: Tags, loading_two: Loading) -> None:
             load_on(tags.registry, f"{NAME}/1", url)
     assert str(caught.value).startswith("the server's answers are not the reference's")
     assert "\n" not in str(caught.value)
+
+
+def test_a_question_is_asked_again_but_a_load_is_not_sent_again(
+    tags: Tags, loading_two: Loading
+) -> None:
+    with loading_two.listening() as url:
+        loading_two.gone = {"ModelMetadata"}
+        assert load_on(tags.registry, f"{NAME}/1", url).versions == [1, 2]
+        loading_two.gone = {"RepositoryModelLoad"}  # the next call: a second one would succeed
+        with pytest.raises(ServerGoneError):
+            load_on(tags.registry, f"{NAME}/1", url, replace=True)
 
 
 def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
