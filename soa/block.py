@@ -14,13 +14,13 @@ dense arguments, and the compiled graph does the rest:
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from soa.dtypes import DTYPES
 from soa.errors import BlockError, LayoutError
 from soa.layout import Column, Layout
+from soa.options import repeated
 
 PlanKind = Literal["matrix", "columns", "scalars"]
 
@@ -89,8 +89,7 @@ def _members(block: Block, layout: Layout) -> list[Column]:
     where = f"block {block.name!r}"
     if not block.columns:
         raise BlockError(f"{where} names no columns")
-    twice = sorted(name for name, times in Counter(block.columns).items() if times > 1)
-    if twice:
+    if twice := repeated(block.columns):
         raise BlockError(f"{where} names column {twice[0]!r} twice")
     try:
         members = [layout[name] for name in block.columns]

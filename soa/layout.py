@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
-from soa.options import TEXT, Accepted, check_fields, nearest, takes
+from soa.options import TEXT, Accepted, check_fields, nearest, repeated, takes
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
@@ -227,9 +226,7 @@ class Layout:
             raise LayoutError(
                 f"Layout: {odd[0]!r} is no column: use column(…), eigen(…), scalar(…)"
             )
-        counts = Counter(c.name for c in self.columns)
-        twice = sorted(name for name, times in counts.items() if times > 1)
-        if twice:
+        if twice := repeated(c.name for c in self.columns):
             raise LayoutError(f"column {twice[0]!r} is declared twice")
         if (
             type(self.alignment) is not int

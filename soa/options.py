@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -141,6 +142,11 @@ def known_options(of: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def _refusal(function: str, name: str, known: list[str]) -> str:
     advice = nearest(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
     return f"{function} has no option {name!r}: {advice}"
+
+
+def repeated(names: Iterable[R]) -> list[R]:
+    """The names that are there more than once."""
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def nearest(name: object, known: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ arguments of each output block (written in place).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.layout import IDENTIFIER, Column, Layout, Storage
+from soa.options import repeated
 from soa.records import as_data, as_record
 from soa.text import html_table
 
@@ -159,16 +160,8 @@ class Signature:
         `stored`: names may be any text, because older versions allowed it. Raises SignatureError or
         BlockError naming the block, column or dimension.
         """
-        names = {
-            "collection": layouts,
-            "column": [c.name for layout in layouts.values() for c in layout.columns],
-            "block": [block.name for block in (*inputs, *outputs)],
-            "row dimension": ranges,
-        }
-        for what, found in names.items():
-            for name in () if stored else found:
-                if not IDENTIFIER.fullmatch(name):
-                    raise SignatureError(f"{what} {name!r} is not an identifier (A-Z a-z 0-9 _)")
+        if not stored:
+            _require_identifiers(layouts, [*inputs, *outputs], ranges)
         unknown = sorted(set(rows_of or {}) - set(layouts))
         if unknown:
             raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
@@ -201,9 +194,7 @@ class Signature:
         """Raise SignatureError or BlockError if the parts do not fit together."""
         if not self.inputs or not self.outputs:
             raise SignatureError("a model needs at least one input and one output block")
-        names = [b.name for b in (*self.inputs, *self.outputs)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := repeated(bound.name for bound in (*self.inputs, *self.outputs)):
             raise SignatureError(f"two blocks are called {twice[0]!r}")
         self._check_rows()
         self._check_outputs()
@@ -336,6 +327,22 @@ class Signature:
                 "written by another version of this software"
             )
         return signature
+
+
+def _require_identifiers(
+    layouts: Mapping[str, Layout], blocks: Sequence[Block], dims: Iterable[str]
+) -> None:
+    """Raise SignatureError for a name that C++ could not have."""
+    names = {
+        "collection": layouts,
+        "column": [c.name for layout in layouts.values() for c in layout.columns],
+        "block": [block.name for block in blocks],
+        "row dimension": dims,
+    }
+    for what, named in names.items():
+        for name in named:
+            if not IDENTIFIER.fullmatch(name):
+                raise SignatureError(f"{what} {name!r} is not an identifier (A-Z a-z 0-9 _)")
 
 
 def _text(data: Mapping[str, Any]) -> str:

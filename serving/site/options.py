@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 
 from serving.client import HEADERS, LARGEST, RemoteOptions, Tls, address_of
 from serving.errors import ServingError
+from soa.options import repeated
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
@@ -185,6 +186,5 @@ class Site(_Part):
 
 
 def _once(what: str, names: Sequence[str]) -> None:
-    twice = sorted({each for each in names if names.count(each) > 1})
-    if twice:
+    if twice := repeated(names):
         raise ValueError(f"found the {what} {twice[0]!r} twice; give each server one of its own")

@@ -19,16 +19,7 @@ import numpy as np
 from soa.dtypes import DTYPES, dtype_name, is_float, is_opaque, itemsize, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
-from soa.memory.span import (
-    CPU,
-    Array,
-    At,
-    Device,
-    Span,
-    is_tensor,
-    span_of,
-    torch_drives_gpus,
-)
+from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of, torch_drives_gpus
 from soa.options import nearest
 
 if TYPE_CHECKING:

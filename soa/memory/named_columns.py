@@ -9,7 +9,7 @@ from typing import Any
 from soa.errors import CollectionError
 from soa.memory.collection import Collection
 from soa.memory.to_libraries import to_numpy
-from soa.options import nearest
+from soa.options import nearest, repeated
 
 
 def library_of(value: object) -> str:
@@ -49,11 +49,8 @@ def named_columns(data: Any) -> NamedColumns:
             "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
             "memory, n)"
         )
-    seen = set[Any]()
-    for name in columns.names:
-        if name in seen:
-            raise CollectionError(f"two columns are called {name!r}: rename one")
-        seen.add(name)
+    if twice := repeated(columns.names):
+        raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
     return columns
 
 

@@ -47,11 +47,10 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
 
     arrays: dict[str, pa.Array] = {}
     for member, parts in _exported(collection, columns):
-        made = [pa.array(part) for part in parts]
-        eigen = member.kind == "eigen"
-        arrays[member.name] = (
-            pa.StructArray.from_arrays(made, names=member.entries) if eigen else made[0]
-        )
+        entries = [pa.array(part) for part in parts]
+        arrays[member.name] = entries[0]
+        if member.kind == "eigen":
+            arrays[member.name] = pa.StructArray.from_arrays(entries, names=member.entries)
     return pa.RecordBatch.from_pydict(arrays)
 
 
@@ -72,13 +71,12 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
     contents: dict[str, Any] = {}
     for member, parts in _exported(collection, columns):
-        arrays = [ak.contents.NumpyArray(part) for part in parts]
-        eigen = member.kind == "eigen"
-        contents[member.name] = (
-            ak.contents.RecordArray(arrays, member.entries, length=collection.n)
-            if eigen
-            else arrays[0]
-        )
+        entries = [ak.contents.NumpyArray(part) for part in parts]
+        contents[member.name] = entries[0]
+        if member.kind == "eigen":
+            contents[member.name] = ak.contents.RecordArray(
+                entries, member.entries, length=collection.n
+            )
     return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
 
 
