@@ -83,10 +83,10 @@ def _ulp_distances(
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
-    one, other = ordered(found)[finite], ordered(rounded)[finite]
+    ours, theirs = ordered(found)[finite], ordered(rounded)[finite]
     # Exact if int64 holds the difference; across zero the difference may be too large for it.
-    rough = (one.double() - other.double()).abs()
-    distance = torch.where(rough < 2.0**62, (one - other).abs().double(), rough)
+    rough = (ours.double() - theirs.double()).abs()
+    distance = torch.where(rough < 2.0**62, (ours - theirs).abs().double(), rough)
     return distance.sort().values
 
 
@@ -126,7 +126,7 @@ def combine(parts: list[Deviation]) -> Deviation:
     Counts are added, and `outside` is for all elements. Of every other value the worst is kept.
     """
     full = [p for p in parts if p.elements] or parts
-    total = sum(p.elements for p in full) or 1
+    elements = sum(p.elements for p in full)
 
     def worst(name: str) -> float | None:
         values = [getattr(p, name) for p in full if getattr(p, name) is not None]
@@ -141,10 +141,10 @@ def combine(parts: list[Deviation]) -> Deviation:
         return tuple(map(sum, zip_longest(*bins, fillvalue=0)))
 
     return Deviation(
-        elements=sum(p.elements for p in full),
-        max_abs=worst("max_abs") or 0.0,
-        max_rel=worst("max_rel") or 0.0,
-        outside=sum(p.outside * p.elements for p in full) / total,
+        elements=elements,
+        max_abs=max(p.max_abs for p in full),
+        max_rel=max(p.max_rel for p in full),
+        outside=sum(p.outside * p.elements for p in full) / max(elements, 1),
         nonfinite_mismatches=sum(p.nonfinite_mismatches for p in full),
         ulp_p50=worst("ulp_p50"),
         ulp_p99=worst("ulp_p99"),

@@ -69,8 +69,10 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
     counts_by_file: dict[Path, Counts] = {}
     for place in places:
         if place.is_dir():
-            own = {file.resolve(): _read(file) for file in sorted(place.glob("*.json"))}
-            counts_by_file |= {file: each for file, each in own.items() if each.digest == digest}
+            for file in sorted(place.glob("*.json")):
+                counts = _read(file)
+                if counts.digest == digest:
+                    counts_by_file[file.resolve()] = counts
         elif place.exists() or place.suffix:
             counts_by_file[place.resolve()] = _read(place)
     if not counts_by_file:

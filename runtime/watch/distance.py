@@ -72,12 +72,12 @@ def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
 def drift(profile: Profile, counts: Counts) -> list[Moved]:
     """The difference of each column with values, the largest first. LoadError if the counts are not
     in the bins of this profile."""
-    wrong = counts.columns.keys() - profile.columns.keys()
-    pairs = {k: (profile.columns[k], own) for k, own in counts.columns.items() if k not in wrong}
-    if wrong or any(len(bins.counts) != len(own) for bins, own in pairs.values()):
-        raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
-    known = {key: pair for key, pair in pairs.items() if sum(pair[1])}
-    moved = [_moved(key, bins, own, len(known)) for key, (bins, own) in known.items()]
+    for key, column in counts.columns.items():
+        bins = profile.columns.get(key)
+        if bins is None or len(bins.counts) != len(column):
+            raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
+    counted = {key: column for key, column in counts.columns.items() if sum(column)}
+    moved = [_moved(key, profile.columns[key], counted[key], len(counted)) for key in counted]
     return sorted(moved, key=lambda each: (-each.psi, each.column))
 
 
@@ -113,14 +113,16 @@ def _differ(one: Sequence[int], other: Sequence[int], by_chance: float) -> bool:
     n, m = sum(one), sum(other)
     if not n or not m:
         return False
-    pairs, few = list[tuple[int, int]](), (0, 0)
+    pairs = list[tuple[int, int]]()
+    few_a = few_b = 0
     for a, b in zip(one, other, strict=True):
         if (a + b) * min(n, m) < _FEWEST * (n + m):
-            few = few[0] + a, few[1] + b
+            few_a += a
+            few_b += b
         else:
             pairs.append((a, b))
-    if sum(few) * min(n, m) >= _FEWEST * (n + m):
-        pairs.append(few)
+    if (few_a + few_b) * min(n, m) >= _FEWEST * (n + m):
+        pairs.append((few_a, few_b))
     squares = sum((m * a - n * b) ** 2 / (a + b) for a, b in pairs) / (n * m)
     if len(pairs) > 1 and squares > _chi_squared(len(pairs) - 1, by_chance / 2):
         return True

@@ -80,8 +80,8 @@ class Component:
 
     @property
     def key(self) -> str:
-        own = f"[{self.number}]" if self.column.components > 1 else ""
-        return f"{self.collection}/{self.column.name}{own}"
+        index = f"[{self.number}]" if self.column.components > 1 else ""
+        return f"{self.collection}/{self.column.name}{index}"
 
 
 def components(signature: Signature) -> Iterator[Component]:
@@ -91,8 +91,10 @@ def components(signature: Signature) -> Iterator[Component]:
     columns = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
     offsets = {offsets_of(name) for name in signature.jagged}
     for collection, name in columns:
+        if collection in offsets:
+            continue
         column = signature.layouts[collection][name]
-        for number in range(column.components if collection not in offsets else 0):
+        for number in range(column.components):
             yield Component(collection, column, number)
 
 
@@ -145,8 +147,8 @@ def profiled(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
     """The profile of pieces of values, `(n,)`, by the keys of `components`."""
     import numpy as np
 
-    found: dict[str, list[npt.NDArray[Any]]] = {}
+    by_key: dict[str, list[npt.NDArray[Any]]] = {}
     for piece in pieces:
         for key, values in piece.items():
-            found.setdefault(key, []).append(values)
-    return Profile(columns={key: bins_of(np.concatenate(own)) for key, own in found.items()})
+            by_key.setdefault(key, []).append(values)
+    return Profile(columns={key: bins_of(np.concatenate(parts)) for key, parts in by_key.items()})

@@ -93,14 +93,14 @@ class Watcher:
 
     def write(self) -> None:
         """Write the file of this process, and set the gauges of telemetry."""
-        found = self.counts
-        if found.calls == self._written:
+        counts = self.counts
+        if counts.calls == self._written:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file, found.to_json())
-        self._written = found.calls
-        moved = {each.column: each.psi for each in drift(self._profile, found)}
-        gauge_drift(found.model, found.version or "", moved)
+        write_whole(self.file, counts.to_json())
+        self._written = counts.calls
+        moved = {each.column: each.psi for each in drift(self._profile, counts)}
+        gauge_drift(counts.model, counts.version or "", moved)
 
 
 class _Writer:
@@ -111,11 +111,11 @@ class _Writer:
         self._lock = Lock()
         self._process = 0
 
-    def add(self, one: Watcher) -> None:
-        if one in self._watchers and self._process == os.getpid():
+    def add(self, watcher: Watcher) -> None:
+        if watcher in self._watchers and self._process == os.getpid():
             return
         with self._lock:
-            self._watchers[one] = None
+            self._watchers[watcher] = None
             begins = self._process != os.getpid()  # the first one here, also in a child of a fork
             self._process = os.getpid()
         if begins:
@@ -123,9 +123,9 @@ class _Writer:
 
     def write(self) -> None:
         with self._lock:
-            every = list(self._watchers)
-        for one in every:
-            one.write()
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.write()
 
 
 _WRITER = _Writer()
