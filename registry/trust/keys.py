@@ -41,7 +41,9 @@ def trusted(pem: str | bytes, origin: str) -> Trusted:
     """
     require_library()
     content = pem.encode() if isinstance(pem, str) else pem
-    return (_root if b"BEGIN CERTIFICATE-----" in content else _public_key)(content, origin)
+    if b"BEGIN CERTIFICATE-----" in content:
+        return _root(content, origin)
+    return _public_key(content, origin)
 
 
 def _public_key(content: bytes, origin: str) -> Trusted:

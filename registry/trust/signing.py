@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from registry.bundle import ANNEXES, PROMOTED, SIGNATURE, SUMS, Bundle
 from registry.errors import TrustError
@@ -139,13 +139,16 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
     content = bundle.signature()
     if content is None:
         raise TrustError(f"{what}: not signed; trusted keys: {names}")
-    signer, hint = _said_of(bundle, content)
-    if signer is None:
-        able = [key for key in allowed if not key.is_root and key.fingerprint == hint]
-        how = f"with the key {hint[:16]}, which is none of those trusted: {names}"
-    else:
+    signer = _signer_named_in(bundle, content)
+    if signer.certified:
         able = [key for key in allowed if key.is_root]
-        how = f"with a certificate, of {signer}, and no root certificate is trusted, only: {names}"
+        how = (
+            f"with a certificate, of {signer.certified}, and no root certificate is trusted, "
+            f"only: {names}"
+        )
+    else:
+        able = [key for key in allowed if not key.is_root and key.fingerprint == signer.key]
+        how = f"with the key {signer.key[:16]}, which is none of those trusted: {names}"
     if not able:
         raise TrustError(f"{what}: signed {how}")
     why: Exception | None = None
@@ -155,10 +158,10 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
         except Exception as error:  # the library raises exceptions of many types
             why = error
         else:
-            return replace(key, signer=signer or "")
+            return replace(key, signer=signer.certified)
     by, chain = ", ".join(map(str, able)), ""
-    if signer is not None:
-        by, chain = f"{signer} under {by}", ", or no chain leads to such a root"
+    if signer.certified:
+        by, chain = f"{signer.certified} under {by}", ", or no chain leads to such a root"
     raise TrustError(
         f"{what}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
         f"damaged or of another bundle{chain}"
@@ -182,19 +185,25 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
         config.verify(bundle.path, signature)
 
 
-def _said_of(bundle: Bundle, content: bytes) -> tuple[str | None, str]:
-    """The subject of the signer's certificate and "", or None and the fingerprint of the key, as
-    the signature itself states them."""
+class _Signer(NamedTuple):
+    """The fingerprint of a key, or the subject of the signer's certificate."""
+
+    key: str = ""
+    certified: str = ""
+
+
+def _signer_named_in(bundle: Bundle, content: bytes) -> _Signer:
+    """The signer that a signature itself names. Raises TrustError."""
     from cryptography import x509
 
     try:
         material = parse_json(content)["verificationMaterial"]
         if "x509CertificateChain" in material:
             raw = base64.b64decode(material["x509CertificateChain"]["certificates"][0]["rawBytes"])
-            return name_of(x509.load_der_x509_certificate(raw)), ""
+            return _Signer(certified=name_of(x509.load_der_x509_certificate(raw)))
         hint = material["publicKey"]["hint"]
         if isinstance(hint, str) and hint.isalnum():
-            return None, hint
+            return _Signer(key=hint)
     except (ValueError, KeyError, TypeError, IndexError):
         pass
     raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
