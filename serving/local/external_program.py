@@ -132,12 +132,18 @@ class LocalProgram(ABC):
         until = time.monotonic() + self.ready_s
         while time.monotonic() < until:
             self.check()
-            with contextlib.suppress(OSError):
-                for url in self._ready_urls():
-                    get(url)
+            if self._answers():
                 return
             time.sleep(_POLL_S)
         raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
+
+    def _answers(self) -> bool:
+        try:
+            for url in self._ready_urls():
+                get(url)
+        except OSError:
+            return False
+        return True
 
     def _why(self) -> str:
         """The last line of the log, which usually gives the reason."""
@@ -146,7 +152,7 @@ class LocalProgram(ABC):
 
 
 def find_program(
-    name: str, given: str | Path | None, variable: str, ours: Path | None, advice: str
+    name: str, variable: str, ours: Path | None, advice: str, given: str | Path | None = None
 ) -> Path:
     """The program's path: `given`, else the value of the environment variable, else `ours` if that
     exists, else the one on PATH.

