@@ -5,6 +5,8 @@
 #define Py_LIMITED_API 0x030b0000  // one binary for Python 3.11 and all later versions
 #include <Python.h>
 
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "common/counting.h"
@@ -203,21 +205,27 @@ PyObject *run_many(PyObject *, PyObject *given) {
   if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
   const Items items(list);
   if (items.tuple == nullptr) return nullptr;
-  std::vector<soa_call *> calls(items.size());
+  std::vector<soa_call *> calls;
+  std::vector<size_t> numbers;  // of the calls in the list, which has None for one that does nothing
   for (size_t i = 0; i < items.size(); ++i) {
+    if (items[i] == Py_None) continue;
     if (Py_TYPE(items[i]) != call_type) {
       PyErr_SetString(PyExc_TypeError, "run_many takes Call objects");
       return nullptr;
     }
-    calls[i] = reinterpret_cast<Call *>(items[i])->call;
+    calls.push_back(reinterpret_cast<Call *>(items[i])->call);
+    numbers.push_back(i);
   }
   char message[kMessage] = "";
+  size_t failed = calls.size();
   int code = SOA_OK;
   Py_BEGIN_ALLOW_THREADS
-  code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), nullptr,
+  code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), &failed,
                       message, sizeof message);
   Py_END_ALLOW_THREADS
-  return answer(code, message);
+  if (code == SOA_OK || failed == calls.size()) return answer(code, message);
+  // The message is "call 3: ...", with the number among the calls that were run.
+  return raise(("call " + std::to_string(numbers[failed]) + std::strchr(message, ':')).c_str());
 }
 
 PyMethodDef model_methods[] = {

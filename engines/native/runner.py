@@ -133,6 +133,8 @@ def gpus() -> list[int]:
     return _native.gpus()
 
 
-def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:
-    """Run prepared calls on `threads` native threads in one call without the GIL."""
-    _native.run_many([prepared.call for prepared in calls], threads, stream)
+def run_many(calls: Sequence[PreparedCall | None], threads: int, stream: int = 0) -> None:
+    """Run prepared calls on `threads` native threads in one call without the GIL. None does
+    nothing; a RunError has the number of the call that failed, with each None counted."""
+    native = [None if prepared is None else prepared.call for prepared in calls]
+    _native.run_many(native, threads, stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -108,7 +108,7 @@ class Session:
             raise BindError(f"graph=True needs torch, and no torch for {self.device} is here")
         if graph:
             from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
-        return kind(self, *self._named(inputs, outputs))
+        return kind(self, *by_name(self.signature, inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once. Outputs are written in place; on a GPU in stream order.
@@ -144,11 +144,11 @@ class Session:
         if plain and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
-            calls = [binding.prepared.current for binding in bindings if binding.writes]
-            if all(isinstance(call, PreparedCall) for call in calls):
+            calls = [binding.prepared.current if binding.writes else None for binding in bindings]
+            if all(call is None or isinstance(call, PreparedCall) for call in calls):
                 on_gpu = stream is not None or self.device.type != "cpu"
                 handle = raw_stream(stream, self.device) if on_gpu else 0
-                run_many(cast(list[PreparedCall], calls), threads, handle)
+                run_many(cast(list[PreparedCall | None], calls), threads, handle)
                 return
         for binding in bindings:
             binding(stream=stream)
@@ -190,11 +190,3 @@ class Session:
         here = self.signature
         every = ", ".join(f"{name}[{here.rows_of[name]}]" for name in here.layouts)
         return f"{type(self).__name__}({self.origin or 'an artifact'}, {every})"
-
-    def _named(
-        self, inputs: Collections, outputs: Collections
-    ) -> tuple[Mapping[str, Collection], Mapping[str, Collection]]:
-        return (
-            by_name(inputs, self.signature.input_collections, "input"),
-            by_name(outputs, self.signature.output_collections, "output"),
-        )

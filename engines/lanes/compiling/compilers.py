@@ -44,8 +44,8 @@ _HARMLESS = re.compile(
 def named_compiler() -> tuple[str, ...]:
     """The words of the environment variable CXX; empty if it is not set.
 
-    EngineError if it has an option that is not known to be harmless: `-ffast-math` changes numbers,
-    and also how the host's own threads compute.
+    EngineError if there is no such program, or if it has an option that is not known to be
+    harmless: `-ffast-math` changes numbers, and also how the host's own threads compute.
     """
     try:
         words = tuple(shlex.split(os.environ.get("CXX", "")))
@@ -58,6 +58,8 @@ def named_compiler() -> tuple[str, ...]:
             f"CXX has {more[0]!r}, which may change the numbers: give only the compiler, with "
             "--sysroot=, --gcc-toolchain=, --target=, -fuse-ld= or -B if needed"
         )
+    if words and shutil.which(words[0]) is None:
+        raise EngineError(f"CXX={words[0]}: there is no such program: name another, or unset CXX")
     return words
 
 

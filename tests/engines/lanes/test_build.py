@@ -100,9 +100,9 @@ def test_a_compiler_that_hangs(
 @pytest.mark.parametrize(
     "named",
     ["g++ -ffast-math", "g++ -Ofast", "ccache g++ -mdaz-ftz", "g++ @options", 'g++ "unclosed',
-     "g++ network.o"],
+     "g++ network.o", "no-such-compiler"],
 )  # fmt: skip
-def test_a_compiler_is_named_without_options_that_change_numbers(
+def test_a_compiler_that_is_missing_or_may_change_numbers_is_refused(
     small: Prepared, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", named)
