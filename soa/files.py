@@ -50,6 +50,19 @@ def read_plain(
     return content
 
 
+Inode = tuple[int, int]
+"""The device and the number of a file: another file at the same path has another one."""
+
+
+def inode_of(file: Path | int) -> Inode | None:
+    """The inode of the file at a path, or of an open file; None if there is no file."""
+    try:
+        at = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return at.st_dev, at.st_ino
+
+
 def digest_of(path: str | Path) -> str:
     """The sha256 of a regular file; OSError for any other kind of file."""
     with os.fdopen(open_plain(path, links=True), "rb") as file:

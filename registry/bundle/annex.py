@@ -82,5 +82,5 @@ class Annex(Sealed):
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
         """Like `Bundle.open`: raises BundleError if the folder is not intact."""
         content, sealed = open_sealed(path, ANNEX, verify=verify)
-        record = record_from_json(AnnexRecord, content, str(sealed["path"] / ANNEX), ANNEX_SCHEMA)
-        return cls(record=record, **sealed)
+        record = record_from_json(AnnexRecord, content, str(sealed.path / ANNEX), ANNEX_SCHEMA)
+        return cls(record=record, **vars(sealed))

@@ -52,15 +52,15 @@ class Bundle(Sealed):
         folder are ignored; `open_folder` opens them too.
         """
         content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)
-        root = sealed["path"]
+        root = sealed.path
         manifest = Manifest.from_json(content, where=str(root / MANIFEST))
         for name, where in manifest.files().items():
-            if name not in sealed["files"]:
+            if name not in sealed.files:
                 raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
         if verify:
             for record in manifest.targets.values():
-                require_cards(root, sealed["files"], manifest.signature, record)
-        return cls(manifest=manifest, **sealed)
+                require_cards(root, sealed.files, manifest.signature, record)
+        return cls(manifest=manifest, **vars(sealed))
 
     def verify(self) -> None:
         super().verify()
@@ -154,16 +154,7 @@ def open_folder(
     `only`: digests by target; just these annexes are taken, and all must exist. None: all annexes.
     """
     bundle = Bundle.open(path, verify=verify)
-    root = bundle.path / ANNEXES
-    by_target: dict[str, Path] = {}
-    if root.exists() and not root.is_dir():
-        raise BundleError(f"{bundle.path}: {ANNEXES} is not a folder")
-    for device in sorted(root.iterdir()) if root.exists() else ():
-        for place in sorted(device.iterdir()) if device.is_dir() else [device]:
-            if not place.is_dir() or place == device:
-                name = place.relative_to(bundle.path).as_posix()
-                raise BundleError(f"{bundle.path}: {name} is not an annex")
-            by_target[place.relative_to(root).as_posix()] = place
+    by_target = _annex_folders(bundle.path)
     if only is not None and (missing := sorted(only.keys() - by_target.keys())):
         raise BundleError(
             f"{bundle.path}: {prefix_of(missing[0])} is missing", code="bundle-altered"
@@ -182,3 +173,17 @@ def open_folder(
                 code="bundle-altered",
             )
     return attach(bundle, annexes)
+
+
+def _annex_folders(bundle: Path) -> dict[str, Path]:
+    """The folder of each annex in a bundle's folder, by target."""
+    root = bundle / ANNEXES
+    if not root.exists():
+        return {}
+    if not root.is_dir():
+        raise BundleError(f"{bundle}: {ANNEXES} is not a folder")
+    devices = sorted(root.iterdir())
+    places = [place for device in devices if device.is_dir() for place in sorted(device.iterdir())]
+    if odd := [place for place in (*devices, *places) if not place.is_dir()]:
+        raise BundleError(f"{bundle}: {odd[0].relative_to(bundle).as_posix()} is not an annex")
+    return {place.relative_to(root).as_posix(): place for place in places}

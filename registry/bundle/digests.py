@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 from registry.bundle.manifest import safe_relative
 from registry.bundle.pulled import PROMOTED
@@ -35,8 +35,23 @@ _CHUNK = 1 << 18  # bytes read at once: they stay in the cache of the core until
 _HASHERS = 8
 _WORTH_A_THREAD = 4 << 20  # bytes; hashing them takes some 10 ms
 
-Identity = tuple[int, ...]
-"""Device, inode, size and times of a file: a write to the file changes at least one of them."""
+
+class Identity(NamedTuple):
+    """A write to a file changes at least one of these."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+class Hashed(NamedTuple):
+    """The sha256 of a file, and its identity when it was hashed."""
+
+    digest: str
+    identity: Identity
+
 
 # Digests that this process has computed: an unchanged file is not read again. Two writes within one
 # tick of the clock give the same times, so the digest of a file that was just written is not kept.
@@ -47,7 +62,7 @@ _SETTLED_NS = 2_000_000_000
 def identity(place: int | Path) -> Identity:
     """The identity of an open file, or of the file at a path (links are not followed)."""
     at = os.fstat(place) if isinstance(place, int) else place.lstat()
-    return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+    return Identity(at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +95,8 @@ class Sealed:
 
 def open_sealed(
     path: str | Path, main: str, *, aside: Collection[str] = (), verify: bool = True
-) -> tuple[bytes, dict[str, Any]]:
-    """Check a sealed folder; return the content of the file `main`, and the fields of `Sealed`.
+) -> tuple[bytes, Sealed]:
+    """Check a sealed folder; return the content of the file `main`, and the folder.
 
     `aside` names subfolders that the seal does not cover. `verify=False` leaves out the digests of
     all files but `main`. Raises BundleError.
@@ -96,23 +111,20 @@ def open_sealed(
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
     hashed: dict[str, Identity] = {}
     names = [name for name in listed if verify and name != main]
-    for name, (found, was) in zip(names, _hashes(root, names), strict=True):
-        _require_digest(root, name, listed, found, was[2])
-        hashed[name] = was
-    return content, {
-        "path": root,
-        "digest": hashlib.sha256(text).hexdigest(),
-        "files": MappingProxyType(listed),
-        "hashed": MappingProxyType(hashed),
-    }
+    for name, file in zip(names, _hashes(root, names), strict=True):
+        _require_digest(root, name, listed, file.digest, file.identity.size)
+        hashed[name] = file.identity
+    digest = hashlib.sha256(text).hexdigest()
+    files, identities = MappingProxyType(listed), MappingProxyType(hashed)
+    return content, Sealed(path=root, digest=digest, files=files, hashed=identities)
 
 
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` for all files of the folder, and return the bundle's digest."""
     root = Path(path)
     names = sorted(name for name in _listing(root) if name not in _BESIDE)
-    digests = [digest for digest, _ in _hashes(root, names)]
-    text = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True)).encode()
+    pairs = zip(_hashes(root, names), names, strict=True)
+    text = "".join(f"{file.digest}  {name}\n" for file, name in pairs).encode()
     (root / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
 
@@ -139,11 +151,11 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
         raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
 
 
-def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
-    """The sha256 and identity of each file. If there is much to hash, several threads share the
-    files: hashing releases the GIL."""
+def _hashes(root: Path, names: Sequence[str]) -> list[Hashed]:
+    """The hash of each file. If there is much to hash, several threads share the files: hashing
+    releases the GIL."""
     try:
-        total = sum(found[2] for name in names if (found := identity(root / name)) not in _seen)
+        total = sum(file.size for name in names if (file := identity(root / name)) not in _seen)
     except OSError:  # a file was removed since it was listed: reading it raises the error
         total = 0
     cores = len(os.sched_getaffinity(0))
@@ -155,23 +167,23 @@ def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
         return list(pool.map(lambda name: _hash(root, name), names))
 
 
-def _hash(root: Path, name: str) -> tuple[str, Identity]:
-    """The digest of a file, and its identity. A file that did not change is not read again."""
+def _hash(root: Path, name: str) -> Hashed:
+    """The hash of a file. A file that did not change is not read again."""
     handle, now = open_file(root, name), time.time_ns()
     try:
         was = identity(handle)
         if (known := _seen.get(was)) is not None:
-            return known, was
-        digest, was = hash_file(handle, root, name)
-        if now - max(was[3:]) > _SETTLED_NS:
-            _seen[was] = digest
-        return digest, was
+            return Hashed(known, was)
+        file = hash_file(handle, root, name)
+        if now - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
+            _seen[file.identity] = file.digest
+        return file
     finally:
         os.close(handle)
 
 
-def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
-    """The sha256 and identity of an open file. Raises BundleError if it is changed meanwhile."""
+def hash_file(handle: int, root: Path, name: str) -> Hashed:
+    """The hash of an open file. Raises BundleError if it is changed meanwhile."""
     digest, at = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
     with _read_errors(root, name):
@@ -182,7 +194,7 @@ def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
         after = identity(handle)
     if before != after:
         raise BundleError(f"{root}: {name} was changed while it was read", code="bundle-altered")
-    return digest.hexdigest(), after
+    return Hashed(digest.hexdigest(), after)
 
 
 def _require_digest(

@@ -38,7 +38,8 @@ class Pinned:
     def __init__(self, bundle: Bundle, names: Iterable[str], *, for_others: bool = False) -> None:
         self._bundle = bundle
         self._owner = str(os.getpid()) if for_others else "self"
-        self._held: dict[str, tuple[int, Identity]] = {}
+        self._handles: dict[str, int] = {}
+        self._identities: dict[str, Identity] = {}
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="soa-pinned-", dir=memory))
         try:
@@ -54,28 +55,27 @@ class Pinned:
 
     def check(self) -> None:
         """Raise BundleError if a file has been changed since it was pinned."""
-        for name, (handle, was) in self._held.items():
-            if identity(handle) != was:
+        for name, handle in self._handles.items():
+            if identity(handle) != self._identities[name]:
                 raise self._changed(name)
 
     def close(self) -> None:
-        for handle, _ in self._held.values():
+        for handle in self._handles.values():
             os.close(handle)
-        self._held.clear()
+        self._handles.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hold(self, name: str) -> None:
         """Open a file, compare it with its digest if it changed, and link it into the folder."""
-        if name in self._held:
+        if name in self._handles:
             return
         root, inside = self._bundle.place(name)  # raises if the bundle has no such file
-        handle = open_file(root, inside)
-        now = identity(handle)
-        self._held[name] = handle, now
+        handle = self._handles[name] = open_file(root, inside)
+        now = self._identities[name] = identity(handle)
         if self._bundle.hashed.get(name, now) != now:
-            digest, now = hash_file(handle, root, inside)
-            self._held[name] = handle, now
-            if digest != self._bundle.files[name]:
+            file = hash_file(handle, root, inside)
+            self._identities[name] = file.identity
+            if file.digest != self._bundle.files[name]:
                 raise self._changed(name)
         self.file(name).parent.mkdir(parents=True, exist_ok=True)
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")

@@ -30,7 +30,7 @@ from registry.errors import NoRegistryError, NotFoundError, RegistryError, Regis
 from registry.mlflow.client_store import ClientStore
 from registry.mlflow.store_protocol import Store
 from soa.errors import SoaPipelineError
-from soa.files import read_plain
+from soa.files import Inode, inode_of, read_plain
 from soa.options import PATH, TEXT, takes
 
 if TYPE_CHECKING:
@@ -148,14 +148,14 @@ class Access:
     def _asked(self, write: bool) -> Iterator[None]:
         """Check before use that the registry answers, and translate the errors of MLflow."""
         nested = _inside.get()
-        token = _inside.set(True)
         try:
-            if write and self.sqlite is not None:
-                self.sqlite.parent.mkdir(parents=True, exist_ok=True)
-            if not nested:
-                self._require_answer(write)
-            self._require_same_file()
-            yield
+            with _quietly():
+                if write and self.sqlite is not None:
+                    self.sqlite.parent.mkdir(parents=True, exist_ok=True)
+                if not nested:
+                    self._require_answer(write)
+                self._require_same_file()
+                yield
         except SoaPipelineError:
             raise
         except Exception as error:
@@ -163,8 +163,6 @@ class Access:
             if not foreign and not isinstance(error, (OSError, ImportError)):
                 raise
             raise translated(error, self.shown) from error
-        finally:
-            _inside.reset(token)
 
     def _direct(self) -> contextlib.AbstractContextManager[Store | None]:
         """A store without MLflow's client, or None if only that client can read this one."""
@@ -188,7 +186,7 @@ class Access:
             # Both URIs are given: MLflow would take a missing one from the environment, or use
             # an mlflow.db in the working folder.
             self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-            if (file := _identity(self.sqlite)) is not None:
+            if self.sqlite is not None and (file := inode_of(self.sqlite)) is not None:
                 _opened.setdefault(self.uri, file)
         return self._client
 
@@ -228,24 +226,16 @@ class Access:
         MLflow keeps its connections until the process ends, also to a file that was deleted.
         Whatever it then writes is lost without an error."""
         known = _opened.get(self.uri)
-        if known is not None and known != _identity(self.sqlite):
+        if known is not None and self.sqlite is not None and known != inode_of(self.sqlite):
             raise RegistryUnavailableError(
                 f"registry {self.shown}: the file was deleted or replaced since this process "
                 "opened it: start a new process"
             )
 
 
-# Device and inode of the file that this process has opened, by URI. MLflow's own cache of
-# connections has the same keys.
-_opened: dict[str, tuple[int, int]] = {}
-
-
-def _identity(path: Path | None) -> tuple[int, int] | None:
-    try:
-        at = None if path is None else path.stat()
-    except FileNotFoundError:
-        return None
-    return None if at is None else (at.st_dev, at.st_ino)
+# The file that this process has opened, by URI. MLflow's own cache of connections has the same
+# keys.
+_opened: dict[str, Inode] = {}
 
 
 def _checked(uri: str) -> str:
@@ -340,10 +330,14 @@ class _Variables:
         finally:
             with self._lock:
                 self._inside -= 1
-                for name, before in self._before.items() if self._inside == 0 else ():
-                    os.environ.pop(name, None)
-                    if before is not None:
-                        os.environ[name] = before
+                if self._inside == 0:
+                    self._restore()
+
+    def _restore(self) -> None:
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 _silent, _once = _Variables(), _Variables()

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from registry.bundle import SUMS, write_atomically
 from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
-from soa.files import open_plain
+from soa.files import Inode, inode_of, open_plain
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
 SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
@@ -46,8 +46,7 @@ class EntryInUse:
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
-        at = os.fstat(handle)
-        self.identity = (at.st_dev, at.st_ino)
+        self.inode = inode_of(handle)
         self.release = weakref.finalize(self, os.close, handle)
 
 
@@ -88,7 +87,7 @@ class Cache:
     def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
         """Replace a damaged entry, unless another process has replaced it already."""
         digest = damaged.path.name
-        self._fill(digest, fill, damaged.identity)
+        self._fill(digest, fill, damaged.inode)
         return self.hold(digest, fill)
 
     def entries(self) -> list[Entry]:
@@ -127,18 +126,18 @@ class Cache:
                 raise BundleError(f"cannot read {path / SUMS}: {error.strerror}") from error
             held = EntryInUse(path, handle)
             fcntl.flock(handle, fcntl.LOCK_SH)
-            if _identity(path / SUMS) == held.identity:
+            if inode_of(path / SUMS) == held.inode:
                 with contextlib.suppress(OSError):  # a read-only cache
                     os.utime(path)
                 return held
             held.release()  # evicted or replaced while we waited
 
-    def _fill(self, digest: str, fill: Fill, instead_of: tuple[int, int] | None) -> None:
+    def _fill(self, digest: str, fill: Fill, instead_of: Inode | None) -> None:
         """Fill an entry unless another process has done it meanwhile."""
         size_bound()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
         with self._fetching(digest):
-            if path.is_dir() and _identity(path / SUMS) != instead_of:
+            if path.is_dir() and inode_of(path / SUMS) != instead_of:
                 return
             self._sweep(digest)
             with write_atomically(path, replace=path.is_dir()) as partial:
@@ -246,14 +245,6 @@ def parse_size(text: str, where: str) -> int:
 
 
 _UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        at = path.stat()
-    except FileNotFoundError:
-        return None
-    return (at.st_dev, at.st_ino)
 
 
 def _size(folder: Path) -> int:

@@ -37,8 +37,9 @@ def shadowed(
     """
     any_version = replace(opening, mode="test", builder=None)
     opened = open_version(_asked("shadow_fraction", fraction, session, any_version, shadow))
-    for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
-        require_signature(opened.bundle, keys, opened.label)
+    if opening.production:
+        for keys in keys_asked_for({}, opening.trusted_keys):
+            require_signature(opened.bundle, keys, opened.label)
     second, results = _beside(session, opened, record, _plain)
     from runtime.versions.shadow import ShadowedSession
 
@@ -84,12 +85,12 @@ def _beside(
     session: Session, opened: Opened, record: Ref | None, open_: Callable[[Opened], Session]
 ) -> tuple[Session, Results]:
     """The session of the second version, and the results that it adds to."""
-    origin, file = session.origin, None if record is None else Path(record)
+    origin = session.origin
     assert origin is not None
     begun = ShadowRecord(
         version=opened.label,
         digest=opened.bundle.digest,
-        production="/".join(filter(None, (origin.name, origin.version))),
+        production=f"{origin.name}/{origin.version}" if origin.version else origin.name,
         production_digest=str(origin.digest),
     )
     if not can_replace(opened.signature, session.signature):
@@ -98,6 +99,7 @@ def _beside(
             f"`pipeline show {begun.production} {begun.version}` says where"
         )
     offline = opened.opening.lookup == "offline"
+    file = None if record is None else Path(record)
     if file is None and (opened.lookup is None or not origin.version or offline):
         raise LoadError(
             f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "

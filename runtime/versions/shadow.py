@@ -21,14 +21,7 @@ from typing import Any
 import torch
 
 from engines.processes import Lock, OwnProcess
-from runtime.session import (
-    Binding,
-    Collections,
-    Rows,
-    Session,
-    WrappedBinding,
-    takes_bindings,
-)
+from runtime.session import Binding, Collections, Rows, Session, WrappedBinding, takes_bindings
 from runtime.versions.second import Results, SecondSession
 from soa.memory import Collection, read_block
 from soa.signature import Signature
@@ -146,11 +139,12 @@ def differences(
     for bound in signature.outputs:
         name = bound.block.collection
         n = rows[bound.rows]
-        our, their = (read_block(bound, each[name].rows(n)) for each in (ours, theirs))
-        differ = (our != their) & ~(our.isnan() & their.isnan())
-        right = their.double()[differ]  # torch has no abs of bool and uint16
-        gap = (our.double()[differ] - right).abs()
-        if not our.is_floating_point():
+        answer = read_block(bound, ours[name].rows(n))
+        expected = read_block(bound, theirs[name].rows(n))
+        differ = (answer != expected) & ~(answer.isnan() & expected.isnan())
+        right = expected.double()[differ]  # torch has no abs of bool and uint16
+        gap = (answer.double()[differ] - right).abs()
+        if not answer.is_floating_point():
             gap = gap.clamp_min(1)  # large integers that differ may be one double
         largest["max_abs"][bound.name] = _largest(gap)
         largest["max_rel"][bound.name] = _largest(gap / right.abs())
@@ -224,20 +218,20 @@ class _Worker:
 
     def _run(self) -> None:
         """Compare events until the end, with pauses, so that the shadow takes only its share."""
-        while (each := self._work.get()) is not None:
-            if isinstance(each, threading.Event):
-                each.set()
+        while (work := self._work.get()) is not None:
+            if isinstance(work, threading.Event):  # of a `flush` that waits for it
+                work.set()
                 continue
-            begun = perf_counter() - each.seconds
+            begun = perf_counter() - work.seconds
             try:
-                each.binding(each.rows)
-                self._results.add(events=1, **each.differences())
+                work.binding(work.rows)
+                self._results.add(events=1, **work.differences())
             except Exception as error:
                 self._results.failed(error)
-            self._free.append(each)
-            end = perf_counter()
-            end += _REST * (end - begun) / self._fraction
-            while not (self._closed or self._flushing) and (left := end - perf_counter()) > 0:
+            self._free.append(work)
+            now = perf_counter()
+            rested = now + _REST * (now - begun) / self._fraction
+            while not (self._closed or self._flushing) and (left := rested - perf_counter()) > 0:
                 sleep(min(left, 0.05))
         self._results.end()
         self._shadow.close()

@@ -53,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         "a file is not checked again after an engine has opened it",
-        "if identity(handle) != was:",
+        "if identity(handle) != self._identities[name]:",
         "if False:",
         ("test_written_while_it_is_held", "test_another_process_judges_what_was_hashed"),
     ),
@@ -369,8 +369,8 @@ FAULTS = (
     ),
     Fault(
         "a shadow does not pause between events",
-        "            end += _REST * (end - begun) / self._fraction\n",
-        "",
+        "rested = now + _REST * (now - begun) / self._fraction",
+        "rested = now",
         ("test_it_works_for_no_more_than_its_fraction_of_the_time",),
     ),
     Fault(
