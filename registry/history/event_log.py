@@ -116,8 +116,9 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         data = as_data(self)
-        for left_out in ("model", "id") if self.imported else ("model", "id", "imported"):
-            del data[left_out]
+        del data["model"], data["id"]
+        if not self.imported:
+            del data["imported"]
         time = self.time.isoformat(timespec="milliseconds")
         return data | {"time": time, "replaced": self.replaced}
 

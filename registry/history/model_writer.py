@@ -274,15 +274,12 @@ class ModelWriter:
     def _finish(self, event: Event) -> Event:
         """Do the steps of an event that are not done yet, and close it."""
         self._prepare(event)
-        for alias in event.after if event.kind in _MOVES else ():
-            moves = event.before.get(alias) != event.after[alias]
-            # Another program may have deleted the version since the event was written.
-            if moves and _tags(self._store, self.model, event.after[alias]) is not None:
-                self._point(event, alias)
-        left = _tags(self._store, self.model, event.replaced) if event.kind == "rollback" else None
-        if left is not None:
+        if event.kind in _MOVES:
+            self._point_all(event)
+        replaced = event.replaced
+        if event.kind == "rollback" and _tags(self._store, self.model, replaced) is not None:
             text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
-            self.tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
+            self.tag(replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
         if event.kind == "build":
             self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))
             self._tag_targets(event, CHOSEN, dict.fromkeys(event.annexes, event.engine))
@@ -292,6 +289,13 @@ class ModelWriter:
         self.lock.check()
         self.last = self.history.close(event, state)
         return self.last
+
+    def _point_all(self, event: Event) -> None:
+        for alias, number in event.after.items():
+            moves = event.before.get(alias) != number
+            # Another program may have deleted the version since the event was written.
+            if moves and _tags(self._store, self.model, number) is not None:
+                self._point(event, alias)
 
     def _point(self, event: Event, alias: str) -> None:
         number = event.after[alias]

@@ -119,8 +119,9 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         why = f"{self.shown}: HTTP {answer.status_code} {body or answer.reason}"
         if answer.status_code in (401, 403):
             raise _no_login(why)
-        busy = answer.status_code == 429 or answer.status_code >= 500
-        raise (RegistryUnavailableError if busy else RegistryError)(why)
+        if answer.status_code == 429 or answer.status_code >= 500:
+            raise RegistryUnavailableError(why)
+        raise RegistryError(why)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -133,7 +134,9 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             raise RegistryUnavailableError(f"{self.shown}: {reason(error)}") from error
         except Exception as error:  # oras does not check answers
             why = f"{self.shown}: an answer is wrong: {reason(error)}"
-            raise (_no_login if "authentication" in why else RegistryError)(why) from error
+            if "authentication" in why:
+                raise _no_login(why) from error
+            raise RegistryError(why) from error
 
 
 class _Adapter(HTTPAdapter):

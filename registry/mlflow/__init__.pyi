@@ -19,3 +19,4 @@ from .store_protocol import RunQuery as RunQuery
 from .store_protocol import Store as Store
 from .store_protocol import StoredModel as StoredModel
 from .store_protocol import StoredRun as StoredRun
+from .store_protocol import StoredVersion as StoredVersion

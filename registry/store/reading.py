@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 from registry import trust
 from registry.bundle import Annex, Bundle, attach, open_folder
 from registry.errors import NotFoundError, RegistryError, TrustError
-from registry.history import (
-    Event,
-    History,
-    as_settled,
-    promotions_of,
-)
+from registry.history import Event, History, as_settled, promotions_of
 from registry.history import policies as policy_store
 from registry.mlflow import Access, Store, StoredModel, models
 from registry.ref import NAME_PATTERN, Ref, parse_ref

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING
 
 from registry import trust
 from registry.bundle import SIGNATURE, Annex, Bundle, attach, record_to_json
-from registry.errors import (
-    NotFoundError,
-    NotPromotedError,
-    RegistryError,
-)
+from registry.errors import NotFoundError, NotPromotedError, RegistryError
 from registry.history import (
     PREVIOUS,
     PRODUCTION,
