@@ -10,8 +10,9 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
+from engines.base import Executable
 from engines.errors import RunError
 from engines.native import gpus
 from engines.processes import Lock
@@ -118,8 +119,11 @@ def _session(opened: Opened, device: torch.device) -> Session:
     """A session on one device: compared in test mode, counted if `watch` says so."""
     _require_reference(opened, device)
     here = open_here(opened, device)
-    what = here.executable, device, here.origin, here.any_start
-    session = Session(opened.signature, *what) if opened.production else checked(opened, *what)
+    executable, origin, any_start = here.executable, here.origin, here.any_start
+    if opened.production:
+        session = Session(opened.signature, executable, device, origin, any_start)
+    else:
+        session = checked(opened, executable, device, origin, any_start)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
         from runtime.watch import watcher
 
@@ -201,7 +205,7 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
 
 
 def checked(
-    opened: Opened, executable: Any, device: torch.device, origin: Origin, any_start: bool
+    opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
     """A session that compares every answer with the portable program's, on the same device."""
     from runtime.checked import CheckedSession, recorded_tolerances  # they need torch

@@ -20,7 +20,7 @@ from runtime.checked.comparison import combine, compare
 from runtime.checked.deviation import Deviation
 from runtime.checked.poison import memory_faults, poisoned
 from runtime.errors import DeviationError
-from runtime.session import Binding, Collections, Origin, Rows, Session
+from runtime.session import Binding, Collections, Origin, Rows, Session, by_name
 from soa.memory import Collection, argument_tensors, read_block
 from soa.records import as_data
 from soa.signature import Signature
@@ -76,7 +76,7 @@ class CheckedSession(Session):
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind as `Session.bind` does. `graph` is ignored: test mode uses no CUDA graph."""
-        return _CheckedBinding(self, *self._named(inputs, outputs))
+        return _CheckedBinding(self, *by_name(self.signature, inputs, outputs))
 
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
@@ -89,9 +89,9 @@ class CheckedSession(Session):
             seen.slowest_us = max(seen.slowest_us, us)
             seen.nonfinite_inputs += bad_in
             seen.nonfinite_outputs += bad_out
-            for name, found in deviations.items():
-                parts = [found, seen.worst[name]] if name in seen.worst else [found]
-                seen.worst[name] = combine(parts)
+            for name, deviation in deviations.items():
+                earlier = [seen.worst[name]] if name in seen.worst else []
+                seen.worst[name] = combine([deviation, *earlier])
 
 
 class _CheckedBinding(Binding):
@@ -126,8 +126,9 @@ class _CheckedBinding(Binding):
         us = (time.perf_counter() - begun) * 1e6
         inputs = {name: given[name] for name in self.inputs}
         outputs = {name: given[name] for name in self.outputs}
-        for fault in memory_faults(self.signature, inputs, outputs, before):
-            raise DeviationError(fault, code="deviation-memory")
+        faults = list(memory_faults(self.signature, inputs, outputs, before))
+        if faults:
+            raise DeviationError(faults[0], code="deviation-memory")
         expected = self._run_reference(given)
         deviations: dict[str, Deviation] = {}
         bad_out = 0

@@ -121,13 +121,8 @@ class Scheduler:
         memory does not fit, QueueFullError if a queue is full ("raise"), RunError after `close`.
         """
         self._process.require()
-        signature = self.signature
-        check_memory(
-            signature,
-            by_name(inputs, signature.input_collections, "input"),
-            by_name(outputs, signature.output_collections, "output"),
-            any_start=all(lane.session.any_start for lane in self._lanes),
-        )
+        any_start = all(lane.session.any_start for lane in self._lanes)
+        check_memory(self.signature, *by_name(self.signature, inputs, outputs), any_start)
         device = data_device(inputs, outputs)
         ready = None
         if device.type != "cpu":
@@ -174,15 +169,15 @@ class Scheduler:
     def _choose(self, device: Device) -> _Lane | None:
         """The lane for an event's data; None if the event has to wait for one."""
         local = [lane for lane in self._lanes if lane.session.device == device]
-        first = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
-        if not first and self._when_full == "raise":
+        free = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
+        if not free and self._when_full == "raise":
             raise QueueFullError(
                 f"{self._queue} events wait already for each session on {device}: submit fewer at "
                 "a time, or choose when_full='wait' or 'spill'"
             )
-        if not first and self._when_full == "spill":
-            first = [lane for lane in self._lanes if len(lane.waiting) < self._queue]
-        return min(first, key=_Lane.delay, default=None)
+        if not free and self._when_full == "spill":
+            free = [lane for lane in self._lanes if len(lane.waiting) < self._queue]
+        return min(free, key=_Lane.delay, default=None)
 
     def _serve(self, lane: _Lane) -> None:
         """Run the events of a lane, one after the other, until it is closed."""
@@ -218,8 +213,10 @@ def _runner(session: Session) -> Callable[[_Event], None]:
     staging = Staging(session)
 
     def run(event: _Event) -> None:
-        local = data_device(event.inputs, event.outputs) == session.device
-        (session if local else staging).run(event.inputs, event.outputs)
+        if data_device(event.inputs, event.outputs) == session.device:
+            session.run(event.inputs, event.outputs)
+        else:
+            staging.run(event.inputs, event.outputs)
 
     if session.device.type == "cpu":
 

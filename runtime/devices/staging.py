@@ -31,7 +31,8 @@ class Staging:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._memory: dict[tuple[str, Device], Collection | Span] = {}
+        self._separate: dict[tuple[str, Device], Collection] = {}
+        self._buffers: dict[tuple[str, Device], Span] = {}
 
     def run(self, inputs: Collections, outputs: Collections) -> None:
         """Copy in, run, copy out; the outputs are ready when this returns.
@@ -39,8 +40,7 @@ class Staging:
         Raises BindError as `Session.bind` does.
         """
         signature = self.session.signature
-        given = by_name(inputs, signature.input_collections, "input")
-        written = by_name(outputs, signature.output_collections, "output")
+        given, written = by_name(signature, inputs, outputs)
         rows = check_memory(signature, given, written, any_start=True)
         there = {
             name: self._collection(name, rows[signature.rows_of[name]], self.session.device)
@@ -75,15 +75,17 @@ class Staging:
     def _collection(self, name: str, n: int, device: Device) -> Collection:
         """A collection of exactly n rows, so that only these are transferred. Its memory grows if
         an event needs more."""
-        layout, found = self.session.layout(name), self._memory.get((name, device))
+        layout, key = self.session.layout(name), (name, device)
         if layout.storage != "buffer":
-            if not isinstance(found, Collection) or found.capacity < n:
-                found = self._memory[name, device] = Collection(layout, n, device)
-            return found.rows(n)
+            separate = self._separate.get(key)
+            if separate is None or separate.capacity < n:
+                separate = self._separate[key] = Collection(layout, n, device)
+            return separate.rows(n)
         need = layout.nbytes(n)
-        if not isinstance(found, Span) or found.nbytes < need:
-            found = self._memory[name, device] = _allocate(need, layout.alignment, device)
-        return Collection.wrap(layout, found.first(need).tensor(), n)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.nbytes < need:
+            buffer = self._buffers[key] = _allocate(need, layout.alignment, device)
+        return Collection.wrap(layout, buffer.first(need).tensor(), n)
 
 
 def _allocate(nbytes: int, alignment: int, device: Device) -> Span:

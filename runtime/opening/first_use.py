@@ -36,7 +36,7 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
     record = opened.bundle.manifest.targets[target]
     if record.status not in WAITING:
         return opened
-    for engine in [opened.opening.engine_name] if opened.opening.engine_name else record.engines():
+    for engine in opened.engines(target):
         if why := _verdict(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "

@@ -9,7 +9,7 @@ lookup (`Opening.lookup`) passes the same checks, with the promotion and the key
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,8 +161,13 @@ class Name:
         """The alias into which gates must have let the version."""
         from registry.history import PRODUCTION, STAGING
 
-        every = (PRODUCTION, STAGING, self.ref.alias or STAGING) if self._canary else (PRODUCTION,)
-        return next((a for a in every if version.promotion(a) is not None), every[-1])
+        if not self._canary:
+            return PRODUCTION
+        named = self.ref.alias or STAGING
+        for alias in (PRODUCTION, STAGING):
+            if version.promotion(alias) is not None:
+                return alias
+        return named
 
     def _ask(self) -> Lookup:
         """Ask the registry for the version; in production also for its policies and promotions."""
@@ -212,22 +217,24 @@ class Name:
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
     """Open the bundle of a folder. Production needs a note of promotion in it."""
-    production = opening.production
-    note = read_note(folder) if production and folder.is_dir() else None
-    asked = keys_asked_for({}, opening.trusted_keys) if production else []
-    later = note.annexes if note else {}
-    only = ({} if asked else later) if production else None
-    bundle = open_folder(folder, only=only)
-    if production:
+    withheld: dict[str, str] = {}
+    if opening.production:
+        note = read_note(folder) if folder.is_dir() else None
+        asked = keys_asked_for({}, opening.trusted_keys)
+        promoted: Mapping[str, str] = note.annexes if note else {}
+        if asked:
+            promoted, withheld = {}, dict.fromkeys(promoted, NOT_SIGNED)
+        bundle = open_folder(folder, only=promoted)
         require_vouched(opening.ref, note, bundle)
         for keys in asked:
             require_signature(bundle, keys)
     else:
+        bundle = open_folder(folder)
         note = _note_of(folder, bundle.digest)
     ref = _named(note)
-    withheld = dict.fromkeys(later, NOT_SIGNED) if asked else {}
-    name, number = (ref.name, ref.version) if ref else (bundle.manifest.name, None)
-    return Opened(bundle, name, number, None, opening, withheld)
+    if ref is None:
+        return Opened(bundle, bundle.manifest.name, None, None, opening, withheld)
+    return Opened(bundle, ref.name, ref.version, None, opening, withheld)
 
 
 def _note_of(folder: Path, digest: str) -> PulledNote | None:

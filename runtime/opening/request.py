@@ -168,6 +168,12 @@ class Opened:
         """The number of threads of one run."""
         return self.opening.threads or self.bundle.manifest.session.threads
 
+    def engines(self, target: str) -> list[str]:
+        """The engines that a session of a target runs: the one asked for, or those chosen."""
+        if self.opening.engine_name:
+            return [self.opening.engine_name]
+        return self.bundle.manifest.targets[target].engines()
+
     def origin(self, target: str, engine: str) -> Origin:
         number = None if self.number is None else str(self.number)
         return Origin(self.name, number, self.bundle.digest, target, engine, self.lookup)

@@ -48,7 +48,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
         opened = _without_torch(opened, device)
     target = choose(opened, device, opening.target)
     if device.type == "cuda" and not by_torch:
-        _require_no_torch(opened, target, opening.engine_name)
+        _require_no_torch(opened, target)
     if opening.prover is not None:
         opened = proven(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
@@ -62,9 +62,10 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     settle_threads(opened.threads, limit, opened.production)
     if device.type == "cpu":
         check_bits(opened, artifact, target)
-    record, named = manifest.targets[target], opening.engine_name
-    windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
-    return OpenedHere(artifact, opened.origin(target, named or record.choice()), windows)
+    record = manifest.targets[target]
+    windows = all(record.candidates[engine].windows for engine in opened.engines(target))
+    origin = opened.origin(target, opening.engine_name or record.choice())
+    return OpenedHere(artifact, origin, windows)
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
@@ -165,12 +166,9 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
     return replace(opened, bundle=replace(opened.bundle, manifest=reduced), withheld=left_out)
 
 
-def _require_no_torch(opened: Opened, target: str, wanted: str | None) -> None:
+def _require_no_torch(opened: Opened, target: str) -> None:
     """Raise LoadError unless the artifacts for a GPU need only the driver, not torch."""
-    record = opened.bundle.manifest.targets[target]
-    needs = [
-        name for name in ([wanted] if wanted else record.engines()) if name not in WITHOUT_TORCH
-    ]
+    needs = [engine for engine in opened.engines(target) if engine not in WITHOUT_TORCH]
     if needs:
         raise LoadError(
             f"{opened.label}: {', '.join(needs)} for {target} runs on torch, and no torch that is "

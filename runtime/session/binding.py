@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, SupportsIndex
 
 from engines.base import Executable
 from engines.errors import RunError
@@ -205,12 +205,14 @@ class Binding:
                     f"{self.signature.ranges[dim].max}, and the bound memory holds {high})",
                     code="bind-rows",
                 )
-        self._replace(
-            {
-                i: carrier(wanted[dim], self.device) if whole is None else whole.first(wanted[dim])
-                for i, dim, whole in self._checked.by_rows
-            }
-        )
+        changes = {}
+        for argument in self._checked.by_rows:
+            n = wanted[argument.dim]
+            if argument.column is None:
+                changes[argument.position] = carrier(n, self.device)
+            else:
+                changes[argument.position] = argument.column.first(n)
+        self._replace(changes)
         self._tied_to(wanted)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
@@ -227,10 +229,7 @@ class Binding:
         {'n': 7}
         """
         with self._alone:
-            checked = self._check(
-                by_name(inputs, self.signature.input_collections, "input"),
-                by_name(outputs, self.signature.output_collections, "output"),
-            )
+            checked = self._check(*by_name(self.signature, inputs, outputs))
             self._replace(dict(enumerate(checked.arguments)))
             self._take(checked)
 
@@ -251,15 +250,13 @@ class Binding:
         for name, collection in every.items():
             dim = signature.rows_of[name]
             limits[dim] = min(limits[dim], collection.capacity)
-        by_rows = [
-            (
-                i,
-                a.rows,
-                None if a.kind == "carrier" else every[a.collection].span(a.column, a.component),
-            )
-            for i, a in enumerate(signature.arguments)
-            if a.kind in ("carrier", "column")
-        ]
+        by_rows = []
+        for i, a in enumerate(signature.arguments):
+            if a.kind == "carrier":
+                by_rows.append(_RowArgument(i, a.rows))
+            elif a.kind == "column":
+                column = every[a.collection].span(a.column, a.component)
+                by_rows.append(_RowArgument(i, a.rows, column))
         arguments = argument_spans(signature, every, rows)
         return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
@@ -320,6 +317,14 @@ takes_bindings = takes(
 """Decorates `run_many` of every kind of session."""
 
 
+class _RowArgument(NamedTuple):
+    """An argument whose shape depends on n: a column with its whole memory, or a row carrier."""
+
+    position: int
+    dim: str
+    column: Span | None = None
+
+
 @dataclass(frozen=True)
 class _Checked:
     """Collections that passed every check, and values derived from them."""
@@ -329,8 +334,7 @@ class _Checked:
     rows: dict[str, int]
     limits: dict[str, int]
     arguments: list[Span]
-    by_rows: list[tuple[int, str, Span | None]]
-    """Arguments whose shape depends on n, with their whole memory; None for a row carrier."""
+    by_rows: list[_RowArgument]
 
 
 class Alone:

@@ -19,13 +19,11 @@ def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
     devices = set[Device]()
     for part in given:
-        for each in part.values() if isinstance(part, Mapping) else [part]:
-            if not isinstance(each, Collection):
-                raise BindError(
-                    f"a {type(each).__name__} was given: give a Collection, or a dict of them by "
-                    "name"
-                )
-            devices.add(each.device)
+        for collection in part.values() if isinstance(part, Mapping) else [part]:
+            if not isinstance(collection, Collection):
+                what = type(collection).__name__
+                raise BindError(f"a {what} was given: give a Collection, or a dict of them by name")
+            devices.add(collection.device)
     if len(devices) != 1:
         names = ", ".join(sorted(devices)) or "no device"
         raise BindError(
@@ -34,8 +32,17 @@ def data_device(*given: Collections) -> Device:
     return devices.pop()
 
 
-def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
-    """One collection, or several by name, as a dict; raises BindError if the names do not match."""
+def by_name(
+    signature: Signature, inputs: Collections, outputs: Collections
+) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """The inputs and the outputs by name; raises BindError if the names do not match."""
+    return (
+        _by_name(inputs, signature.input_collections, "input"),
+        _by_name(outputs, signature.output_collections, "output"),
+    )
+
+
+def _by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
     if isinstance(given, Collection):
         if len(names) != 1:
             raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
@@ -102,14 +109,14 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
     if found == wanted:
         return
     where = f"collection {name!r}"
-    if found in signature.layouts.values():
-        other = next(key for key, layout in signature.layouts.items() if layout == found)
-        raise BindError(
-            f"{where} has the layout of {other!r}: are they swapped? Inputs come first "
-            f"({', '.join(signature.input_collections)}), then outputs "
-            f"({', '.join(signature.output_collections)})",
-            code="bind-layout",
-        )
+    for other, layout in signature.layouts.items():
+        if found == layout:
+            raise BindError(
+                f"{where} has the layout of {other!r}: are they swapped? Inputs come first "
+                f"({', '.join(signature.input_collections)}), then outputs "
+                f"({', '.join(signature.output_collections)})",
+                code="bind-layout",
+            )
     _check_columns(where, found, wanted)
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
         return  # separate columns may have more alignment than needed

@@ -35,7 +35,8 @@ class GraphBinding(Binding):
         outputs: Mapping[str, Collection],
     ) -> None:
         super().__init__(session, inputs, outputs)
-        self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, int]] | None = None
+        self._recorded: torch.cuda.CUDAGraph | None = None
+        self._recorded_rows: dict[str, int] = {}
         self._tried = self.device.type == "cpu"
         self.graph = "not recorded: the model runs on the CPU" if self._tried else "not yet"
         """The state of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
@@ -50,11 +51,11 @@ class GraphBinding(Binding):
         if not self._tried:
             self._tried = True
             self._record(handle)
-        if self._recorded is None or self._recorded[1] != self.rows:
+        if self._recorded is None or self._recorded_rows != self.rows:
             super()._run_on(handle)
             return
         with torch.cuda.stream(torch_stream(handle, self.device)):
-            self._recorded[0].replay()
+            self._recorded.replay()
 
     def _record(self, handle: int) -> None:
         """Record a graph of the bound rows, or note in `graph` why there is none."""
@@ -73,7 +74,7 @@ class GraphBinding(Binding):
         except Exception as error:  # the model or its libraries may do what cannot be recorded
             self.graph = f"not recorded: {first_line(error)}"
             return
-        self._recorded = (graph, dict(self.rows))
+        self._recorded, self._recorded_rows = graph, dict(self.rows)
         self.graph = f"recorded at {', '.join(f'{dim}={n}' for dim, n in self.rows.items())}"
 
     def _recordable(self) -> Any:
