@@ -65,6 +65,13 @@ def wait_for(file: str) -> str:
     return "it came"
 
 
+def graph_of(program: str) -> str:
+    """The graph of a program.pt2."""
+    from engines.exported import load_program
+
+    return str(load_program(Path(program)).graph)
+
+
 def hang(pids: str) -> None:
     """Starts another process, writes the ids of both, and never returns."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])

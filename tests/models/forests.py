@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor, nn
 
 from stages.model.trees import Tree, Trees
 
@@ -42,6 +43,17 @@ def drawn_forest(
     names = tuple(f"x{k}" for k in range(features))
     made = Trees(trees, [0] * len(trees), np.zeros(1), features, names, "identity", zero=zero)
     return made, trees
+
+
+class Forest(nn.Module):
+    """The score of six features by decision trees of one, two and seven words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trees, _ = drawn_forest([20, 40, 200, 7, 9], features=6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.trees(x).unsqueeze(1),)
 
 
 def rows_for(trees: list[Tree], features: int, n: int, seed: int = 2) -> Array:

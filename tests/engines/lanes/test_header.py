@@ -26,7 +26,7 @@ from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
 from soa.signature import BoundBlock
 from tests.engines.lanes.harness import Compiled, Prepared, prepared
-from tests.models.forests import drawn_forest
+from tests.models.forests import Forest
 
 CPP, CUDA = Target("source", "cpp"), Target("source", "cuda")
 CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)), None)
@@ -79,17 +79,6 @@ class Whole(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         ordered, _ = x.sort(-1)
         return ordered.cumsum(-1), ordered[:, :1] > 2
-
-
-class Forest(nn.Module):
-    """Decision trees of one, two and seven words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trees, _ = drawn_forest([20, 40, 200], features=6)
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        return (self.trees(x).unsqueeze(1),)
 
 
 NETWORKS = {  # by the names of their headers
@@ -349,7 +338,7 @@ def test_weights_have_the_line_and_the_layer_of_the_model(purity: Path, layer: s
     assert weights.search(purity.read_text())
 
 
-def test_a_row_takes_and_gives_numbers(purity: Path, tmp_path: Path) -> None:
+def test_a_row_takes_and_gives_numbers(purity: Path) -> None:
     """One output is a number: what ROOT's `Define` takes."""
     numbers = ", ".join(["0.5f"] * 15)
     program = (

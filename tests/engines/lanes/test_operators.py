@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.engines.lanes.harness import MOST, Function, compiled
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
 Table = Mapping[str, Callable[..., Tensor]]
 F = torch.nn.functional
 NAN, INF = float("nan"), float("inf")
@@ -554,10 +555,9 @@ NARROW: Table = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("table", [BOOLS, NARROW])
-def test_bools_and_narrow_integers(table: Table) -> None:
+def test_bools_and_narrow_integers() -> None:
     """true is -1 in the code, and a sum of narrow integers is computed with 32 bits."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.rand(MOST, 6, generator=generator) < share for share in (0.5, 0.7))
     a[:2], b[:2] = torch.tensor([[False], [True]]), torch.tensor([[True], [False]])
-    agree(table, [a, b], 0)
+    agree({**BOOLS, **NARROW}, [a, b], 0)

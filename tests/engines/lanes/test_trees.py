@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from engines.lanes.planning import planned, row_program
 from engines.lanes.tensors import Leaves
+from engines.processes import run_isolated
 from tests.engines.lanes.harness import prepared
 from tests.models.forests import drawn_forest, rows_for, sums
 
@@ -63,19 +63,20 @@ def test_every_row_reaches_its_leaf(kind: str) -> None:
             torch.testing.assert_close(own, right[:n], rtol=1e-5, atol=1e-5, msg=f"{name}, {n}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.float16])
-def test_rows_of_other_dtypes(dtype: torch.dtype) -> None:
+def test_rows_of_other_dtypes() -> None:
     """float64 rows between two float32 are told apart."""
     model, trees = drawn_forest([20, 40], real=np.float64, zero=0.0)
-    x = torch.from_numpy(rows_for(trees, 5, 64)).nan_to_num(0.0, 5.0, -5.0)
-    x = x.clamp(-5, 5).to(dtype)
-    if dtype == torch.float64:
-        x[::2] = torch.nextafter(x[::2], torch.tensor(torch.inf, dtype=dtype))
-    wanted = torch.tensor(sums(trees, x.double().numpy(), True), dtype=torch.float64)
-    lanes = prepared(Scores(model), [x], ["y"]).compiled()
+    x = torch.from_numpy(rows_for(trees, 5, 64)).nan_to_num(0.0, 5.0, -5.0).clamp(-5, 5)
+    double = x.double()
+    double[::2] = torch.nextafter(double[::2], torch.tensor(torch.inf, dtype=torch.float64))
+    rows = {"double": double, "whole": x.int(), "half": x.half()}
+    lanes = prepared(Scores(model, model, model), [*rows.values()], [*rows]).compiled()
     for n in (1, 7, 64):
-        found = lanes(x[:n])["y"].flatten()
-        torch.testing.assert_close(found, wanted[:n], rtol=1e-12, atol=1e-12)
+        found = lanes(*(each[:n] for each in rows.values()))
+        for name, each in rows.items():
+            right = sums(trees, each[:n].double().numpy(), True)
+            wanted = torch.tensor(right, dtype=torch.float64)
+            torch.testing.assert_close(found[name].flatten(), wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("features", [90, 1500])
@@ -120,14 +121,12 @@ def test_a_feature_has_two_columns_only_if_it_needs_them() -> None:
     np.testing.assert_allclose(one(torch.from_numpy(x)).numpy(), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_process_that_knows_no_trees_loads_the_program() -> None:
+def test_a_process_that_knows_no_trees_loads_the_program(tmp_path: Path) -> None:
     model, trees = drawn_forest([33, 5])
     made = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 40))], ["y"])
-    load = "import sys; from pathlib import Path; from engines.exported import load_program; "
-    load += "print(load_program(Path(sys.argv[1])).graph)"
-    command = [sys.executable, "-c", load, str(made.program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "soa_pipeline.leaves" in done.stdout, done.stderr
+    payload = {"program": str(made.program)}
+    outcome = run_isolated("tests.engines.steps:graph_of", payload, tmp_path, 60)
+    assert outcome.ok and "soa_pipeline.leaves" in outcome.value, outcome.error
 
 
 @pytest.mark.parametrize("name", [pytest.param("aoti", marks=pytest.mark.long), "onnxruntime"])

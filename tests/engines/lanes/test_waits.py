@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
-from tests.engines.lanes.waits import NETWORKS, shared
+from tests.engines.lanes import waits
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
+shared = cache(waits.shared)
 LONG = {"lstm"}
 """Its steps are products and functions, as in `attention`."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in NETWORKS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in waits.NETWORKS],
 )
 def test_threads_that_take_turns_give_the_answers(name: str) -> None:
     assert shared(name).right()

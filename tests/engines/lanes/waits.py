@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from engines.lanes.planning import HEADERS, columns_of, planned, row_program, written_kernel
 from tests.engines.lanes.harness import prepared
-from tests.models.forests import drawn_forest
+from tests.models.forests import Forest
 
 THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
 ROWS, TOGETHER = 5, 4  # so the last block has one row
@@ -134,17 +134,6 @@ class Steps(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         return (self.lstm(x)[0][:, -1],)
-
-
-class Forest(nn.Module):
-    """Decision trees of one and of several words, whose leaves are summed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trees, _ = drawn_forest([20, 40, 200, 7, 9], features=6)
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        return (self.trees(x).unsqueeze(1),)
 
 
 class Odd(nn.Module):

@@ -92,11 +92,11 @@ def build_operators(out: Path, sanitizer: str | None = None) -> Path:
     return program
 
 
-def build_functions(out: Path, sanitizer: str | None = None) -> Path:
-    """Compiles the program that measures the shim's functions."""
+def build_functions(out: Path, sanitizer: str | None = None, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles the program that measures the shim's functions; `flags` as in `build`."""
     program = out / f"functions-{sanitizer or 'plain'}"
     fast = ("-O2", "-fno-builtin")
-    compiled(sanitizer, *SHIM_FLAGS, *fast, HERE / "functions.cpp", "-o", program)
+    compiled(sanitizer, *SHIM_FLAGS, *fast, *flags, HERE / "functions.cpp", "-o", program)
     return program
 
 

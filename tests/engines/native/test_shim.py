@@ -255,7 +255,7 @@ def test_copies(shim: ctypes.CDLL, seed: int, shape: list[int], dtype: torch.dty
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    return sanitize.build_functions(tmp_path_factory.mktemp("shim"))
+    return sanitize.build_functions(tmp_path_factory.mktemp("shim"), flags=("-g0",))
 
 
 def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:
