@@ -16,6 +16,7 @@ from tests.models import environment, sqlite
 from tests.models.shared import made_once
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
+    from registry.store.registry import Registry
     from tests.models import project as projects
     from tests.models.building import Built
 
@@ -106,6 +107,19 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """Puts back the number of torch's threads, which loading for production sets."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    import torch  # imported before, or a run without torch would wait for it
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def quick_commits() -> None:
     sqlite.quick_commits()
@@ -121,6 +135,14 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None
             pass
 
     return made_once(tmp_path_factory, "template", make) / "registry.db"
+
+
+@pytest.fixture
+def empty(tmp_path: Path, empty_database: Path) -> Registry:
+    """An empty registry for this test."""
+    from tests.models.versions import copy_of
+
+    return copy_of(empty_database.parent, tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

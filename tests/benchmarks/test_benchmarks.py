@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -70,7 +68,7 @@ def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
 
 
 @pytest.mark.cuda
-def test_a_bound_call_copies_nothing_between_host_and_gpu(tmp_path: Path) -> None:
+def test_a_bound_call_copies_nothing_between_host_and_gpu() -> None:
     made = graph_subject(200, gnn.EDGES_PER_NODE)
     device = torch.device("cuda", torch.cuda.current_device())
     given, written = gnn.event(made, 100, device)

@@ -22,11 +22,9 @@ CALLS = [("aoti", 1), ("aoti", 2), ("onnxruntime", 2)]
 @pytest.fixture(params=CALLS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def session(request: pytest.FixtureRequest, mlp: Built) -> Iterator[Session]:
     name, threads = request.param
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     yield mlp.session(name)
     assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 5])

@@ -7,21 +7,15 @@ from pathlib import Path
 import pytest
 
 from examples.nanoaod import data
+from tests.models.real_files import located
 
 
 @pytest.fixture
 def nanoaod_file() -> Path:
     pytest.importorskip("uproot", reason="reading NanoAOD needs uproot")
-    return _located(data.FILE)
+    return located(data.FILE)
 
 
 @pytest.fixture
 def particlenet_weights() -> Path:
-    return _located("ParticleNet_kin.pt")
-
-
-def _located(name: str) -> Path:
-    try:
-        return data.locate(name)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    return located("ParticleNet_kin.pt")

@@ -12,13 +12,13 @@ import torch
 
 from examples.hzz.model import build
 from examples.hzz.run import FILE
-from examples.nanoaod import data
 from pipeline.building.run_config import run
 from pipeline.config import Config, load_config
 from pipeline.loading import load
 from registry.store.registry import Registry
 from runtime.session.session import Session
 from soa.memory import from_jagged
+from tests.models.real_files import located
 
 CONFIG = Path(__file__).parents[2] / "configs" / "hzz.yaml"
 
@@ -26,11 +26,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "hzz.yaml"
 @pytest.fixture(scope="module")
 def events() -> Any:
     uproot = pytest.importorskip("uproot", reason="reading the file needs uproot")
-    try:
-        path = data.locate(FILE)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    with uproot.open(path) as file:
+    with uproot.open(located(FILE)) as file:
         return file["events"].arrays(filter_name=["Jet_*", "Muon_*"])
 
 

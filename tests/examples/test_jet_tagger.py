@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -81,6 +79,6 @@ def test_the_reference_has_jets_with_fewer_particles_than_neighbours() -> None:
     assert all(len(values) == 400 for values in columns.values())
 
 
-def test_training_learns(tmp_path: Path) -> None:
+def test_training_learns() -> None:
     model = train.train(3000, epochs=2, seed=1, tried=500)
     assert train.accuracy(model, *train.tensors(1000, seed=2)) > 0.5

@@ -13,6 +13,7 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
 from registry.bundle.manifest import Manifest
 from registry.promotion import Decision
+from soa.files import digest_of
 from soa.records import as_record
 
 FAR = "rocm/gfx90a"
@@ -20,6 +21,12 @@ V3 = "cpu/x86-64-v3"
 PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 MakeBundle = Callable[..., Path]
 """`make_bundle(seed=0, **fields of the manifest)`: see tests/registry/conftest.py."""
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """The digest of each file, by its path in the folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest_of(path) for path in files}
 
 
 def manifest_data() -> dict[str, Any]:

@@ -32,12 +32,6 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert list(folder.iterdir()) == []
 
 
-@pytest.fixture
-def empty(tmp_path: Path, empty_database: Path) -> Registry:
-    """An empty registry for this test."""
-    return copy_of(empty_database.parent, tmp_path / "store")
-
-
 @pytest.fixture(scope="session")
 def store_of_jets(
     jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory

@@ -44,16 +44,12 @@ ANY = {"mode": "test"}
 
 
 @pytest.fixture(autouse=True)
-def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sets MLflow's environment, and restores torch's number of threads."""
+def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow 3.17 warns about its own type hints
         import mlflow.pyfunc  # noqa: F401
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

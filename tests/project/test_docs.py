@@ -366,16 +366,13 @@ def triton(desk: Desk) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PIPELINE_ARTIFACTS", "PIPELINE_TRUSTED_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIPELINE_SITE", "site.yaml")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     scripts = Path(sys.executable).parent
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def runnable(snippet: Snippet) -> bool:

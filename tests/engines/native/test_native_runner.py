@@ -22,11 +22,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True, params=[1, 2], ids=["torch-1-thread", "torch-2-threads"])
 def torch_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """MKL's last bits depend on the number of threads; the runner's must not."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield
     assert torch.get_num_threads() == request.param
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -195,9 +195,7 @@ def test_test_mode_counts_too(
         assert of(session).counts.calls == 1
 
 
-def test_rows_that_a_short_file_repeats_count_once(
-    watched: Built, tmp_path: Path, quick_commits: None
-) -> None:
+def test_rows_that_a_short_file_repeats_count_once(watched: Built, tmp_path: Path) -> None:
     """A file of 40 rows fills a reference of 1,000 or more."""
     made = project.write_project(tmp_path / "short", config=watched.project.config.read_text())
     rows = {f"jets/{name}": values for name, values in drawn(0, 40).items()}

@@ -17,16 +17,10 @@ from pipeline.building.run_config import run
 from registry.store.registry import Registry
 from tests.examples import test_hzz as hzz
 from tests.models.project import PASSED
+from tests.models.real_files import located
 
 pytestmark = pytest.mark.long  # they build each config with one engine
 ROOT = Path(__file__).parents[3]
-
-
-def located(name: str) -> Path:
-    try:
-        return data.locate(name)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 def built(folder: Path, config: str, registry: Registry) -> None:

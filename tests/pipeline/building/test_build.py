@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from runtime.errors import LoadError
 from serving.errors import ServingError
 from stages.errors import StageError
 from stages.package import NO_BASELINE
+from tests.models.bundles import tree
 from tests.models.project import TARGET, Built, answer, cli, refusal, require_right, resealed
 
 LOWER = "cpu/x86-64-v2"
@@ -32,14 +32,6 @@ pytestmark = pytest.mark.skipif(
     TARGET == LOWER or not host_runs(Target.parse(LOWER)),
     reason="another CPU level takes a host of x86-64-v3",
 )
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @dataclass(frozen=True)
@@ -181,7 +173,7 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
 
 
 @pytest.mark.parametrize("target", [LOWER, TARGET])
-def test_a_target_is_built_once(added: Added, target: str, own_working_folder: Path) -> None:
+def test_a_target_is_built_once(added: Added, target: str) -> None:
     registry = added.registry
     before: list[Event] = list(registry.history("jets"))
     said = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)

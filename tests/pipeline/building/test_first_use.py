@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import pipeline
 from engines.errors import TargetError
@@ -56,13 +55,6 @@ def cache(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     copy = Path(shutil.copytree(filled, tmp_path / "cache"))
     monkeypatch.setenv("PIPELINE_CACHE", str(copy))
     return copy
-
-
-@pytest.fixture(autouse=True)
-def threads_as_they_were() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def annex_of(cache: Path) -> Path:

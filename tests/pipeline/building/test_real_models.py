@@ -6,7 +6,7 @@ come from. The answers are compared with the eager model, called by the test on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from examples.jet_tagger import generate
 from examples.jet_tagger import model as jet_tagger
 from examples.jet_tagger import train as jet_tagger_training
-from examples.nanoaod import data as nanoaod
 from examples.particlenet import model as particlenet
 from pipeline.building.run_config import RunResult, run
 from pipeline.promotion.promoting import Assessment, promote
@@ -29,6 +28,7 @@ from runtime.loader import load
 from runtime.session.session import Session
 from soa.memory import Collection
 from tests.models.project import TARGET
+from tests.models.real_files import located
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -42,14 +42,6 @@ class Life:
     registry: Registry
     result: RunResult
     promoted: Assessment
-
-
-@pytest.fixture(autouse=True)
-def _torch_threads() -> Iterator[None]:
-    """Loading for production sets torch's number of threads for the whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 Live = Callable[..., Life]
@@ -74,13 +66,6 @@ def live(tmp_path: Path, quick_commits: None) -> Live:
         return Life(config, work, registry, result, promoted)
 
     return lived
-
-
-def located(name: str) -> Path:
-    try:
-        return nanoaod.locate(name)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
 
 
 def production(life: Life, engines: set[str]) -> Session:

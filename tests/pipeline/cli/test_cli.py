@@ -372,7 +372,7 @@ def test_doctor_of_a_broken_registry(tmp_path: Path) -> None:
     assert "not a database" in bad["found"]
 
 
-def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> None:
+def test_the_installed_command(two: Registry, jets: Built) -> None:
     """Exit codes and output streams; the environment variable names the registry."""
     wrong = process("show", "jets@nobody", "--registry", two.uri)
     assert (wrong.returncode, wrong.stdout) == (1, "")

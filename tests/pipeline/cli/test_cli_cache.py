@@ -14,9 +14,7 @@ from tests.models.bundles import write_annex
 from tests.models.project import Built, cli, refusal
 
 
-def test_list_and_make_room(
-    empty: Registry, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_and_make_room(empty: Registry, jets: Built, tmp_path: Path) -> None:
     assert cli("cache").stdout == f"0 in {cache_root()}, 0B of 20.0GB\n"
     assert not cache_root().exists()
     version = empty.register(jets.bundle)

@@ -1,4 +1,4 @@
-"""The errors with which a user's file is refused."""
+"""Configs from text, and the errors with which a user's file is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
+
+
+def load(folder: Path, text: str) -> Config:
+    """The config in a file with this text."""
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return load_config(path)
 
 
 def refused(load: Callable[[Path], object], path: Path, text: str) -> list[str]:

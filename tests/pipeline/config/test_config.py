@@ -16,15 +16,10 @@ from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
 from registry.ref import NAME_PATTERN
 from tests.models.signatures import problems
+from tests.pipeline.config.mistakes import load
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
-
-
-def load(folder: Path, text: str) -> Config:
-    path = folder / "c.yaml"
-    path.write_text(text)
-    return load_config(path)
 
 
 def test_the_model_of_a_config(folder: Path) -> None:

@@ -4,19 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_config
+from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from soa.errors import SoaPipelineError
 from tests.pipeline.config import mistakes
+from tests.pipeline.config.mistakes import load
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
-
-
-def load(folder: Path, text: str) -> Config:
-    path = folder / "c.yaml"
-    path.write_text(text)
-    return load_config(path)
 
 
 def refused(folder: Path, text: str) -> list[str]:

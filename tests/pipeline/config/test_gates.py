@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, load_config, metric_code, metrics_fingerprint
+from pipeline.config import load_config, metric_code, metrics_fingerprint
 from tests.pipeline.config import mistakes
+from tests.pipeline.config.mistakes import load
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 GATES = """\
@@ -30,12 +31,6 @@ def text(folder: Path) -> str:
     (folder / "test.npz").write_text("rows")
     (folder / "own.py").write_text("def mine(): ...")
     return FULL.replace("session:", f"{GATES}session:")
-
-
-def load(folder: Path, text: str) -> Config:
-    path = folder / "c.yaml"
-    path.write_text(text)
-    return load_config(path)
 
 
 def test_all_of_it(folder: Path, text: str) -> None:

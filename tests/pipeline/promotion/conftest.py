@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import torch
 
 import pipeline
 from registry.bundle.bundle import Bundle
+from registry.shadow_record import ShadowRecord
 from registry.store.registry import Registry
 from runtime.session.session import Session
 from soa.memory import Collection
@@ -102,19 +102,17 @@ def rivals(store_of_rivals: Path, tmp_path: Path) -> Registry:
     return copy_of(store_of_rivals, tmp_path / "store")
 
 
-@pytest.fixture
-def same_threads() -> Iterator[None]:
-    """Puts back the number of torch's threads, which production sets."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def beside(kind: type[Opened], registry: Registry, **options: Any) -> Opened:
     """Opens production with a shadow or a canary, which gives a session of this kind."""
     session = pipeline.load("jets@production", registry=registry, **options)
     assert isinstance(session, kind)
     return session
+
+
+def of_production(registry: Registry, ref: str = "jets/2") -> ShadowRecord:
+    """What the one production beside a version has recorded."""
+    (record,) = registry.find(ref).shadows.values()
+    return record
 
 
 def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collection, torch.Tensor]:

@@ -23,11 +23,10 @@ from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, cli, resealed
 from tests.models.rogues import Calls
-from tests.pipeline.promotion.conftest import Gated, beside, event, read, regated
+from tests.pipeline.promotion.conftest import Gated, beside, event, of_production, read, regated
 
 N = 37
 GATES = {"shadow": {"min_events": 5}, "metrics": None, "max_slowdown": 1000}
-pytestmark = pytest.mark.usefixtures("same_threads")
 
 
 @pytest.fixture
@@ -37,11 +36,6 @@ def registry(rivals: Registry) -> Registry:
 
 def with_canary(registry: Registry, **options: Any) -> CanarySession:
     return beside(CanarySession, registry, **({"canary": "@staging", "share": 0.25} | options))
-
-
-def of_production(registry: Registry, ref: str = "jets/2") -> ShadowRecord:
-    (record,) = registry.find(ref).shadows.values()
-    return record
 
 
 def answered_by(session: CanarySession, calls: int) -> list[str]:

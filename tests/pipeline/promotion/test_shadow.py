@@ -27,10 +27,9 @@ from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, answer, cli, resealed
 from tests.models.rogues import Calls
-from tests.pipeline.promotion.conftest import Gated, beside, event, read, regated
+from tests.pipeline.promotion.conftest import Gated, beside, event, of_production, read, regated
 
 N = 37
-pytestmark = pytest.mark.usefixtures("same_threads")
 TOGETHER = {"shadow": {"min_events": 20, "max_abs": 1e-3}, "metrics": None, "max_slowdown": 1000}
 
 
@@ -59,11 +58,6 @@ def run_events(session: Session, count: int, n: int = N) -> float:
         if isinstance(session, ShadowedSession) and i % 4 == 3:
             session.flush()  # so that no event is dropped
     return largest
-
-
-def of_production(registry: Registry, ref: str = "jets/2") -> ShadowRecord:
-    (record,) = registry.find(ref).shadows.values()
-    return record
 
 
 def test_a_planted_difference_is_caught(registry: Registry) -> None:
@@ -208,9 +202,7 @@ def test_an_error_of_the_shadow_is_counted_and_never_raised(registry: Registry) 
     assert record.error == "RuntimeError: out of luck"
 
 
-def test_nan_on_one_side_is_an_infinite_difference(
-    registry: Registry, gated: Gated, tmp_path: Path
-) -> None:
+def test_nan_on_one_side_is_an_infinite_difference(registry: Registry) -> None:
     session = shadowed(registry)
     jets, tags, _ = event(session, N)
     jets["a"][3] = float("nan")  # both give NaN
@@ -382,9 +374,7 @@ def test_after_a_fork_the_shadow_stays_with_the_parent(registry: Registry) -> No
     assert of_production(registry).events == 1
 
 
-def test_the_files_of_another_version_are_not_added_to(
-    registry: Registry, gated: Gated, tmp_path: Path
-) -> None:
+def test_the_files_of_another_version_are_not_added_to(registry: Registry) -> None:
     record = ShadowRecord(
         version="jets/2", digest="0" * 64, production="jets/1", production_digest="1" * 64
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from registry.bundle import VALIDATION, attach, open_folder
 from registry.bundle.digests import seal
 from soa.records import as_data, as_record
 from tests.models import registries
-from tests.models.bundles import PASSED, V3, MakeBundle, write_annex
+from tests.models.bundles import PASSED, V3, MakeBundle, tree, write_annex
 
 V4, ROCM = "cpu/x86-64-v4", "rocm/gfx90a"
 
@@ -35,14 +34,6 @@ def version(registry: Registry, bundle: Bundle) -> Version:
 @pytest.fixture
 def annex(bundle: Bundle, tmp_path: Path) -> Annex:
     return write_annex(tmp_path / "annex", bundle, V4)
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_a_target_is_added_and_the_bundle_stays_as_it_is(

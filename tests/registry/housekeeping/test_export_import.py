@@ -103,7 +103,7 @@ def test_an_imported_history_moves_nothing(imported: Registry) -> None:
     assert all(event.approver == "" for event in events)
 
 
-def test_again_and_on(source: Registry, away: Registry, tmp_path: Path, bundle: Bundle) -> None:
+def test_again_and_on(source: Registry, away: Registry, tmp_path: Path) -> None:
     """An import may be repeated; an imported event is exported with its first registry."""
     export_to(source, Ref("jets"), tmp_path / "out")
     import_from(away, tmp_path / "out")

@@ -229,9 +229,7 @@ def test_a_version_that_somebody_deleted_in_mlflows_page(
     assert stored_files(registry) == []
 
 
-def test_what_killed_processes_leave(
-    registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_killed_processes_leave(registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
     cache = tmp_path / "own cache"
     version = registry.register(bundle)
     folder = registries.folder_of(version)

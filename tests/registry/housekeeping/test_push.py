@@ -104,9 +104,7 @@ def test_a_model_of_others_with_our_tags(registry: Registry, pulled: Path, bundl
     assert push(registry, pulled).version.ref == "jets/1"
 
 
-def test_it_gets_what_it_lacks(
-    registry: Registry, bundle: Bundle, pulled: Path, tmp_path: Path
-) -> None:
+def test_it_gets_what_it_lacks(registry: Registry, bundle: Bundle, pulled: Path) -> None:
     registry.register(bundle)
     write_annex(pulled / "annexes" / CUDA, bundle, CUDA)
     done = push(registry, pulled)

@@ -283,7 +283,7 @@ def test_independence(ask: Ask, capture: dict[str, Any], known: str) -> None:
     assert "independence" not in ask(version)
 
 
-def test_reproducible_between_levels(ask: Ask, manifest: Manifest) -> None:
+def test_reproducible_between_levels(ask: Ask) -> None:
     v4 = "cpu/x86-64-v4"
     data = manifest_data()
     one = data["targets"][V3]

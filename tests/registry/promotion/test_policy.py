@@ -161,7 +161,7 @@ class TestKept:
             registry.policies(into=tmp_path / "again")
 
     def test_a_policy_whose_setting_was_killed_asks_for_nothing(
-        self, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, registry: Registry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def killed(*_: object, **__: object) -> None:
             raise KeyboardInterrupt

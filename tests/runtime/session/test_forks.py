@@ -25,11 +25,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
+def one_thread() -> None:
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def opened(mlp: Built, name: str, threads: int = 1) -> Session:

@@ -82,7 +82,7 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
     session.close()
 
 
-def test_the_queue_is_seen(fleet: Fleet, stall: Shop, tmp_path: Path) -> None:
+def test_the_queue_is_seen(fleet: Fleet, stall: Shop) -> None:
     """The query always gives one number.
 
     It is 0 before any request, small with one client at a time, and larger when many requests wait

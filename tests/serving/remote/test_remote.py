@@ -107,7 +107,7 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
     session.close()
 
 
-def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server, url: str) -> None:
+def test_a_server_that_was_restarted_in_another_form(shop: Shop) -> None:
     """With as many rows as columns, (n, F) of one form would be read as (F, n) of the other.
 
     The request names its form, so that such a server refuses it.
@@ -259,7 +259,7 @@ def test_a_wrong_answer_is_refused_and_nothing_written(
     assert not written["tags"].memory()[0].any()
 
 
-def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
+def test_nan_that_came_in_may_come_out(shop: Shop, remote: RemoteSession) -> None:
     given, written = shop.event("jets", remote, 5)
     given["jets"]["c"][3] = float("nan")
     remote.run(given, written)
@@ -421,7 +421,7 @@ def test_an_address_that_is_none(device: str) -> None:
         pipeline.load("jets@production", device=device)
 
 
-def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> None:
+def test_what_the_server_decides_is_not_the_clients(url: str) -> None:
     with pytest.raises(LoadError, match="threads with device 'triton://"):
         pipeline.load("jets@production", device=url, threads=2)
     with pytest.raises(LoadError, match="remote options with device 'cpu'"):

@@ -431,7 +431,7 @@ def test_the_site_of_this_host(
         pipeline.load("tagged/1", device="site", registry=tags.registry)
 
 
-def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) -> None:
+def test_what_the_site_decides_is_not_the_callers(tags: Tags) -> None:
     with pytest.raises(LoadError, match="target with device 'site'"):
         pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)
     with pytest.raises(LoadError, match="a site with device 'cuda'"):
@@ -664,7 +664,7 @@ def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: 
         assert session.report().place("s0").answered == 2
 
 
-def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:
+def test_what_runs_on_another_device_comes_back_whole(local: Session) -> None:
     event = Event.make(local, 1, 5)
     binding = local.bind(event.given, event.found)
     arguments = [span.tensor() for span in binding._arguments]

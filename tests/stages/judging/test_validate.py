@@ -238,9 +238,7 @@ def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
     assert job["payload"]["keep_memory"] is False
 
 
-def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
-    mlp: Built, tmp_path: Path
-) -> None:
+def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(tmp_path: Path) -> None:
     before = (torch.get_num_threads(), torch.is_grad_enabled())
     model = mlps.PointwiseFirst().eval().requires_grad_(False)
     capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path)
