@@ -44,6 +44,7 @@ from soa.signature import Signature
 from stages.capture import Capture, capture
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, MetricError
+from stages.judging import processor_here
 from stages.model import build_model, loaded_sources
 from stages.package import TargetResult, package
 
@@ -174,6 +175,7 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
         "targets": {str(t): compiler_identity(t) for t in targets},
+        "processors": {str(t): processor_here(t) for t in targets},  # qemu may come later
         "host": host(),
     }
 

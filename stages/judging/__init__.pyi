@@ -1,5 +1,6 @@
 from .edge_rules import Special as Special
 from .emulate import emulate_candidate as emulate_candidate
+from .emulate import processor_here as processor_here
 from .emulate import this_gpu as this_gpu
 from .reproducing import reproduce as reproduce
 from .validate import Trial as Trial

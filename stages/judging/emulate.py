@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines.errors import EngineError
+from engines.errors import MORE_MEMORY, EngineError, out_of_memory
 from engines.lanes import HEADERS, compiler, family, run_compiler
-from engines.target import Target
+from engines.target import Target, torch_runs
 from registry.bundle import CARD
 from registry.store import cache_root
 from runtime.checked import Deviation
@@ -32,7 +32,7 @@ from runtime.opening import case_of_bits
 from soa.signature_lines import describe
 from stages.judging.validate import Trial
 from stages.reference import Reference
-from stages.reports import ValidationReport
+from stages.reports import NO_MEMORY, ValidationReport
 
 _NATIVE = Path(__file__).parents[2] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
@@ -109,6 +109,16 @@ def _processor(target: Target) -> Emulator:
     return Emulator(f"under qemu-{machine}", machine, (qemu, "-L", str(sysroot)))
 
 
+def processor_here(target: Target) -> str:
+    """How a CPU target runs here, or what is missing for it; empty for the targets of GPUs."""
+    if target.device != "cpu" or torch_runs(target):
+        return ""
+    try:
+        return _processor(target).said
+    except EngineError as error:
+        return str(error)
+
+
 def emulate_candidate(
     trial: Trial,
     folder: Path,
@@ -129,9 +139,12 @@ def emulate_candidate(
             program = _program(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"
+            if out_of_memory(error):
+                return ValidationReport.failed(name, why, code=NO_MEMORY)
             return ValidationReport.without_device(name, "compiles", why)
         contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
-        contract.write_text(json.dumps(_contract(trial)))
+        data = trial.to_dict()
+        contract.write_text(json.dumps({key: data[key] for key in ("signature", "tolerances")}))
         cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)
         asked = [program, _with_card(trial, Path(scratch)), emulator.device, contract,
                  trial.reference.absolute(), cases.index(case_of_bits(cases)), answers]  # fmt: skip
@@ -177,30 +190,27 @@ def _with_card(trial: Trial, scratch: Path) -> Path:
     return artifact
 
 
-def _contract(trial: Trial) -> dict[str, object]:
-    data = trial.to_dict()
-    return {key: data[key] for key in ("signature", "tolerances")}
-
-
 def _refused(
     name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
     """The report of a run of `prove` that did not end well, from its exit status and message."""
     line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     if done.returncode == 1:
-        text, _, found = line.removesuffix("]").rpartition(" [")
-        if found in _CODES:
+        text, _, error_code = line.removesuffix("]").rpartition(" [")
+        if error_code in _CODES:
             why = f"{emulator.said}: {text[:_LONGEST]}"
-            return ValidationReport.refused(name, why, _CODES[found])
-        why = f"{emulator.said}: {line[:_LONGEST]}"
-        return ValidationReport.failed(name, why, code="candidate-failed")
-    message = line[:_LONGEST]
-    code = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
-    known = code in {each.value for each in signal.Signals}
-    why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"
-    return ValidationReport.failed(
-        name, f"{emulator.said}: {why}: {message}", code="candidate-crashed"
-    )
+            return ValidationReport.refused(name, why, _CODES[error_code])
+        code = NO_MEMORY if out_of_memory(RuntimeError(line)) else "candidate-failed"
+        return ValidationReport.failed(name, f"{emulator.said}: {line[:_LONGEST]}", code=code)
+    number = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
+    if number == signal.SIGKILL:
+        why = f"killed by SIGKILL, as the kernel does where memory runs out: {MORE_MEMORY}"
+        return ValidationReport.failed(name, f"{emulator.said}: {why}", code=NO_MEMORY)
+    why = f"exit status {done.returncode}"
+    if number in {each.value for each in signal.Signals}:
+        why = f"killed by {signal.Signals(number).name}"
+    why = f"{emulator.said}: {why}: {line[:_LONGEST]}"
+    return ValidationReport.failed(name, why, code="candidate-crashed")
 
 
 def _worst(lines: Sequence[str]) -> dict[str, Deviation]:

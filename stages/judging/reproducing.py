@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -48,12 +49,8 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
             "reference": str(held.file(manifest.reference)),
         }
         tile = candidate.tile or 0
-        outcome = run_isolated(
-            "stages.judging.reproducing:bits_here",
-            {**job, "tile": tile},
-            folder,
-            _LIMIT_S,
-        )
+        function = "stages.judging.reproducing:bits_here"
+        outcome = run_isolated(function, {**job, "tile": tile}, folder, _LIMIT_S)
         if outcome.killed:
             raise NotMeasuredError(f"the bits of {engine_name} on {target}: {outcome.error}")
         ways = [Way(**each) for each in outcome.value] if outcome.ok else []
@@ -114,6 +111,8 @@ def _emulated(processor: str, job: dict[str, Any]) -> Way:
     except subprocess.TimeoutExpired:
         why = f"the bits {how}: no answer within {_LIMIT_S:g} s"
         raise NotMeasuredError(why) from None
+    if done.returncode == -signal.SIGKILL:
+        raise NotMeasuredError(f"the bits {how}: killed, as the kernel does where memory runs out")
     printed = done.stdout.strip()
     if done.returncode or not printed:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]

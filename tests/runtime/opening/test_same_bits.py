@@ -18,6 +18,7 @@ from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.opening import Opening, answer_bits, open_artifact, open_version
 from runtime.session import Session
+from stages.errors import NotMeasuredError
 from stages.judging.reproducing import PROCESSORS, reproduce
 from tests.models.project import TARGET, Built, answer, cli, resealed
 
@@ -104,6 +105,18 @@ def test_threads_tiles_and_other_processors(jets: Built, tmp_path: Path) -> None
     for processor in PROCESSORS:
         one = found[f"on qemu's {processor}"]
         assert (one.digest, one.why) == (None, "qemu-x86_64 is not installed")
+
+
+def test_a_processor_for_which_memory_ran_out_is_not_judged(
+    jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qemu = tmp_path / "qemu-x86_64"
+    qemu.write_text("#!/bin/sh\nkill -s KILL $$\n")
+    qemu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    opened = open_version(Opening(jets.bundle.path, mode="test"))
+    with pytest.raises(NotMeasuredError, match="memory"):
+        list(reproduce(opened, TARGET, "exported", tmp_path / "scratch"))
 
 
 def test_the_digest_is_of_what_a_host_runs(jets: Built) -> None:

@@ -375,6 +375,15 @@ def test_an_artifact_that_ends_its_process_failed(arm: Arm, tmp_path: Path) -> N
     dies = emulate.Emulator("on a test's", "aarch64", ("/bin/sh", "-c", "kill -s SEGV $$"))
     report = again(arm, tmp_path, emulator=dies)
     assert report.verdict == "failed" and "SIGSEGV" in str(report.reason)
+    assert not report.ended_early
+
+
+@needs_arm
+@pytest.mark.parametrize("script", ["kill -s KILL $$", "echo std::bad_alloc >&2; exit 1"])
+def test_without_enough_memory_nothing_is_known(arm: Arm, script: str, tmp_path: Path) -> None:
+    killed = emulate.Emulator("on a test's", "aarch64", ("/bin/sh", "-c", script))
+    report = again(arm, tmp_path, emulator=killed)
+    assert report.verdict == "failed" and report.ended_early, report.reason
 
 
 @needs_arm
@@ -388,6 +397,14 @@ def test_without_qemu_it_compiles(
     candidate = replace(made.candidates["lanes"], report=report)
     waiting = replace(made, candidates={"lanes": candidate})
     assert waiting.status == "compiles" and waiting.chosen == "lanes"
+
+
+@needs_arm
+def test_qemu_that_was_installed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is not up to date if it was made without it."""
+    there = emulate.processor_here(Target.parse(ARM))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert emulate.processor_here(Target.parse(ARM)) != there
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
