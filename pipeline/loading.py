@@ -243,7 +243,7 @@ def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
     return None if report.valid else report.reason or "it was not validated"
 
 
-def _at_a_site(opening: Opening, given: Ref | Site | None) -> Callable[[Opened], Session]:
+def _at_a_site(opening: Opening, site: Ref | Site | None) -> Callable[[Opened], Session]:
     """A function that opens a version at the site."""
     if opening.target is not None:
         raise LoadError("target with device 'site': each place chooses its own")
@@ -251,13 +251,11 @@ def _at_a_site(opening: Opening, given: Ref | Site | None) -> Callable[[Opened],
     from serving.site import Site, connect_site
 
     folder = Path()
-    if given is None:
-        given, folder = find_site()
-    elif isinstance(given, str | Path):
-        folder = Path(given).parent
-        given = load_site(given)
-    if not isinstance(given, Site):
-        raise LoadError(
-            f"site is a {type(given).__name__}: give the path of a site file, or a Site"
-        )
-    return partial(connect_site, site=given, folder=folder)
+    if site is None:
+        site, folder = find_site()
+    elif isinstance(site, str | Path):
+        folder = Path(site).parent
+        site = load_site(site)
+    if not isinstance(site, Site):
+        raise LoadError(f"site is a {type(site).__name__}: give the path of a site file, or a Site")
+    return partial(connect_site, site=site, folder=folder)

@@ -60,13 +60,13 @@ class FileColumn:
         return None if self.offsets is None else self.offsets.tobytes()
 
 
-def is_jagged(given: Any) -> bool:
+def is_jagged(array: Any) -> bool:
     """True if each row is a list, and the lengths may differ."""
-    if isinstance(given, np.ndarray):
+    if isinstance(array, np.ndarray):
         return False
     import pyarrow as pa
 
-    return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
+    return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
 def counts_of(lists: Any) -> Array:
@@ -76,7 +76,7 @@ def counts_of(lists: Any) -> Array:
 
 
 def column_of(
-    name: str, given: Any, missing: bool = False, fill: float | None = None
+    name: str, values: Any, missing: bool = False, fill: float | None = None
 ) -> FileColumn:
     """Convert an array of NumPy or Arrow. ValueError if it is no column of numbers.
 
@@ -84,17 +84,18 @@ def column_of(
     this value. Else every null is an error.
     """
     offsets = None
-    if not isinstance(given, np.ndarray):
-        given, offsets = _numbers(plain_arrow(given), missing, fill)
-    if given.dtype.name not in DTYPES:
-        kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
+    if not isinstance(values, np.ndarray):
+        values, offsets = _numbers(plain_arrow(values), missing, fill)
+    if values.dtype.name not in DTYPES:
+        kind = "text" if values.dtype.kind in "SUO" else values.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
-    if given.ndim < 1:
+    if values.ndim < 1:
         raise ValueError("is one number: a column has a number, a vector or a matrix for each row")
-    axes = given.shape[1:] if given.ndim > 3 else ()
+    axes = values.shape[1:] if values.ndim > 3 else ()
     if axes:
-        given = given.reshape(len(given), math.prod(axes))
-    return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets, axes)
+        values = values.reshape(len(values), math.prod(axes))
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return FileColumn(name, values, offsets, axes)
 
 
 def _numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Array | None]:
@@ -147,27 +148,27 @@ def _filled(array: Any, value: float | None) -> Array:
     return numbers
 
 
-def as_arrow(given: Any, offsets: Array | None = None) -> Any:
+def as_arrow(values: Any, offsets: Array | None = None) -> Any:
     """Make an Arrow array: vectors become lists of fixed size, jagged rows large lists. A
     dictionary array is decoded, since an Arrow file has one dictionary for all of its batches.
 
-    `offsets`: the offsets of jagged rows; `given` then holds the items. Raises ValueError if Arrow
+    `offsets`: the offsets of jagged rows; `values` then holds the items. Raises ValueError if Arrow
     has no such type.
     """
     import pyarrow as pa
 
-    if isinstance(given, pa.Array):
-        return given.dictionary_decode() if pa.types.is_dictionary(given.type) else given
-    flat = np.ascontiguousarray(given, given.dtype.newbyteorder("=")).reshape(-1)
+    if isinstance(values, pa.Array):
+        return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    flat = np.ascontiguousarray(values, values.dtype.newbyteorder("=")).reshape(-1)
     try:
         kind = pa.from_numpy_dtype(flat.dtype)
     except pa.ArrowNotImplementedError:
-        raise ValueError(f"Arrow has no {given.dtype.name}: leave that column out") from None
+        raise ValueError(f"Arrow has no {values.dtype.name}: leave that column out") from None
     if flat.dtype.kind in "biuf" and flat.dtype != bool:
         array = pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)])
     else:  # this imports pandas
         array = pa.array(flat)
-    for size in reversed(given.shape[1:]):
+    for size in reversed(values.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     if offsets is None:
         return array
@@ -279,7 +280,7 @@ def as_awkward(array: Any) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return ak.contents.RegularArray(as_awkward(array.flatten()), kind.list_size, len(array))
     if is_jagged(array):
-        ends = np.append(0, np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False)))
+        ends = np.append(0, np.cumsum(counts_of(array)))
         offsets = ak.index.Index64(ends.astype(np.int64))
         return ak.contents.ListOffsetArray(offsets, as_awkward(array.flatten()))
     if is_text(kind):

@@ -56,16 +56,17 @@ class Labelled:
 
     def metrics(self) -> list[Metric]:
         """The metrics that are asked for, with their functions on this host."""
-
-        def made(name: str) -> Metric:
-            one = self.asked.functions[name]
-            function, label = self.code.get(name, one.function), self.asked.label_of(name)
-            point = {"background": one.background, "threshold": one.threshold}
-            given = {k: v for k, v in point.items() if function == "efficiency" and v is not None}
-            kwargs = {**given, **one.kwargs}
-            return Metric(name, function, one.output, label, one.signal, one.threshold, kwargs)
-
-        return [made(name) for name in self.asked.functions]
+        metrics = []
+        for name, asked in self.asked.functions.items():
+            function, kwargs = self.code.get(name, asked.function), dict(asked.kwargs)
+            if function == "efficiency":
+                point = {"background": asked.background, "threshold": asked.threshold}
+                kwargs = {k: v for k, v in point.items() if v is not None} | kwargs
+            label = self.asked.label_of(name)
+            metrics.append(
+                Metric(name, function, asked.output, label, asked.signal, asked.threshold, kwargs)
+            )
+        return metrics
 
     def check(self, signature: Signature, columns: Mapping[str, str]) -> None:
         """Check all that does not depend on an artifact: columns, labels and metrics.
@@ -118,8 +119,8 @@ class Labelled:
     @classmethod
     def kept(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
         """The labelled rows that `keep` copied; `folder` holds the files that the record names."""
-        own = {name: asked.functions[name].function.rpartition(":")[2] for name in stored.code}
-        code = {name: f"{folder / file}:{own[name]}" for name, file in stored.code.items()}
+        name_of = {name: asked.functions[name].function.rpartition(":")[2] for name in stored.code}
+        code = {name: f"{folder / file}:{name_of[name]}" for name, file in stored.code.items()}
         return cls(folder / stored.file, asked, code)
 
     @contextmanager

@@ -237,9 +237,9 @@ def _root(path: Path, rows: Rows) -> None:
     form = "an RNTuple" if rows.ntuple else "a TTree"
 
     def arrays(table: Any) -> dict[str, Any]:
-        found = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
+        columns = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
         # Flat columns as NumPy arrays: uproot compares them with the counters that it makes.
-        return {name: v.data if v.is_numpy else ak.Array(v) for name, v in found.items()}
+        return {name: v.data if v.is_numpy else ak.Array(v) for name, v in columns.items()}
 
     for column in rows.schema:
         _require(_in_root(column.type, rows.ntuple), column, form)

@@ -72,25 +72,25 @@ def prepare(
             names = plan.names
             source.require(names)
             edges, now = source.edges(names), path.stat()
+            size, changed = now.st_size, now.st_mtime_ns
             cut_at.append(list(cuts(edges, plan.batch, source.seeks)))
-            rows = edges[-1], now.st_size, now.st_mtime_ns
-            files.append(Input(str(path), source.tree, source.ntuple, *rows))
+            files.append(Input(str(path), source.tree, source.ntuple, edges[-1], size, changed))
     outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cut_at)
     counters = _try(plan, opened, files, outputs)
     return Job(plan, outputs, str(folder), _about(opened), counters)
 
 
-def _files_of(given: Path) -> Sequence[Path]:
+def _files_of(path: Path) -> Sequence[Path]:
     """The files that a path means: itself, those of a folder, or those that match a pattern."""
-    if given.is_dir():
-        readable = [each for each in sorted(given.iterdir()) if each.suffix in READERS]
+    if path.is_dir():
+        readable = [each for each in sorted(path.iterdir()) if each.suffix in READERS]
         if not readable:
-            raise ApplyError(f"{given} has no file with one of {', '.join(READERS)}")
+            raise ApplyError(f"{path} has no file with one of {', '.join(READERS)}")
         return readable
-    if given.exists() or not any(letter in str(given) for letter in "*?["):
-        return [given]
-    if not (matching := sorted(glob.glob(str(given), recursive=True))):
-        raise ApplyError(f"no file matches {given}")
+    if path.exists() or not any(letter in str(path) for letter in "*?["):
+        return [path]
+    if not (matching := sorted(glob.glob(str(path), recursive=True))):
+        raise ApplyError(f"no file matches {path}")
     return [*map(Path, matching)]
 
 
@@ -135,8 +135,8 @@ def _plan(
     )
 
 
-def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
-    """By column that the model reads: the column of the file. It is the one in `given`, else one
+def model_columns(signature: Signature, source: Source, named: Mapping[str, str]) -> dict[str, str]:
+    """By column that the model reads: the column of the file. It is the one in `named`, else one
     with the same name. Raises ApplyError, DataError."""
     names: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
@@ -147,13 +147,13 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
         if b.block.collection not in offsets
     }
     guessed: dict[str, str] = {}
-    for key in given:
+    for key in named:
         if key not in read and key.partition("/")[1:] != ("/", "*"):
             raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
     for key in read:
         collection, _, name = key.partition("/")
-        pattern = given.get(f"{collection}/*")
-        chosen = given.get(key) or (pattern and pattern.replace("*", name))
+        pattern = named.get(f"{collection}/*")
+        chosen = named.get(key) or (pattern and pattern.replace("*", name))
         likely = [chosen] if chosen else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
         there = [each for each in likely if each in source]
         if not there:
@@ -215,12 +215,14 @@ def _try(
         counters = _counters(plan, source, batch, whole.offsets is not None)
     at = cut if whole.offsets is None else whole.offsets[cut].tolist()
     _require_alone(opened, whole.columns, zip(parts, pairwise(at), strict=True))
-    first = {(Path(each.path).suffix, each.pieces[0].input.ntuple): each for each in outputs[::-1]}
-    for each in first.values():
-        given = each.pieces[0].input
-        tree = given.tree or "Events", given.ntuple
-        rows = Rows(table.schema, n, lambda: [table], lambda: "{}", *tree, counters)
-        require_held(Path(each.path), rows)
+    first_of: dict[tuple[str, bool], Output] = {}
+    for output in outputs:
+        first_of.setdefault((Path(output.path).suffix, output.pieces[0].input.ntuple), output)
+    for output in first_of.values():
+        file = output.pieces[0].input
+        tree = file.tree or "Events"
+        rows = Rows(table.schema, n, lambda: [table], lambda: "{}", tree, file.ntuple, counters)
+        require_held(Path(output.path), rows)
     return counters
 
 
@@ -275,16 +277,16 @@ def _outputs(
     key: str, out: Path, suffix: str | None, files: Sequence[Input], cut_at: Sequence[Sequence[int]]
 ) -> tuple[tuple[Output, ...], Path]:
     """The files to be written, and the folder for their parts."""
-    one = out.suffix in WRITERS and not out.is_dir()
-    if not one and not out.is_dir() and (out.suffix or out.exists()):
+    single = out.suffix in WRITERS and not out.is_dir()
+    if not single and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
-    folder = out.with_name(f".{out.name}{FOLDER}") if one else out / FOLDER
+    folder = out.with_name(f".{out.name}{FOLDER}") if single else out / FOLDER
     pieces_of: dict[Path, list[Piece]] = {}
-    for i, (given, edges) in enumerate(zip(files, cut_at, strict=True)):
-        name = Path(given.path)
-        own = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
-        path = out if one else out / f"{name.stem}{suffix or own}"
-        if path in pieces_of and not one:
+    for i, (file, edges) in enumerate(zip(files, cut_at, strict=True)):
+        name = Path(file.path)
+        own_suffix = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
+        path = out if single else out / f"{name.stem}{suffix or own_suffix}"
+        if path in pieces_of and not single:
             raise ApplyError(f"two files would become {path}: give one of them another name")
         if path.is_dir():
             raise ApplyError(
@@ -293,9 +295,9 @@ def _outputs(
         if path.resolve() == name.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
-        mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]
+        mark = hashlib.sha256(f"{key}{file}".encode()).hexdigest()[:8]
         pieces_of.setdefault(path, []).extend(
-            Piece(given, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
+            Piece(file, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
             for start, stop in pairwise(edges if edges[1:] else [0, 0])
         )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in pieces_of.items()), folder

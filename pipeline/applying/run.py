@@ -196,7 +196,7 @@ def run(
         start=start,
         seconds=time.perf_counter() - begun,
         spent=replace(parts.spent, counts=None),
-        histograms=parts.counted.found if parts.counted else {},
+        histograms=parts.counted.histograms if parts.counted else {},
         counts=counts,
         moved=() if counts is None or profile is None else tuple(drift(profile, counts)),
     )
@@ -309,7 +309,7 @@ class _Counted:
     """Histograms of columns over the parts. Counts each part once, also if it is read twice."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Histogram] = {}
+        self.histograms: dict[str, Histogram] = {}
         self._parts: set[str] = set()
 
     def add(self, part: str, table: Any, names: Iterable[str]) -> None:
@@ -321,8 +321,8 @@ class _Counted:
             for batch in table[name].chunks:
                 values = column_of(name, batch).values.ravel()
                 if len(values):
-                    histogram = self.found.get(name) or Histogram.over(values)
-                    self.found[name] = histogram.plus(values)
+                    histogram = self.histograms.get(name) or Histogram.over(values)
+                    self.histograms[name] = histogram.plus(values)
 
 
 class _Parts:
@@ -413,9 +413,9 @@ class _Parts:
             )
             return json.dumps(as_data(record))
 
-        some = output.pieces[0].input
-        tree = some.tree or "Events", some.ntuple
-        return Rows(schema, output.rows, tables, about, *tree, self.job.counters)
+        file = output.pieces[0].input
+        tree = file.tree or "Events"
+        return Rows(schema, output.rows, tables, about, tree, file.ntuple, self.job.counters)
 
 
 def _kinds(schema: Any) -> str:

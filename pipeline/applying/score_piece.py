@@ -110,16 +110,16 @@ def _of_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataErro
     )
 
 
-def reopened(given: Input) -> Source:
+def reopened(file: Input) -> Source:
     """Open a file of a job. ApplyError if its size or time has changed since the job began."""
-    path = Path(given.path)
+    path = Path(file.path)
     try:
         now = path.stat()
     except OSError as error:
         raise ApplyError(f"{path}: {error.strerror}, but the job began with it") from error
-    if (now.st_size, now.st_mtime_ns) != (given.size, given.mtime_ns):
+    if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
         raise ApplyError(f"{path} was changed since the job began: begin a new job")
-    return open_source(path, given.tree)
+    return open_source(path, file.tree)
 
 
 def row_dimension(signature: Signature) -> str:

@@ -58,7 +58,8 @@ class Source:
     @property
     def listed(self) -> str:
         """The names of the first 20 columns, as text for people."""
-        return ", ".join(self.columns[:20]) + ", …" * (len(self.columns) > 20) or "nothing"
+        shown = [*self.columns[:20], "…"] if len(self.columns) > 20 else self.columns
+        return ", ".join(shown) or "nothing"
 
     def about(self) -> str | None:
         """The text that says what made the file; None if `pipeline apply` did not write it."""
@@ -149,8 +150,7 @@ class _Root(Source):
         try:
             kinds = self._file.classnames(cycle=False)
             trees = [name for name, kind in kinds.items() if kind in _TREES]
-            first = "Events" if "Events" in trees else trees[0] if len(trees) == 1 else None
-            self.tree = tree or first
+            self.tree = tree or (trees[0] if len(trees) == 1 else "Events")
             if self.tree not in trees:
                 have = ", ".join(trees) or "none"
                 raise DataError(f"{path} has the trees {have}: name one, --tree NAME")
@@ -434,11 +434,11 @@ class _Hdf5(_Arrays):
         import h5py
 
         self._file = h5py.File(path)
-        found: dict[str, Any] = {}
+        datasets: dict[str, Any] = {}
         self._file.visititems(
-            lambda name, item: found.update({name: item}) if hasattr(item, "dtype") else None
+            lambda name, item: datasets.update({name: item}) if hasattr(item, "dtype") else None
         )
-        super().__init__(path, found)
+        super().__init__(path, datasets)
 
     def about(self) -> str | None:
         text: str | None = self._file.attrs.get(ABOUT)

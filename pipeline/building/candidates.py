@@ -17,7 +17,7 @@ from stages.package import Candidate, TargetResult
 from stages.reports import ValidationReport
 from stages.timing import tiled, tiles_of
 
-Made = dict[Pair, Candidate]
+Candidates = dict[Pair, Candidate]
 
 
 def build_targets(
@@ -30,20 +30,20 @@ def build_targets(
     artifact or they may be faster than it. The targets of one kind are raced together.
     """
     steps = Steps(work, captured, recipe)
-    made = _with_tiles(steps, _candidates(steps, targets))
+    candidates = _with_tiles(steps, _candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
         valid = {
-            (target, name): each
-            for (target, name), each in made.items()
-            if target.device == kind and each.report.valid
+            (target, name): candidate
+            for (target, name), candidate in candidates.items()
+            if target.device == kind and candidate.report.valid
         }
         timed = steps.race(valid) if valid else {}
         for target in (target for target in targets if target.device == kind):
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
-                candidates={name: each for (other, name), each in made.items() if other == target},
+                candidates={name: c for (other, name), c in candidates.items() if other == target},
                 benchmark=timed.get(str(target)),
                 raced_with=[name for name in timed if name != str(target)],
             )
@@ -61,7 +61,7 @@ def chosen_session(captured: Capture, result: TargetResult) -> Session:
     return tiled(session_of(captured, Target.parse(result.target), chosen.compiled), chosen.tile)
 
 
-def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
+def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     """The candidates of all targets, in the order of the recipe's engines."""
     recipe = steps.recipe
     pairs = [
@@ -70,22 +70,22 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Made:
         for name in recipe.engines
         if name in (only_engines(target) or recipe.engines)
     ]
-    made: Made = {}
+    built: Candidates = {}
     first = first_engines(recipe.engines, recipe.by_default)
     rest = [name for name in recipe.engines if name not in first]
     for several in (first, rest):
-        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, made, *pair)]
+        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, built, *pair)]
         with side_by_side() as pool:
             at_work = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
             if several is first:
                 pool.submit(steps.work.beside)
-            made |= {pair: future.result() for pair, future in at_work.items()}
-    return {pair: made[pair] for pair in pairs if pair in made}
+            built |= {pair: future.result() for pair, future in at_work.items()}
+    return {pair: built[pair] for pair in pairs if pair in built}
 
 
-def _is_wanted(steps: Steps, made: Made, target: Target, name: str) -> bool:
+def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bool:
     """Whether a candidate is built, given those that were built before."""
-    other = made.get((target, engine(name).in_place_of))
+    other = built.get((target, engine(name).in_place_of))
     if other is None or not other.report.valid:
         return other is None or not other.report.unverified
     return engine(name).for_heavy_rows and steps.is_heavy(target, other.compiled)
@@ -120,24 +120,23 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
     return ValidationReport.failed(compiled.engine, error, outcome.trace, outcome.code)
 
 
-def _with_tiles(steps: Steps, made: Made) -> Made:
+def _with_tiles(steps: Steps, candidates: Candidates) -> Candidates:
     """Give each candidate its fastest tile, if it is valid with that tile. The tile of an engine is
     measured on its first target, and used for its other targets."""
-    captured = steps.captured
-    if not tiles_of(captured.signature) or captured.why_dependent:
-        return made
+    if not tiles_of(steps.captured.signature) or steps.captured.why_dependent:
+        return candidates
     tiles: dict[str, int] = {}
-    best = dict(made)
-    for (target, name), each in made.items():
-        if not each.report.valid or target.device != "cpu" or engine(name).cuts_rows:
+    best = dict(candidates)
+    for (target, name), candidate in candidates.items():
+        if not candidate.report.valid or target.device != "cpu" or engine(name).cuts_rows:
             continue
         if name not in tiles:
-            tiles[name] = steps.fastest_tile(target, each.compiled)
-        rows = tiles[name]
-        if rows in (0, each.tile):
+            tiles[name] = steps.fastest_tile(target, candidate.compiled)
+        tile = tiles[name]
+        if tile in (0, candidate.tile):
             continue
-        again = steps.judge(target, each.compiled, rows)
+        again = steps.judge(target, candidate.compiled, tile)
         if again.valid:
-            report = replace(each.report, window=again.window, bits=again.bits)
-            best[target, name] = replace(each, tile=rows, report=report)
+            report = replace(candidate.report, window=again.window, bits=again.bits)
+            best[target, name] = replace(candidate, tile=tile, report=report)
     return best

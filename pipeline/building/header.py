@@ -122,22 +122,22 @@ _HEAD = """\
 def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
     gives others. Those without fma round twice, and are not compared."""
-    manifest, found = opened.bundle.manifest, []
+    manifest, compared = opened.bundle.manifest, []
     reference = opened.bundle.file(manifest.reference)
-    own = answer_bits(session, reference, every=True)
+    bits = answer_bits(session, reference, every=True)
     for level in host_cpu_levels():
         other = f"cpu/{level}"
         record = manifest.targets.get(other)
         candidate = record.candidates.get(_ENGINE) if record else None
         if level == "x86-64-v2" or candidate is None or candidate.status != "valid":
             continue
-        if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != own:
+        if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != bits:
             raise EngineError(
                 f"{target} gives other bits than {other} for the reference: one of them was built "
                 "by other software: run the version's config again"
             )
-        found.append(other)
-    return tuple(found)
+        compared.append(other)
+    return tuple(compared)
 
 
 def _rows_to_test(session: Session, reference: Path) -> Rows:

@@ -137,22 +137,21 @@ class Compiled:
         are read where they lie if their memory can be bound. Raises CollectionError, BindError.
         """
         signature, columns = self.session.signature, columns_of(data)
-        given: dict[str, Collection] = {}
-        for name, own in self._made.config.columns.items():
-            for theirs in own.values():
+        inputs: dict[str, Collection] = {}
+        for name, names in self._made.config.columns.items():
+            for theirs in names.values():
                 require_column(theirs, [*columns])
-            mine = {here: columns[theirs] for here, theirs in own.items()}
+            members = {ours: columns[theirs] for ours, theirs in names.items()}
             if name in signature.jagged:
-                given |= from_jagged(_records(mine), signature, name)
+                inputs |= from_jagged(_records(members), signature, name)
             else:
-                layout = signature.layouts[name]
-                given[name] = as_collection(mine, layout)
-        rows = {signature.rows_of[name]: part.n for name, part in given.items()}
+                inputs[name] = as_collection(members, signature.layouts[name])
+        rows = {signature.rows_of[name]: part.n for name, part in inputs.items()}
         outputs = {
             name: self.session.collection(name, rows[signature.rows_of[name]])
             for name in signature.output_collections
         }
-        self.session.run(given, outputs)
+        self.session.run(inputs, outputs)
         return {k: v for part in outputs.values() for k, v in to_numpy(part).items()}
 
     def bind(self, inputs: Collections, outputs: Collections) -> Binding:
@@ -301,10 +300,10 @@ def _config(request: Request, module: torch.nn.Module | None, key: str, data: An
     return written(model, _Columns(data), request, _default, request.out.parent / _ROWS)
 
 
-def _words(given: Words | None) -> tuple[str, ...]:
+def _words(by_name: Words | None) -> tuple[str, ...]:
     return tuple(
         f"{name}={words if isinstance(words, str) else ','.join(words)}"
-        for name, words in (given or {}).items()
+        for name, words in (by_name or {}).items()
     )
 
 

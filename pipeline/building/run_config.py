@@ -157,10 +157,10 @@ def _beside_the_last(store: Registry, before: list[Version], bundle: Bundle) -> 
         for name in names
         if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
     ]
-    mine, other = (asdict(each.manifest.provenance) for each in (bundle, last))
-    own = mine.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
-    differ = list(dict.fromkeys([*sorted(k for k in own if mine[k] != other[k]), *files]))
-    listed = ", ".join(differ[:8]) + (", …" if len(differ) > 8 else "")
+    new, old = (asdict(each.manifest.provenance) for each in (bundle, last))
+    keys = new.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
+    differ = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
+    listed = ", ".join([*differ[:8], "…"] if len(differ) > 8 else differ)
     yield f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
 
 

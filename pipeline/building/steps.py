@@ -79,20 +79,20 @@ class Steps:
         def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
             with work.step(f"compile {name} for {target}"):
-                made = compile_candidate(
+                compiled = compile_candidate(
                     name, self.captured, target, options, folder, recipe.timeout_s
                 )
-            outcome = made.outcome
-            work.try_again = work.try_again or outcome.killed
+            outcome = compiled.outcome
+            work.try_again |= outcome.killed
             if outcome.not_applicable:
                 work.say(f"  {name} for {target} is not applicable: {outcome.error}")
             elif not outcome.ok:
                 why = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
                 work.say(f"  {name} for {target} failed: {why}")
-            return made
+            return compiled
 
-        made = work.record("compile", parts, Compiled, make, lambda made: made.outcome.ok)
-        return replace(made, folder=work.folder("compile", parts) / made.folder.name)
+        compiled = work.record("compile", parts, Compiled, make, lambda each: each.outcome.ok)
+        return replace(compiled, folder=work.folder("compile", parts) / compiled.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference: on a device of this host, or else in an emulator
@@ -109,7 +109,7 @@ class Steps:
                     report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
-            self.work.try_again = self.work.try_again or report.ended_early
+            self.work.try_again |= report.ended_early
             for line in _about(report):
                 self.work.say(f"  {what}{line}")
             return report
@@ -184,11 +184,11 @@ class Steps:
         """The sessions of the race, by target and engine; an artifact is opened once."""
         opened: dict[Path, Session] = {}
         sessions: dict[str, dict[str, Session]] = {}
-        for (target, name), each in racing.items():
-            place = each.compiled.folder
+        for (target, name), candidate in racing.items():
+            place = candidate.compiled.folder
             if place not in opened:
-                session = session_of(self.captured, target, each.compiled)
-                opened[place] = tiled(session, each.tile)
+                session = session_of(self.captured, target, candidate.compiled)
+                opened[place] = tiled(session, candidate.tile)
             sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 

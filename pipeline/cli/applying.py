@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,10 +143,13 @@ def _renaming(given: str) -> tuple[str, str]:
 
 def _filling(given: str) -> tuple[str, float]:
     name, _, value = given.rpartition("=")
-    with suppress(ValueError):
-        if name:
-            return name, float(value) if not value.lstrip("+-").isdigit() else int(value)
-    raise click.BadParameter(f"{given!r}: expected NAME=VALUE, with a number")
+    refusal = click.BadParameter(f"{given!r}: expected NAME=VALUE, with a number")
+    if not name:
+        raise refusal
+    try:
+        return name, int(value) if value.lstrip("+-").isdigit() else float(value)
+    except ValueError:
+        raise refusal from None
 
 
 def _require_free(html: Path, taken: list[Path]) -> None:

@@ -165,9 +165,9 @@ def _judged(opened: Opened, target: str | None) -> Answer:
         for name, each in reports.items():
             yield from describe_validation(f"validation on {name}", each)
             for report in each:
-                known = targets[name].candidates[report.engine].bits
-                if known and report.bits:
-                    bits = "the same bits as" if report.bits == known else "other bits than"
+                recorded_bits = targets[name].candidates[report.engine].bits
+                if recorded_bits and report.bits:
+                    bits = "the same bits as" if report.bits == recorded_bits else "other bits than"
                     yield f"{report.engine} on {name}: {bits} where it was built"
 
     valid = all(
@@ -192,13 +192,13 @@ def _operators(opened: Opened, ref: str, html: Path | None) -> Answer:
     cases = [ladder(signature)[0], *benchmark_cases(signature)]
     say("building lanes with a counter for each step")
     with steps() as show, show("timing operators", None):
-        found = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
+        times = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
     table = new_table("shares of a call of lanes", "operator", "line", *map(label, cases))
-    for each in found:
+    for each in times:
         shares = [f"{number(100 * share, 2)} %" for share in each.shares.values()]
         table.add_row(each.operator, each.line, *shares)
-    said = write_page(html, lambda: operators_page(ref, table, found))
-    return Answer([vars(each) for each in found], [table, *said])
+    page_lines = write_page(html, lambda: operators_page(ref, table, times))
+    return Answer([vars(each) for each in times], [table, *page_lines])
 
 
 def _timed(

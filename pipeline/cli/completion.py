@@ -112,10 +112,10 @@ def _begin(uri: str | None, begun: str) -> Iterator[str]:
 
     registry = Registry(uri)
     name = re.split("[@/]", begun)[0]
-    models = [each for each in registry.list() if each.name.startswith(name)]
-    yield from (each.name for each in models if each.name.startswith(begun))
+    models = [model for model in registry.list() if model.name.startswith(name)]
+    yield from (model.name for model in models if model.name.startswith(begun))
     if len(models) > 1 or name != begun:
-        models = [each for each in models if each.name == name]
+        models = [model for model in models if model.name == name]
     for model in models:
         aliases = (f"{model.name}@{alias}" for alias in sorted(model.aliases))
         numbers = (version.ref for version in reversed(registry.versions(model.name)))

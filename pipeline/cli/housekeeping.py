@@ -271,11 +271,7 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
         from pipeline.promotion import import_with_aliases
 
         done = import_with_aliases(registry, path, name, say)
-        imported, promoted, errors = (
-            done.imported,
-            done.promoted,
-            done.refused,
-        )
+        imported, promoted, errors = done.imported, done.promoted, done.refused
     else:
         from registry.housekeeping import import_from
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def ls(name: str | None, registry: Registry) -> Answer:
     """List all models with their versions, or the versions of NAME."""
     names = [name] if name else [model.name for model in registry.list()]
-    models = {each: registry.versions(each) for each in names}
-    versions = [version for each in models.values() for version in each]
+    versions_of = {model: registry.versions(model) for model in names}
+    versions = [version for several in versions_of.values() for version in several]
 
     def shown() -> Iterator[Part]:
         from pipeline.report import describe_versions
@@ -40,7 +40,7 @@ def ls(name: str | None, registry: Registry) -> Answer:
         else:
             yield "the registry is empty: fill it with `pipeline run CONFIG`"
 
-    return Answer({each: [_version(v) for v in found] for each, found in models.items()}, shown())
+    return Answer({model: [*map(_version, v)] for model, v in versions_of.items()}, shown())
 
 
 def _version(version: Version) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def _difference(a: str, b: str, html: Path | None, registry: Registry) -> Answer
     from pipeline.report import describe_difference, difference_page
     from pipeline.report import diff as compare
 
-    found = compare(registry, a, b)
-    page_lines = write_page(html, lambda: difference_page(found))
-    return Answer(found, [*describe_difference(found), *page_lines])
+    difference = compare(registry, a, b)
+    page_lines = write_page(html, lambda: difference_page(difference))
+    return Answer(difference, [*describe_difference(difference), *page_lines])
 
 
 @command()

@@ -185,19 +185,19 @@ def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
     if file is not None:
         from pipeline.config import load_policy
 
-        asked = load_policy(file)
-        registry.set_policy(asked.policy, model, asked.reference.path if asked.reference else None)
+        read = load_policy(file)
+        registry.set_policy(read.policy, model, read.reference.path if read.reference else None)
     models = [each.name for each in registry.list()] if model is None else [model]
     if model is not None:
         registry.versions(model)  # raises an error if there is no such model
-    kept = [each for scope in (None, *models) for each in registry.policies(scope)]
-    found = {each.origin: each.policy.model_dump(exclude_defaults=True) for each in kept}
+    policies = [each for scope in (None, *models) for each in registry.policies(scope)]
+    rules_of = {p.origin: p.policy.model_dump(exclude_defaults=True) for p in policies}
 
     def shown() -> Iterator[str]:
-        if not found:
+        if not rules_of:
             yield "no policy: a promotion asks for what the version's config says"
-        for origin, rules in found.items():
+        for origin, rules in rules_of.items():
             yield origin
             yield from (f"  {key}: {json.dumps(value)}" for key, value in rules.items())
 
-    return Answer([{"origin": origin, **rules} for origin, rules in found.items()], shown())
+    return Answer([{"origin": origin, **rules} for origin, rules in rules_of.items()], shown())

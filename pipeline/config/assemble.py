@@ -78,14 +78,14 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
     """The tolerance of each output: from the config, else the default for dtype and precision."""
     tolerances: dict[str, Tolerance] = {}
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
-        given = output.tolerance
-        own = default_tolerance(bound.plan.dtypes[0])
+        stated = output.tolerance
+        of_dtype = default_tolerance(bound.plan.dtypes[0])
         reduced = precision_tolerance(config.precision)
         # Integers and booleans must agree exactly, whatever the precision of the computation.
-        base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
+        base = max(of_dtype, reduced, key=lambda t: t.rtol) if of_dtype.rtol else of_dtype
         tolerances[output.name] = Tolerance(
-            base.atol if given is None else given.atol,
-            base.rtol if given is None else given.rtol,
+            base.atol if stated is None else stated.atol,
+            base.rtol if stated is None else stated.rtol,
             config.gates.max_outside,
         )
     return tolerances
@@ -102,12 +102,12 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
     make = load_callable(factory)
     rows = {dim: signature.ranges[dim].proven for dim in signature.dims}
     try:
-        given = make(rows=rows, seed=settings.seed)
+        arrays = make(rows=rows, seed=settings.seed)
     except Exception as error:
         raise ReferenceDataError(
             f"{factory} failed: {type(error).__name__}: {str(error).strip()}"
         ) from error
-    return check_inputs(signature, given)
+    return check_inputs(signature, arrays)
 
 
 def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
@@ -155,5 +155,5 @@ def metrics_fingerprint(config: Config) -> dict[str, str]:
 def metric_code(config: Config) -> dict[str, str]:
     """For each metric with a callable of the user: the callable, in the form of a factory."""
     metrics = config.gates.metrics
-    own = metrics.own_functions if metrics else {}
-    return {name: config.factory(written) for name, written in own.items()}
+    callables = metrics.own_functions if metrics else {}
+    return {name: config.factory(written) for name, written in callables.items()}

@@ -69,10 +69,10 @@ def _files(config: Config) -> Iterator[Problem]:
         (("reference", "factory"), reference.factory),
     ]
     if metrics is not None:
-        own = metrics.own_functions
+        callables = metrics.own_functions
         at = ("gates", "metrics", "functions")
         named += [(("gates", "metrics", "data"), metrics.data)]
-        named += [((*at, name, "function"), function) for name, function in own.items()]
+        named += [((*at, name, "function"), function) for name, function in callables.items()]
     for key, written in named:
         if written is not None:
             find = config.factory if key[-1] in ("factory", "function") else config.file
@@ -135,7 +135,7 @@ def _unknown_rows(config: Config) -> Iterator[Problem]:
 
 def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
     """Mistakes about padding in a block: pad or mask without jagged rows, or a wrong shape."""
-    jagged, made = config.jagged(block), getattr(block, "preprocess", None)
+    jagged, preprocess = config.jagged(block), getattr(block, "preprocess", None)
     mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
     if jagged is None:
         if mask or pad is not None:
@@ -143,13 +143,14 @@ def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
             yield (*at, "mask" if mask else "pad"), text
     elif block.shape is not None:
         extents = [math.prod(member.eigen or ()) for member in config.members(block)]
-        features = len(made.features) * max(extents) if made else sum(extents)
+        features = len(preprocess.features) * max(extents) if preprocess else sum(extents)
         wanted = [(jagged.length, features), *([(jagged.length,)] if features == 1 else [])]
-        if math.prod(block.shape) != jagged.length if mask else block.shape not in wanted:
+        if mask:
+            fits, allowed = math.prod(block.shape) == jagged.length, f"{jagged.length} places"
+        else:
             listed = " or ".join(str([*each]) for each in wanted)
-            allowed = (
-                f"{jagged.length} places" if mask else f"{listed}, or none: then items come last"
-            )
+            fits, allowed = block.shape in wanted, f"{listed}, or none: then items come last"
+        if not fits:
             yield (*at, "shape"), f"found {list(block.shape)}; expected {allowed}"
 
 
@@ -185,6 +186,6 @@ def _gates(config: Config) -> Iterator[Problem]:
     names = [name for _, name in columns]
     have = [b.name for b in config.outputs]
     have += [name if names.count(name) == 1 else f"{where}/{name}" for where, name in columns]
-    for name, one in gates.metrics.functions.items() if gates.metrics else ():
-        if one.output not in have:
-            yield ("gates", "metrics", "functions", name, "output"), not_among(one.output, have)
+    for name, metric in gates.metrics.functions.items() if gates.metrics else ():
+        if metric.output not in have:
+            yield ("gates", "metrics", "functions", name, "output"), not_among(metric.output, have)

@@ -77,27 +77,27 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Operation:
     """Read one operation: `log`, `clip: [-5, 5]`, or `ratio:` with a column, a number or an
     expression."""
     if isinstance(written, dict) and len(written) == 1:
-        [(name, given)] = written.items()
+        [(name, argument)] = written.items()
         at = (*at, name)
     elif isinstance(written, str):
-        name, given = written, []
+        name, argument = written, []
     else:
         text = f"found {shown(written)}; expected one operation, such as log or clip: [-5, 5]"
         raise _Mistake(at, text)
     if name in BINARY:
-        if isinstance(given, int | float):
-            return Operation(name, operand=_number(at, given))
-        if given == []:
+        if isinstance(argument, int | float):
+            return Operation(name, operand=_number(at, argument))
+        if argument == []:
             raise _Mistake(at, f"found {name} alone; write {name}: with a column or a number")
-        return Operation(name, operand=_expression(at, given, columns))
+        return Operation(name, operand=_expression(at, argument, columns))
     if name not in UNARY:
         raise _Mistake(at, not_among(name, [*UNARY, *BINARY]))
-    listed = list(given) if isinstance(given, list | tuple) else [given]
+    listed = list(argument) if isinstance(argument, list | tuple) else [argument]
     wanted = UNARY[name][1]
     if len(listed) != len(wanted):
         takes = f"[{', '.join(wanted)}]" if wanted else "none"
-        found = "1 number" if len(listed) == 1 else f"{len(listed)} numbers"
-        raise _Mistake(at, f"found {found} for {name}; expected {takes}")
+        count = "1 number" if len(listed) == 1 else f"{len(listed)} numbers"
+        raise _Mistake(at, f"found {count} for {name}; expected {takes}")
     numbers = tuple(_number((*at, i), value) for i, value in enumerate(listed))
     if name == "clip" and numbers[0] > numbers[1]:
         raise _Mistake(at, f"found low {numbers[0]:g} above high {numbers[1]:g}")

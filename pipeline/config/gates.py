@@ -47,8 +47,8 @@ class MetricConfig(Part):
 
     @model_validator(mode="after")
     def _working_point(self) -> MetricConfig:
-        given = [each for each in (self.background, self.threshold) if each is not None]
-        if self.function == "efficiency" and len(given) != 1:
+        points = [each for each in (self.background, self.threshold) if each is not None]
+        if self.function == "efficiency" and len(points) != 1:
             raise ValueError("an efficiency has a working point; give background or threshold")
         if self.function != "efficiency" and self.background is not None:
             raise ValueError(f"found background with {self.function}; only efficiency has it")
@@ -68,7 +68,7 @@ class MetricsConfig(Part):
 
     @model_validator(mode="after")
     def _labels(self) -> MetricsConfig:
-        without = [name for name, one in self.functions.items() if one.label is None]
+        without = [name for name, metric in self.functions.items() if metric.label is None]
         if self.label is None and without:
             raise ValueError(f"{without[0]!r} has no label; give it one, or a label for all")
         return self
@@ -76,7 +76,7 @@ class MetricsConfig(Part):
     @property
     def own_functions(self) -> dict[str, str]:
         """The callables of the user, by metric, as the config writes them."""
-        return {n: one.function for n, one in self.functions.items() if ":" in one.function}
+        return {n: m.function for n, m in self.functions.items() if ":" in m.function}
 
     def label_of(self, function: str) -> str:
         """The column with the labels for a function."""

@@ -275,9 +275,9 @@ class ReferenceConfig(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
-        given = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
-        if len(given) > 1:
-            raise ValueError(f"found {given[0]} and a {given[1]}; a {given[1]} needs no {given[0]}")
+        keys = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
+        if len(keys) > 1:
+            raise ValueError(f"found {keys[0]} and a {keys[1]}; a {keys[1]} needs no {keys[0]}")
         return self
 
 

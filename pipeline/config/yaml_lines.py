@@ -69,10 +69,10 @@ class Document:
         """Raise ConfigError if there are problems, with a line `file:line: key: text` for each. In
         a problem of the document as a whole, the key is `whole`.
         """
-        found = [(self.line(key), dotted(key), text) for key, text in problems]
-        if found:
+        mistakes = [(self.line(key), dotted(key), text) for key, text in problems]
+        if mistakes:
             raise ConfigError(
-                *(f"{self.source}:{n}: {key or whole}: {text}" for n, key, text in sorted(found))
+                *(f"{self.source}:{n}: {key or whole}: {text}" for n, key, text in sorted(mistakes))
             )
 
 

@@ -37,22 +37,22 @@ class Asked:
 
 def asked(flag: str, text: str) -> Asked:
     """Read `a,b,c` or `(n, items, features) bool: a,b,c`. Raises InitError."""
-    found = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
-    if found is None:
+    parts = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
+    if parts is None:
         if text.lstrip().startswith("("):
             raise InitError(f"{flag}: found {text!r}; expected '(n, items, features): a,b,c'")
         return Asked(tuple(text.split(",")))
-    axes = tuple(re.sub(r"\s", "", axis) for axis in found[1].split(",") if axis.strip())
+    axes = tuple(re.sub(r"\s", "", axis) for axis in parts[1].split(",") if axis.strip())
     axes = tuple("n" if axis in _ROWS else axis for axis in axes)
-    known = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
-    if axes.count("n") != 1 or not all(map(known.fullmatch, axes)):
+    form = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
+    if axes.count("n") != 1 or not all(map(form.fullmatch, axes)):
         raise InitError(
             f"{flag}: found ({', '.join(axes)}); its axes are n once, and items, features, "
             "items*features or numbers"
         )
-    if found[2] and found[2] not in DTYPES:
-        raise InitError(f"{flag}: {found[2]} is no dtype: use one of {', '.join(DTYPES)}")
-    return Asked(tuple(found[3].split(",")), axes, found[2])
+    if parts[2] and parts[2] not in DTYPES:
+        raise InitError(f"{flag}: {parts[2]} is no dtype: use one of {', '.join(DTYPES)}")
+    return Asked(tuple(parts[3].split(",")), axes, parts[2])
 
 
 _ROWS = ("rows", "batch", "events", "b", "N", "B")
@@ -232,33 +232,33 @@ def _stored(extents: tuple[int, ...]) -> list[Option]:
 def choose(
     model: Model,
     data: Source | None,
-    given: Mapping[str, Asked],
+    asked_of: Mapping[str, Asked],
     weaver: Mapping[str, WeaverInput],
     flatten: bool,
     length: int | None,
     ask: Ask,
 ) -> list[Feed]:
-    """Choose a feed for each input: from `given`, by its name, else from weaver or the file.
+    """Choose a feed for each input: from `asked_of`, by its name, else from weaver or the file.
 
     `flatten`: each item of jagged columns becomes a row. `length`: see `fitted`. A mask belongs to
     the jagged input before it, or after it if there is none before. Raises InitError.
     """
-    ports = model.ports or tuple(Port(name) for name in given)
+    ports = model.ports or tuple(Port(name) for name in asked_of)
     names = [port.name for port in ports]
-    if not names or not {*given} <= {*names}:
+    if not names or not {*asked_of} <= {*names}:
         takes = f"forward takes {', '.join(names)}" if names else "forward names no inputs"
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
-    by_port = _by_port(names, weaver, given)
-    used = [p for p in ports if p.needed or p.name in given or p.name in by_port] or [ports[0]]
+    by_port = _by_port(names, weaver, asked_of)
+    used = [p for p in ports if p.needed or p.name in asked_of or p.name in by_port] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
-    words = _words(used, data, {name: each.words for name, each in given.items()}, by_port, ask)
+    words = _words(used, data, {name: each.words for name, each in asked_of.items()}, by_port, ask)
     missing = getattr(model.module, "missing", False)  # NaN is a valid value
     feeds = []
     for port in used:
         feed = _read(port, words[port.name], data, by_port.get(port.name), missing, model.dtype)
         if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
-        feeds.append(replace(feed, asked=given.get(port.name, _NOTHING)))
+        feeds.append(replace(feed, asked=asked_of.get(port.name, _NOTHING)))
     feeds = _with_masks(feeds)
     every = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
@@ -269,14 +269,15 @@ def choose(
 
 
 def _by_port(
-    names: Sequence[str], weaver: Mapping[str, WeaverInput], given: Mapping[str, Asked]
+    names: Sequence[str], weaver: Mapping[str, WeaverInput], asked_of: Mapping[str, Asked]
 ) -> dict[str, WeaverInput]:
     """Weaver's input of each port: by the end of its name or by the user's word, else by its
     place."""
     by_port = dict(zip(names, weaver.values(), strict=True)) if len(weaver) == len(names) else {}
     for name in names:
+        words = asked_of[name].words if name in asked_of else ()
         for own, trained in weaver.items():
-            if own.endswith(f"_{name}") or (name in given and given[name].words == (own,)):
+            if own.endswith(f"_{name}") or words == (own,):
                 by_port[name] = trained
     return by_port
 
@@ -345,7 +346,7 @@ def _read(
 
 def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
     """The feeds, in which each mask has the columns of its jagged input. Raises InitError."""
-    found = []
+    completed = []
     for i, feed in enumerate(feeds):
         others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
         if feed.mask and not others:
@@ -356,20 +357,20 @@ def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
                 "mask of jagged columns is 1 where there is one: call forward's argument `mask`, "
                 "and invert it there"
             )
-        found.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
-    return found
+        completed.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
+    return completed
 
 
 def _column(data: Source, name: str, missing: bool) -> FileColumn:
     """The first rows of a column. Raises DataError."""
     data.require([name])
     try:
-        found = column_of(name, data.head([name], _MOST_ROWS)[name], missing)
+        column = column_of(name, data.head([name], _MOST_ROWS)[name], missing)
     except (OSError, ValueError, TypeError, NotImplementedError) as error:
         raise DataError(f"{data.path}: {name} {first_line(error)}") from error
-    if found.rows == 0:
+    if column.rows == 0:
         raise DataError(f"{data.path} has no rows: give a file that has some, or none at all")
-    return found
+    return column
 
 
 def check_cuts(feed: Feed) -> None:

@@ -74,20 +74,20 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
             or f"{spec}: a model is file.py:callable or module:callable, which makes a torch "
             f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )
-    given: dict[str, Any] = {kind: spec if file else Path(spec)}
+    settings: dict[str, Any] = {kind: spec if file else Path(spec)}
     source: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
     if file.endswith(".py"):
-        given = {kind: f"{Path(file).resolve()}:{name}"}
+        settings = {kind: f"{Path(file).resolve()}:{name}"}
         source = {kind: f"{os.path.relpath(file, folder)}:{name}"}
-    given |= {"kwargs": kwargs} if kwargs else {}
+    settings |= {"kwargs": kwargs} if kwargs else {}
     notes: list[str] = []
-    module = build_model(ModelSource(**given), notes.append)
+    module = build_model(ModelSource(**settings), notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     if kind == "program":
         _check_rows(module, spec)
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
-        module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
+        module = build_model(ModelSource(**settings, weights=weights, weights_prefix=prefix))
         source |= {"weights": os.path.relpath(weights, folder)}
         source |= {"weights_prefix": prefix} if prefix else {}
     return replace(model_of(module, source), notes=tuple(notes))
@@ -123,18 +123,18 @@ def _keys(module: torch.nn.Module, argument: str) -> list[str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
     except (OSError, TypeError, SyntaxError):  # no source, as in TorchScript
         return []
-    found: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for node in ast.walk(tree):
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)):
-                found |= {key: None} if name == argument else {}
-    return [*found]
+                keys |= {key: None} if name == argument else {}
+    return [*keys]
 
 
 def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
     """The prefix of the names in `state` that the model's own names lack; "" if there is none."""
-    keys, one = set(state), next(iter(own), "")
-    prefixes = {key.removesuffix(one) for key in keys if key.endswith(one)}
+    keys, first_name = set(state), next(iter(own), "")
+    prefixes = {key.removesuffix(first_name) for key in keys if key.endswith(first_name)}
     return min((p for p in prefixes if {key.removeprefix(p) for key in keys} == {*own}), default="")
 
 
@@ -166,6 +166,6 @@ def _ports(module: Any) -> Iterator[Port]:
 
 def _parameters(module: Any) -> Iterator[Port]:
     """The positional arguments of a module's `forward`."""
-    for name, given in inspect.signature(module.forward).parameters.items():
-        if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
-            yield Port(name, given.default is given.empty)
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            yield Port(name, parameter.default is parameter.empty)

@@ -17,6 +17,7 @@ from pipeline.init.model import Model
 from pipeline.init.trial import (
     Option,
     Outcome,
+    Search,
     can_be_exported,
     ignores_item_order,
     rivals,
@@ -64,19 +65,20 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
         if any(len({c.cut for c in feed.columns}) > 1 for feed in kind):
             continue  # vectors and jagged columns in one input do not fit together
         size = _length(model, kind, length, ask)
-        tried_all = _found(model, kind, size)
-        if isinstance(tried_all, Outcome):
-            best = _decided(model, kind, tried_all, size)
-            options = zip(kind, best.outcome.options, strict=True)
+        searched = _search_at(model, kind, size)
+        if searched.best is not None:
+            decision = _decided(model, kind, searched.best, size)
+            options = zip(kind, decision.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
-            return Fitted(chosen, best.outcome, size, [_said(feed, best.why) for feed in chosen])
-        failed += [(kind, each) for each in tried_all]
+            said = [_said(feed, decision.why) for feed in chosen]
+            return Fitted(chosen, decision.outcome, size, said)
+        failed += [(kind, each) for each in searched.failed]
     raise InitError(_nothing_runs(failed))
 
 
-def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Outcome]:
+def _search_at(model: Model, feeds: Sequence[Feed], size: int) -> Search:
     """What runs at `size` items; else the attempts that failed."""
-    failures: list[Outcome] = []
+    failed: list[Outcome] = []
     # One item more first: if there are `size` columns too, only this shows which axis is which.
     for probe in (size + 1, size) if any(feed.jagged for feed in feeds) else (size,):
         choices = _choices(model, feeds, probe)
@@ -86,11 +88,11 @@ def _found(model: Model, feeds: Sequence[Feed], size: int) -> Outcome | list[Out
             at_size = zip(_choices(model, feeds, size), places, strict=True)
             outcome = tried(model, [each[i] for each, i in at_size])
             if not outcome.error:
-                return outcome
-            failures = [outcome]
+                return Search(outcome, [])
+            failed = [outcome]
         else:
-            failures = searched.failed
-    return failures
+            failed = searched.failed
+    return Search(None, failed)
 
 
 def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
@@ -113,32 +115,32 @@ class _Decision:
     why: str
 
 
-def _decided(model: Model, feeds: Sequence[Feed], found: Outcome, size: int) -> _Decision:
-    """Decide between the combination found and those that run with another order. Raises InitError
-    if nothing tells them apart."""
+def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _Decision:
+    """Decide between the first combination that runs and those in another order that run too.
+    Raises InitError if nothing tells them apart."""
     if all(feed.asked.axes for feed in feeds):
-        return _Decision(found, "as --input says")
-    others = list(rivals(model, found, _choices(model, feeds, size)))
+        return _Decision(first, "as --input says")
+    others = list(rivals(model, first, _choices(model, feeds, size)))
     if not others:
-        return _Decision(found, "it runs so")
-    several = [each for each in others if not same_answers(each, found)]
-    if not several:
-        return _Decision(found, "the answers are the same in the other order")
-    both = [found, *several]
+        return _Decision(first, "it runs so")
+    differing = [each for each in others if not same_answers(each, first)]
+    if not differing:
+        return _Decision(first, "the answers are the same in the other order")
+    possible = [first, *differing]
     if isinstance(model.module, torch.jit.ScriptModule):
-        both = [each for each in both if can_be_exported(model, each)] or both
-        if len(both) == 1:
-            return _Decision(both[0], "torch exports no other order")
-    longer = [each for each in both if not why_not(model, with_more_items(each), 5)]
+        possible = [each for each in possible if can_be_exported(model, each)] or possible
+        if len(possible) == 1:
+            return _Decision(possible[0], "torch exports no other order")
+    longer = [each for each in possible if not why_not(model, with_more_items(each), 5)]
     if len(longer) == 1:
         return _Decision(longer[0], "so it takes any number of items")
-    written = [each for each in both if _written(model) in {o.meaning for o in each.options}]
+    written = [each for each in possible if _written(model) in {o.meaning for o in each.options}]
     if len(written) == 1:
         return _Decision(written[0], "as its documentation says")
-    free = [each for each in both if ignores_item_order(model, each)]
+    free = [each for each in possible if ignores_item_order(model, each)]
     if len(free) == 1:
         return _Decision(free[0], "so the order of the items does not matter")
-    raise InitError(_which(feeds, *both[:2]))
+    raise InitError(_which(feeds, *possible[:2]))
 
 
 def _written(model: Model) -> tuple[str, ...]:

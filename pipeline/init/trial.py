@@ -97,10 +97,10 @@ def rows_of_trial(options: Sequence[Option]) -> int:
 def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]:
     """Random blocks of n rows in [0, 1); integers are 0."""
     generator = torch.Generator().manual_seed(seed)
-    given = [torch.rand((n, *option.shape), generator=generator) for option in options]
+    uniform = [torch.rand((n, *option.shape), generator=generator) for option in options]
     return [
         (x > 0.3 if option.dtype == "bool" else x).to(torch_dtype(option.dtype))
-        for x, option in zip(given, options, strict=True)
+        for x, option in zip(uniform, options, strict=True)
     ]
 
 
@@ -134,13 +134,13 @@ def why_not(model: Model, options: Sequence[Option], n: int) -> str:
 
 def tried(model: Model, options: Sequence[Option]) -> Outcome:
     """Run the model on such inputs, and again with one row changed."""
-    n, given = rows_of_trial(options), tuple(options)
+    n, options = rows_of_trial(options), tuple(options)
     try:
         returned = call(model, options, draw(options, n))
         outputs = tuple(_rows_first(name, value, n) for name, value in returned.items())
         repeated = call(model, options, draw(options, n))
         if not all(_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
-            return Outcome(given, "it gives two answers to the same rows: model.eval(), no state")
+            return Outcome(options, "it gives two answers to the same rows: model.eval(), no state")
         drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
         changed = [torch.cat([b[:1], a[1:]]) for a, b in drawn]
         again = call(model, options, changed)
@@ -148,8 +148,8 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
             _same(each.value[1:], each.order.of(again[each.name])[1:]) for each in outputs
         )
     except Exception as error:
-        return Outcome(given, f"{first_line(error)} ({where_raised(error)})")
-    return Outcome(given, "", outputs, independent)
+        return Outcome(options, f"{first_line(error)} ({where_raised(error)})")
+    return Outcome(options, "", outputs, independent)
 
 
 def _rows_first(name: str, value: Any, n: int) -> Output:
@@ -219,17 +219,17 @@ def _made_for_rows_second(model: Model) -> bool:
     return any(getattr(layer, "batch_first", None) is False for layer in model.module.modules())
 
 
-def rivals(model: Model, found: Outcome, choices: Sequence[Sequence[Option]]) -> Iterator[Outcome]:
+def rivals(model: Model, first: Outcome, choices: Sequence[Sequence[Option]]) -> Iterator[Outcome]:
     """Combinations that run too, in which one input has another order of items and features."""
-    for i, (chosen, options) in enumerate(zip(found.options, choices, strict=True)):
+    for i, (chosen, options) in enumerate(zip(first.options, choices, strict=True)):
         seen: set[tuple[str, ...]] = {chosen.meaning}
         for option in options:
             alike = option.dtype == chosen.dtype and option.rows_axis == chosen.rows_axis
             if not alike or option.meaning in seen or len(option.meaning) < 2:
                 continue
-            outcome = tried(model, [*found.options[:i], option, *found.options[i + 1 :]])
-            right = not outcome.error and outcome.is_number >= found.is_number
-            if right and outcome.independent >= found.independent:
+            outcome = tried(model, [*first.options[:i], option, *first.options[i + 1 :]])
+            right = not outcome.error and outcome.is_number >= first.is_number
+            if right and outcome.independent >= first.independent:
                 seen.add(option.meaning)
                 yield outcome
 
@@ -238,14 +238,14 @@ def can_be_exported(model: Model, outcome: Outcome) -> bool:
     """Whether torch exports the model with these options. Operators of TorchScript may read other
     memory if a size is wrong; an export checks each size."""
     options = outcome.options
-    given = [
+    arguments = [
         option.order.of(block)
         for option, block in zip(options, draw(options, rows_of_trial(options)), strict=True)
     ]
     try:
         with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            module = exports(model.module, given)
-            torch.export.export(module, tuple(given), strict=False).run_decompositions({})
+            module = exports(model.module, arguments)
+            torch.export.export(module, tuple(arguments), strict=False).run_decompositions({})
     except Exception:  # torch raises many types
         return False
     return True

@@ -67,7 +67,7 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
 
 
 def _input(
-    own: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
+    input_name: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
 ) -> WeaverInput:
     """An input from weaver's list of variables, with their formulas and standardisation."""
     formulas = data.get("new_variables") or {}
@@ -91,7 +91,7 @@ def _input(
             value += [{"standardise": [centre, scale]}] if (centre, scale) != (0, 1) else []
             value += [{"clip": [low, high]}] if low > -_FAR and high < _FAR else []
         features.append(value)
-    mask = len(features) == 1 and own.endswith("mask")
+    mask = len(features) == 1 and input_name.endswith("mask")
     return WeaverInput(tuple(features), tuple(columns), mask, length)
 
 
@@ -107,13 +107,13 @@ def _formula(
     def read(node: ast.expr) -> list[Any]:
         if isinstance(node, ast.Name):
             return _formula(node.id, others, have, columns)
-        found = _operation(node, read)
-        if found is None:
+        steps = _operation(node, read)
+        if steps is None:
             raise ValueError(
                 f"new_variables: {name}: {ast.unparse(node)} is no operation of preprocess: "
                 f"do it in the model, or give the data a column {name}"
             )
-        return found
+        return steps
 
     return read(ast.parse(formulas[name], mode="eval").body)
 

@@ -107,27 +107,26 @@ def _made(request: Request, ask: Ask, stored: Path) -> Written:
 
 def written(model: Model, data: Source | None, request: Request, ask: Ask, stored: Path) -> Written:
     """Look at a model and its data, and write the config; `stored` gets the rows of the data."""
-    found = found_in(model, data, request, ask)
-    config = _config(
-        found, request.name or ask("--name", "the name to register it by", _name(request))
-    )
+    choices = choices_for(model, data, request, ask)
+    name = request.name or ask("--name", "the name to register it by", _name(request))
+    config = _config(choices, name)
     if request.kwargs:
         config["model"] = {**config["model"], "kwargs": OneLine(request.kwargs)}
     config["reference"] = {"file": stored.name} if data is not None else {"seed": 1}
     if request.engines:
         config["engines"] = list(request.engines)
-    notes = _notes(request, found)
-    arrays = _arrays(found.parts) if data is not None else {}
-    files = _write(request, stored, found, config, notes, arrays)
+    notes = _notes(request, choices)
+    arrays = _arrays(choices.parts) if data is not None else {}
+    files = _write(request, stored, choices, config, notes, arrays)
     columns = {
         home: {own: column.name for own, column in part.items()}
-        for home, part in found.parts.items()
+        for home, part in choices.parts.items()
     }
     rows = config["rows"]["n"]
     about_rows = f"rows: at most {rows['max']}: {notes['rows', 'n', 'max']}"
     if rows.get("unbounded"):
         about_rows = "rows: any number, since each row's answer comes from this row alone"
-    lines = [*found.fitted.said, *model.notes, about_rows]
+    lines = [*choices.fitted.said, *model.notes, about_rows]
     return Written(files, lines, config, columns)
 
 
@@ -138,23 +137,23 @@ def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> N
     write_config(path, _HEAD, config, {})
 
 
-def _config(found: Found, name: str) -> dict[str, Any]:
+def _config(choices: Choices, name: str) -> dict[str, Any]:
     """The config, without its reference, and with a bounded number of rows."""
     return {
         "name": name,
-        "model": found.model.said,
+        "model": choices.model.said,
         "collections": {
-            **_collections(found),
-            "outputs": {"storage": "columns", "columns": found.outputs.columns},
+            **_collections(choices),
+            "outputs": {"storage": "columns", "columns": choices.outputs.columns},
         },
-        "inputs": [_block(feed, found.parts) for feed in found.feeds],
-        "outputs": found.outputs.blocks,
-        "rows": _row_ranges(found),
+        "inputs": [_block(feed, choices.parts) for feed in choices.feeds],
+        "outputs": choices.outputs.blocks,
+        "rows": _row_ranges(choices),
     }
 
 
 @dataclass(frozen=True)
-class Found:
+class Choices:
     """The answers to all questions about the model and its data."""
 
     model: Model
@@ -173,7 +172,7 @@ class Found:
         return [n for n in (10, 1000) if least <= n <= most] or [most]
 
 
-def found_in(model: Model, data: Source | None, request: Request, ask: Ask) -> Found:
+def choices_for(model: Model, data: Source | None, request: Request, ask: Ask) -> Choices:
     """Look at the model and the data, and ask the user about the rest."""
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
@@ -185,27 +184,27 @@ def found_in(model: Model, data: Source | None, request: Request, ask: Ask) -> F
     names = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
     outputs = _outputs(chosen.outcome, names, labels, ask)
     parts = _parts(chosen.feeds, request.flatten)
-    return Found(model, chosen, outputs, _rows(model, chosen, request.rows), parts)
+    return Choices(model, chosen, outputs, _rows(model, chosen, request.rows), parts)
 
 
-def _collections(found: Found) -> dict[str, Any]:
+def _collections(choices: Choices) -> dict[str, Any]:
     """The input collections of the config."""
     collections: dict[str, Any] = {}
-    for name, part in found.parts.items():
+    for name, part in choices.parts.items():
         columns = [_column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()]
         jagged = _offsets(part) is not None
         rows = f"n_{name}" if jagged else "n"
         collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
         if jagged:
-            collections[name]["jagged"] = {"rows": "n", "length": found.fitted.length}
+            collections[name]["jagged"] = {"rows": "n", "length": choices.fitted.length}
     return collections
 
 
-def _row_ranges(found: Found) -> dict[str, Any]:
+def _row_ranges(choices: Choices) -> dict[str, Any]:
     """The `rows:` of the config: the rows of a call, and the items of all its jagged rows."""
-    least, most, typical = found.range.least, found.range.most, found.typical
+    least, most, typical = choices.range.least, choices.range.most, choices.typical
     ranges: dict[str, Any] = {"n": {"min": least, "max": most, "typical": typical}}
-    for name, part in found.parts.items():
+    for name, part in choices.parts.items():
         offsets = _offsets(part)
         if offsets is not None:
             counts = np.diff(offsets)
@@ -214,26 +213,26 @@ def _row_ranges(found: Found) -> dict[str, Any]:
     return ranges
 
 
-def _notes(request: Request, found: Found) -> _Notes:
+def _notes(request: Request, choices: Choices) -> _Notes:
     """The comments of the config on the values that were found."""
     source = request.data.name if request.data else "an input: name them as you like"
     notes: _Notes = {
         ("collections", "outputs"): "what the model writes: name them as you like",
         ("rows", "n"): "engines are timed with the typical numbers of rows: write your own",
-        ("rows", "n", "min"): found.range.why_least,
-        ("rows", "n", "max"): found.range.why_most,
+        ("rows", "n", "min"): choices.range.why_least,
+        ("rows", "n", "max"): choices.range.why_most,
     }
-    for i, said in enumerate(found.fitted.said):
-        notes["inputs", i, "name"] = said
-    for name, part in found.parts.items():
+    for i, about in enumerate(choices.fitted.said):
+        notes["inputs", i, "name"] = about
+    for name, part in choices.parts.items():
         notes["collections", name] = f"columns of {source}"
         for i, each in enumerate(part.values() if request.data and len(part) <= LONG else ()):
             notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
         offsets = _offsets(part)
         if offsets is not None:
             most = np.diff(offsets).max()
-            said = f"the model gets at most `length` items of a row; rows here have up to {most}"
-            notes["collections", name, "jagged"] = said
+            about = f"the model gets at most `length` items of a row; rows here have up to {most}"
+            notes["collections", name, "jagged"] = about
             notes["rows", f"n_{name}"] = "the number of items in a call, over all rows"
     return notes
 
@@ -246,7 +245,7 @@ def _offsets(part: _Part) -> Array | None:
 def _write(
     request: Request,
     stored: Path,
-    found: Found,
+    choices: Choices,
     config: dict[str, Any],
     notes: _Notes,
     arrays: dict[str, Array],
@@ -265,15 +264,15 @@ def _write(
         if arrays:
             np.savez_compressed(rows_file, allow_pickle=False, **arrays)
         write_config(new, _HEAD, config | {"reference": reference}, notes)
-        why = _check(new, out.name, found, request.independent)
+        why = _check(new, out.name, choices, request.independent)
         if why == "":
             config["rows"]["n"]["unbounded"] = True
             notes["rows", "n", "unbounded"] = _INDEPENDENT
         elif why is not None:
             rows = max([0, *(len(values) for values in arrays.values())])
-            if found.range.most == _TILE:  # the model itself does not bound it
+            if choices.range.most == _TILE:  # the model itself does not bound it
                 config["rows"]["n"]["max"] = max(_TILE, rows)
-            notes["rows", "n", "max"] = f"{found.range.why_most}; bounded, since {why}"
+            notes["rows", "n", "max"] = f"{choices.range.why_most}; bounded, since {why}"
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
         write_config(new, _HEAD, config, notes)
         if arrays:
@@ -290,26 +289,27 @@ _INDEPENDENT = (
 )
 
 
-def _check(path: Path, name: str, found: Found, independent: bool) -> str | None:
+def _check(path: Path, name: str, choices: Choices, independent: bool) -> str | None:
     """Load the config, run the model on the first rows of its reference like `pipeline run`, and
     return why its rows may depend on each other: "" if they are shown not to, None if the number of
     rows is bounded anyway. In a ConfigError the file is called `name`."""
     try:
         config = load_config(path)
     except ConfigError as error:
-        raise ConfigError(*(one.replace(path.name, name) for one in error.problems)) from error
+        renamed = (problem.replace(path.name, name) for problem in error.problems)
+        raise ConfigError(*renamed) from error
     signature = config.signature()
     case = {dim: min(_ROWS, rows.max) for dim, rows in signature.ranges.items()}
-    given = reference_inputs(config, signature)
-    model = with_fronts(found.model.module, source_of(config))
-    eager_outputs(model, signature, row_major_inputs(signature, given, case), case)
-    if not found.range.free or signature.tile_kinds is None:
+    inputs = reference_inputs(config, signature)
+    model = with_fronts(choices.model.module, source_of(config))
+    eager_outputs(model, signature, row_major_inputs(signature, inputs, case), case)
+    if not choices.range.free or signature.tile_kinds is None:
         return None
-    return "" if independent else why_rows_may_mix(model, signature, given)
+    return "" if independent else why_rows_may_mix(model, signature, inputs)
 
 
-def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given]
+def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in texts]
     if wrong := [name for name, _, columns in pairs if not name or not columns]:
         raise InitError(f"{flag} {wrong[0]}: expected NAME=COLUMN,COLUMN")
     return {name.strip(): columns for name, _, columns in pairs}
@@ -388,21 +388,22 @@ class _Outputs:
 
 
 def _outputs(
-    outcome: Outcome, given: Mapping[str, Sequence[str]], labels: Sequence[str], ask: Ask
+    outcome: Outcome, words_of: Mapping[str, Sequence[str]], labels: Sequence[str], ask: Ask
 ) -> _Outputs:
-    """What the model writes. `given`: the names of columns that the user gave, by output."""
-    own = [output.name for output in outcome.outputs]
-    names = [*given] if len(given) == len(own) and not {*given} & {*own} else own
-    every = _Outputs([], [])
+    """What the model writes. `words_of`: the names of columns that the user gave, by output."""
+    names = [output.name for output in outcome.outputs]
+    if len(words_of) == len(names) and not {*words_of} & {*names}:
+        names = [*words_of]
+    outputs = _Outputs([], [])
     for name, output in zip(names, outcome.outputs, strict=True):
         count, *inner = list(output.value.shape)[1:] or [1]
-        words = given.get(name) or _asked_names(name, count, labels, ask)
+        words = words_of.get(name) or _asked_names(name, count, labels, ask)
         columns = [identifier(each) for each in expanded(f"--output {name}", words, ())]
         if len(columns) != count:
             raise InitError(f"--output {name}: found {len(columns)} names for {count} columns")
         dtype = str(output.value.dtype).removeprefix("torch.")
         shape = [math.prod(inner)] if inner else []
-        every.columns.extend(_column(each, dtype, shape) for each in columns)
+        outputs.columns.extend(_column(each, dtype, shape) for each in columns)
         block: dict[str, Any] = {"name": identifier(name), "collection": "outputs"}
         block["columns"] = columns
         if output.order.permute:
@@ -411,8 +412,8 @@ def _outputs(
             block["shape"] = [count, *inner]
         elif count > 1 and _are_shares(output.value):
             block["classifier"] = True
-        every.blocks.append(block)
-    return every
+        outputs.blocks.append(block)
+    return outputs
 
 
 def _asked_names(name: str, count: int, labels: Sequence[str], ask: Ask) -> list[str]:
@@ -443,20 +444,20 @@ class _Range:
     free: bool
 
 
-def _rows(model: Model, made: Fitted, given: int | None) -> _Range:
-    """The range of rows: `given`, else a tile if the rows do not see each other, else as many as
+def _rows(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
+    """The range of rows: `wanted`, else a tile if the rows do not see each other, else as many as
     the file has; fewer if the model does not run on them."""
-    options = made.outcome.options
+    options = accepted.outcome.options
     least, why_least = 0, "the fewest rows of a call"
     while least < 2 and (refused := why_not(model, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
-    if given:
-        return _Range(least, why_least, given, "the most rows of a call, by --rows", False)
-    rows = max((c.rows for feed in made.feeds for c in feed.columns), default=0)
-    most = _TILE if made.outcome.independent or not rows else max(2, rows)
-    if any(feed.jagged for feed in made.feeds):  # several row dimensions: no tiles
+    if wanted:
+        return _Range(least, why_least, wanted, "the most rows of a call, by --rows", False)
+    rows = max((c.rows for feed in accepted.feeds for c in feed.columns), default=0)
+    most = _TILE if accepted.outcome.independent or not rows else max(2, rows)
+    if any(feed.jagged for feed in accepted.feeds):  # several row dimensions: no tiles
         most = max(most, rows)
-    why, free = "the rows of a tile, and of the reference", made.outcome.independent
+    why, free = "the rows of a tile, and of the reference", accepted.outcome.independent
     if not free:
         why = "the rows of the file, since rows see each other; --rows N for others"
     while most > 2 and (refused := why_not(model, options, most + 1)):

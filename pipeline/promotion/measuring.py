@@ -124,8 +124,10 @@ def revalidate(
     parsed = Target.parse(target)
     check_host_runs(parsed)
     say(f"validating {engine_name} on {target} against the reference")
-    by_torch = torch_runs(parsed)
-    report = (_validated if by_torch else _by_driver)(opened, target, engine_name)
+    if torch_runs(parsed):
+        report = _validated(opened, target, engine_name)
+    else:
+        report = _by_driver(opened, target, engine_name)
     if report.reason:
         say(f"{engine_name} on {target} is refused: {report.why}")
     if candidate.windows and report.window and report.valid:

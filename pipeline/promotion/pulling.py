@@ -26,7 +26,6 @@ def pull(
     `ref` may be the address of an OCI registry, see `registry.housekeeping.oci.pull`: the note
     comes with the files, and the name is the address by digest.
     """
-
     note = None
     if ref.startswith("oci://"):
         name, bundle = oci.pull(ref, folder)

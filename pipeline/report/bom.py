@@ -19,7 +19,7 @@ from registry.bundle import SUMS, Bundle
 def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     """The model with its card, its files with digests, and the libraries and compiler that built
     it. `bundle`: as it was sealed."""
-    manifest, made = bundle.manifest, bundle.manifest.provenance
+    manifest, built = bundle.manifest, bundle.manifest.provenance
     data = {manifest.reference} | ({manifest.labelled.file} if manifest.labelled else set())
     files = [
         _component("data" if n in data else "file", n, hashes=[{"alg": "SHA-256", "content": d}])
@@ -27,14 +27,14 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     ]
     tools = [  # excluded: not inside
         _component("library", name, version=version, purl=_purl(name, version), scope="excluded")
-        for name, version in sorted(made.tools.items())
+        for name, version in sorted(built.tools.items())
     ]
     model = _component(
         "machine-learning-model",
         manifest.name,
         version=bundle.digest,
         description=manifest.description,
-        pedigree={"commits": [{"uid": made.git_commit}] if made.git_commit else []},
+        pedigree={"commits": [{"uid": built.git_commit}] if built.git_commit else []},
         modelCard={"modelParameters": {"datasets": [{"ref": f"data/{n}"} for n in sorted(data)]}},
     )
     return {
@@ -42,27 +42,27 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
         "specVersion": "1.6",
         "serialNumber": uuid.uuid5(uuid.NAMESPACE_URL, f"sha256:{bundle.digest}").urn,
         "version": 1,
-        "metadata": {"timestamp": made.created, "component": model},
+        "metadata": {"timestamp": built.created, "component": model},
         "components": files + tools,
     }
 
 
 def build_provenance(bundle: Bundle) -> dict[str, Any]:
     """An in-toto statement about every file of the bundle, as it was sealed: how it was built."""
-    made, labelled = bundle.manifest.provenance, bundle.manifest.labelled
-    builder = _purl("soa-pipeline", made.tools.get("soa-pipeline", "unknown"))
-    used: list[dict[str, Any]] = [{"uri": _purl(*each)} for each in sorted(made.tools.items())]
-    if made.git_commit is not None:
-        used.append({"name": "config", "digest": {"gitCommit": made.git_commit}})
+    built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
+    builder = _purl("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
+    used: list[dict[str, Any]] = [{"uri": _purl(*each)} for each in sorted(built.tools.items())]
+    if built.git_commit is not None:
+        used.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
     if labelled is not None:
         used.append({"name": labelled.source, "digest": {"sha256": labelled.sha256}})
     build = {
         "buildType": f"{builder}#run",
-        "externalParameters": {"config": made.config},
-        "internalParameters": {"host": made.host, "uncommitted_changes": bool(made.git_dirty)},
+        "externalParameters": {"config": built.config},
+        "internalParameters": {"host": built.host, "uncommitted_changes": bool(built.git_dirty)},
         "resolvedDependencies": used,
     }
-    run = {"builder": {"id": builder}, "metadata": {"finishedOn": made.created}}
+    run = {"builder": {"id": builder}, "metadata": {"finishedOn": built.created}}
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": n, "digest": {"sha256": d}} for n, d in _sealed(bundle)],

@@ -78,9 +78,9 @@ def _weights(one: Bundle, two: Bundle) -> dict[str, Any]:
         a, b = _tensors(one), _tensors(two)
     except (EngineError, BundleError) as error:
         return {"same": 0, "changes": [], "unreadable": str(error)}
-    found = [tensor_change(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
-    changes = [change for change in found if change is not None]
-    return {"same": len(found) - len(changes), "changes": changes, "unreadable": ""}
+    compared = [tensor_change(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
+    changes = [change for change in compared if change is not None]
+    return {"same": len(compared) - len(changes), "changes": changes, "unreadable": ""}
 
 
 def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
@@ -233,15 +233,15 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
+def describe_difference(difference: Mapping[str, Any]) -> Iterator[Part]:
     """The result of `diff` as lines and tables for people."""
     for side in ("a", "b"):
-        yield f"{side.upper()} {found[side]['ref']}  {found[side]['digest'][:12]}"
-    if found["same"]:
+        yield f"{side.upper()} {difference[side]['ref']}  {difference[side]['digest'][:12]}"
+    if difference["same"]:
         yield "the same files, byte for byte"
         return
-    yield from _describe_weights(**found["weights"])
-    for subject, changes in found["records"].items():
+    yield from _describe_weights(**difference["weights"])
+    for subject, changes in difference["records"].items():
         if subject == "files":
             names = ", ".join(change["what"] for change in changes[:6])
             more = f", … ({len(changes)})" if len(changes) > 6 else ""
@@ -250,17 +250,17 @@ def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
         rows = ((c["what"], _value(c["a"]), _value(c["b"])) for c in changes[:_MOST_ROWS])
         yield new_table(subject, "", "A", "B", rows=rows)
         yield from _more(len(changes))
-    if found["deviations"]:
+    if difference["deviations"]:
         title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
         table = new_table(title, "target", "engine", "output", "A", "B")
-        for d in found["deviations"]:
+        for d in difference["deviations"]:
             cells = (_deviation(d[f"{side}_max_abs"], d[f"{side}_outside"]) for side in "ab")
             table.add_row(d["target"], d["engine"], d["output"], *cells)
         yield table
-    if found["speed"]:
+    if difference["speed"]:
         title = "median of a call, as measured when each was built"
         table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
-        for s in found["speed"]:
+        for s in difference["speed"]:
             cells = ("—" if s[t] is None else microseconds(float(s[t])) for t in ("a_us", "b_us"))
             ratio = "" if s["ratio"] is None else number(float(s["ratio"]))
             table.add_row(s["target"], s["engine"], s["rows"], *cells, ratio)

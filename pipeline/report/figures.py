@@ -83,11 +83,12 @@ class Kept:
     """Deviations whose bins are added to one histogram."""
 
     name: str
-    found: Sequence[Deviation]
+    deviations: Sequence[Deviation]
     ours: bool = True
 
     def summed(self, bins: Literal["ulp_bins", "error_bins"]) -> list[int]:
-        return list(map(sum, zip_longest(*(getattr(d, bins) for d in self.found), fillvalue=0)))
+        each = (getattr(deviation, bins) for deviation in self.deviations)
+        return list(map(sum, zip_longest(*each, fillvalue=0)))
 
 
 def _rows(value: float) -> str:
@@ -138,15 +139,15 @@ def deviation_figure(
     return _drawn(caption, lines, Axis("rows", "largest deviation", number), limits)
 
 
-def ulp_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
+def ulp_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
     """A histogram of the deviations of values, in units in the last place."""
-    bins = [Steps(each.name, each.summed("ulp_bins"), each.ours) for each in found]
+    bins = [Steps(each.name, each.summed("ulp_bins"), each.ours) for each in kept]
     return _off(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
-def error_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
+def error_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
     """A histogram of the absolute deviations of values, by powers of ten."""
-    bins = [Steps(each.name, each.summed("error_bins"), each.ours) for each in found]
+    bins = [Steps(each.name, each.summed("error_bins"), each.ours) for each in kept]
     first = Deviation.FIRST_DECADE
 
     def begins(i: int) -> str:
@@ -178,16 +179,16 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
     ]
 
 
-def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:
+def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure | None:
     """Draw a histogram; None if it has no counts, or no finite width."""
-    if not _has_bins(found):
+    if not _has_bins(histogram):
         return None
-    edges = found.edges()
-    return _stepped(caption, Axis(label, "values", number), [Steps(label, found.counts)], edges)
+    edges = histogram.edges()
+    return _stepped(caption, Axis(label, "values", number), [Steps(label, histogram.counts)], edges)
 
 
-def _has_bins(found: Histogram) -> bool:
-    return any(found.counts) and 0 < found.high - found.low < math.inf
+def _has_bins(histogram: Histogram) -> bool:
+    return any(histogram.counts) and 0 < histogram.high - histogram.low < math.inf
 
 
 def why_not_drawn(curve: Curve) -> str:
@@ -222,8 +223,8 @@ def _off(
 ) -> Figure | None:
     """Draw the shares of values over their deviation; the first bin has the equal values. None if
     all values are equal."""
-    kept = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
-    series = [each for each in kept if any(each.values)][: len(_SERIES)]
+    cut = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
+    series = [each for each in cut if any(each.values)][: len(_SERIES)]
     used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
     if not used:
         return None
@@ -248,12 +249,12 @@ def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
     return _stepped(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
 
 
-def operators_figure(caption: str, found: Sequence[OperatorTime]) -> Figure:
+def operators_figure(caption: str, times: Sequence[OperatorTime]) -> Figure:
     """Draw the share of a call that each operator takes, for each size."""
-    sizes = [*found[0].shares][: len(_SERIES)]
-    series = [Steps(size, [each.shares[size] for each in found]) for size in sizes]
+    sizes = [*times[0].shares][: len(_SERIES)]
+    series = [Steps(size, [each.shares[size] for each in times]) for size in sizes]
     axis = Axis("operator", "share of a call", _share)
-    return _stepped(caption, axis, series, [each.operator for each in found])
+    return _stepped(caption, axis, series, [each.operator for each in times])
 
 
 def _share(value: float) -> str:

@@ -156,7 +156,8 @@ def version_page(
         Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
                                blocks_of(manifest)]),
         Section("Agreement with the model", list(_agreement(bundle))),
-        Section("Speed", list(_speed(bundle))),
+        Section("Speed", [part for target in manifest.targets
+                          for part in speed_parts(target, benchmark_of(bundle, target))]),
         Section("Reference and metrics",
                 [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
         Section("History", list(_history(version, events))),
@@ -171,9 +172,9 @@ def flow(name: str, signature: Signature) -> Flow:
     def columns(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
         by_collection: dict[str, dict[str, None]] = {}
         for each in bound:
-            found = by_collection.setdefault(each.block.collection, {})
-            found |= dict.fromkeys(each.block.columns)
-        return tuple((key, ", ".join(found)) for key, found in by_collection.items())
+            names = by_collection.setdefault(each.block.collection, {})
+            names |= dict.fromkeys(each.block.columns)
+        return tuple((place, ", ".join(names)) for place, names in by_collection.items())
 
     def blocks(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
         return tuple(
@@ -227,7 +228,7 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
             yield _confusion(bound, chosen.engine, deviation)
 
 
-def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
+def _confusion(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
     """The number of rows by the model's class and the artifact's, if these differ."""
     parts = [bound.plan.components[i] for i in bound.plan.order]
 
@@ -237,7 +238,7 @@ def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
         name, k = parts[index]
         return f"{name}[{k}]" if (name, 1) in parts else name
 
-    counts = {(wanted, was): rows for wanted, was, rows in found.reclassified}
+    counts = {(wanted, was): rows for wanted, was, rows in deviation.reclassified}
     columns = sorted({was for _, was in counts})
     title = f"{bound.name}: rows of another class with {engine}, over all sizes"
     table = new_table(title, "the model's class", *(f"now {name_of(each)}" for each in columns))
@@ -301,11 +302,6 @@ def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figu
             yield histogram_figure(caption, what, curve.found)
     named = {", ".join(names): curve for curve, names in scores.items()}
     yield roc_figure(f"{target}: background that passes with the signal", named)
-
-
-def _speed(bundle: Bundle) -> Iterator[Part | Figure | None]:
-    for target in bundle.manifest.targets:
-        yield from speed_parts(target, benchmark_of(bundle, target))
 
 
 def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure | None]:
@@ -423,23 +419,23 @@ def _answers(done: Report) -> Iterator[Part | Figure | None]:
         return
     table = new_table("over the outputs that this run wrote", "column", "values", "smallest",
                       "mean", "largest", "NaN or infinite")  # fmt: skip
-    for name, found in done.histograms.items():
-        numbers = (found.least, found.mean, found.largest)
-        shown = [number(value) if found.finite else "" for value in numbers]
-        bad = f"{found.nonfinite:,}" if found.nonfinite else "none"
-        table.add_row(name, f"{found.finite + found.nonfinite:,}", *shown, bad)
+    for name, histogram in done.histograms.items():
+        numbers = (histogram.least, histogram.mean, histogram.largest)
+        shown = [number(value) if histogram.finite else "" for value in numbers]
+        bad = f"{histogram.nonfinite:,}" if histogram.nonfinite else "none"
+        table.add_row(name, f"{histogram.finite + histogram.nonfinite:,}", *shown, bad)
     yield table
-    for name, found in list(done.histograms.items())[:_MOST_PLOTS]:
-        caption = "; ".join([name, *found.notes()])
-        yield histogram_figure(caption, name, found)
+    for name, histogram in list(done.histograms.items())[:_MOST_PLOTS]:
+        caption = "; ".join([name, *histogram.notes()])
+        yield histogram_figure(caption, name, histogram)
     if len(done.histograms) > _MOST_PLOTS:
         yield f"The first {_MOST_PLOTS} columns are drawn."
 
 
-def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
-    sides = {side: found[side] | {"ref": _shared(found[side])} for side in "ab"}
+def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
+    sides = {side: difference[side] | {"ref": _shared(difference[side])} for side in "ab"}
     title = f"{sides['a']['ref']} and {sides['b']['ref']}"
-    changes = describe_difference({**found, **sides})
+    changes = describe_difference({**difference, **sides})
     return page(title, [Section("What changed", [*changes])], links=links)
 
 

@@ -62,11 +62,11 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
 
     @app.get("/")
     def models() -> HTMLResponse:
-        found = {each.name: registry.versions(each.name) for each in registry.list()}
-        if not found:
+        versions_of = {each.name: registry.versions(each.name) for each in registry.list()}
+        if not versions_of:
             empty = "It is empty: fill it with `pipeline run CONFIG`."
             return shown(page("Models", [Section(registry.shown, [empty])]))
-        return shown(models_page(found, registry.shown))
+        return shown(models_page(versions_of, registry.shown))
 
     @app.get("/models/{name}")
     def model(name: str) -> HTMLResponse:
@@ -75,18 +75,18 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
 
     @app.get("/models/{name}/{number}")
     def version(name: str, number: int) -> HTMLResponse:
-        found = registry.find(Ref(name, number))
+        known = registry.find(Ref(name, number))
         with _one_at_a_time:
-            opened = open_version(Opening(found.ref, mode="test", registry=registry))
+            opened = open_version(Opening(known.ref, mode="test", registry=registry))
             events = registry.history(name)
-            return shown(version_page(opened.bundle, found, events, _links(registry, found)))
+            return shown(version_page(opened.bundle, known, events, _links(registry, known)))
 
     @app.get("/models/{name}/{second}/beside/{first}")
     def beside(name: str, second: int, first: int) -> HTMLResponse:
         with _one_at_a_time:
-            found = diff(registry, f"{name}/{first}", f"{name}/{second}")
+            difference = diff(registry, f"{name}/{first}", f"{name}/{second}")
         ends = ((f"{name}/{n}", f"/models/{name}/{n}") for n in (first, second))
-        return shown(difference_page(found, [HOME, *ends]))
+        return shown(difference_page(difference, [HOME, *ends]))
 
     return app
 

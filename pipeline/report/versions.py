@@ -105,11 +105,11 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
     counts, notes = proof_of(bundle)
     rows = (
         (
-            found.output, str(len(found.by_size)), f"{found.values:,}",
-            f"{found.count:,} ({percent(found.share)})" if found.count else "none",
-            ", ".join(f"{bad} at {size}" for size, (bad, _) in found.by_size.items() if bad),
+            output.output, str(len(output.by_size)), f"{output.values:,}",
+            f"{output.count:,} ({percent(output.share)})" if output.count else "none",
+            ", ".join(f"{bad} at {size}" for size, (bad, _) in output.by_size.items() if bad),
         )
-        for found in counts
+        for output in counts
     )  # fmt: skip
     yield new_table("reference", "output", "sizes", "values", "NaN or infinite", "where", rows=rows)
     yield from (f"  {note}" for note in notes)
@@ -199,7 +199,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
     if provenance.git_commit is not None:
         changed = " with changes" if provenance.git_dirty else ""
         source = f"git {provenance.git_commit[:12]}{changed}"
-    found = {
+    facts_by_name = {
         "description": manifest.description or "—",
         "digest": bundle.digest,
         "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
@@ -222,7 +222,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
             for seen in (version.shadows.values() if version else ())
         ),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in facts_by_name.items() if value}
 
 
 def rows_of(signature: Signature) -> str:
@@ -269,13 +269,13 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
 
 
-def _origin(found: Mapping[str, Any]) -> str:
+def _origin(origin: Mapping[str, Any]) -> str:
     """The registry and version from which a version was pushed, as text."""
-    if not found:
+    if not origin:
         return ""
-    was = f", was {found['version']}" if "version" in found else ""
-    source = f" in {found['registry']}" if "registry" in found else ""
-    return f"pushed by {found.get('pushed_by')} at {found.get('pushed_at')}{was}{source}"
+    was = f", was {origin['version']}" if "version" in origin else ""
+    source = f" in {origin['registry']}" if "registry" in origin else ""
+    return f"pushed by {origin.get('pushed_by')} at {origin.get('pushed_at')}{was}{source}"
 
 
 def facts_of(record: TargetRecord) -> Iterator[str]:

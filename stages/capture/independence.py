@@ -144,9 +144,9 @@ def _difference(
     tolerances: Mapping[str, Tolerance],
 ) -> str | None:
     """How the first answers of `part` differ from those to these rows of the whole."""
-    for name, found in part.items():
+    for name, answers in part.items():
         allowed = tolerances[name]
-        compared = compare(found[: len(rows)], whole[name][rows], allowed, classifier=False)
+        compared = compare(answers[: len(rows)], whole[name][rows], allowed, classifier=False)
         if compared.outside > allowed.max_outside:
             return f"answers of output {name!r} differ by up to {compared.max_abs:.2g}"
     return None

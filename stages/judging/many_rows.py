@@ -115,7 +115,7 @@ def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[st
 
 def _looked_at(
     signature: Signature,
-    found: Sequence[_Piece],
+    differing: Sequence[_Piece],
     record: ManyRows,
     tolerances: Mapping[str, Tolerance],
     program: Path,
@@ -123,9 +123,9 @@ def _looked_at(
     """Compare rows outside, or the first of them, with the float64 model."""
     alone = len(signature.dims) == 1 and not any(b.rowless for b in signature.outputs)
     if alone and not signature.jagged and dependence_of(None, program) is None:
-        pieces = [_joined(signature, found)]
+        pieces = [_joined(signature, differing)]
     else:
-        pieces = list(found[:_PIECES_LOOKED_AT])
+        pieces = list(differing[:_PIECES_LOOKED_AT])
     seen = [_beside_float64(signature, piece, program) for piece in pieces]
     record = ManyRows(
         rows=record.rows,
@@ -142,10 +142,10 @@ def _looked_at(
     return Tried(record)
 
 
-def _joined(signature: Signature, found: Sequence[_Piece]) -> _Piece:
+def _joined(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
     """The rows outside, without the others; repeated if the model takes no such few rows."""
     (dim,) = signature.dims
-    places = [piece.outside[dim].nonzero()[:, 0] for piece in found]
+    places = [piece.outside[dim].nonzero()[:, 0] for piece in differing]
     count = min(sum(map(len, places)), _LOOKED_AT)
     n = max(count, signature.ranges[dim].min)
 
@@ -153,20 +153,20 @@ def _joined(signature: Signature, found: Sequence[_Piece]) -> _Piece:
         picked = [part[at] for part, at in zip(parts, places, strict=True)]
         return torch.cat(picked)[torch.arange(n) % count]
 
-    first = found[0]
+    first = differing[0]
     inputs = {
         name: {
-            key: of_all([piece.inputs[name][key] for piece in found]) if values.ndim else values
+            key: of_all([piece.inputs[name][key] for piece in differing]) if values.ndim else values
             for key, values in columns.items()
         }
         for name, columns in first.inputs.items()
     }
     answers = {
         name: Answers(
-            found=of_all([piece.answers[name].found for piece in found]),
-            wanted=of_all([piece.answers[name].wanted for piece in found]),
-            band=of_all([piece.answers[name].band for piece in found]),
-            apart=of_all([piece.answers[name].apart for piece in found]),
+            found=of_all([piece.answers[name].found for piece in differing]),
+            wanted=of_all([piece.answers[name].wanted for piece in differing]),
+            band=of_all([piece.answers[name].band for piece in differing]),
+            apart=of_all([piece.answers[name].apart for piece in differing]),
         )
         for name in first.answers
     }

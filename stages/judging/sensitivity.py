@@ -67,13 +67,13 @@ class _InDouble(TorchDispatchMode):
             return wide
         return torch.where(few_digits(wide), wide, self._changed(wide, CHANGE))
 
-    def _round(self, found: Any) -> None:
+    def _round(self, result: Any) -> None:
         """Round a result in place: an operation may have written it into another tensor."""
-        if not isinstance(found, torch.Tensor) or found.dtype != torch.float64:
+        if not isinstance(result, torch.Tensor) or result.dtype != torch.float64:
             return
-        exact = (found == found.float().double()) | found.isnan()
+        exact = (result == result.float().double()) | result.isnan()
         if not exact.all():
-            found.copy_(torch.where(exact, found, self._changed(found, _ROUNDING)))
+            result.copy_(torch.where(exact, result, self._changed(result, _ROUNDING)))
 
     def _changed(self, wide: torch.Tensor, most: float) -> torch.Tensor:
         share = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64) * 2 - 1

@@ -163,11 +163,14 @@ def validate_here(
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
-    given, where = Trial.from_dict(trial), torch.device(device)
-    compared = _with_reference if given.set_nonfinite is None else _with_program
-    with tf32_switches(given.precision):
-        executable = open_candidate(given.engine, given.file, where)
-        report = compared(Session(given.signature, executable, where), given)
+    parsed, torch_device = Trial.from_dict(trial), torch.device(device)
+    with tf32_switches(parsed.precision):
+        executable = open_candidate(parsed.engine, parsed.file, torch_device)
+        session = Session(parsed.signature, executable, torch_device)
+        if parsed.set_nonfinite is None:
+            report = _with_reference(session, parsed)
+        else:
+            report = _with_program(session, parsed)
     if out_of_memory(RuntimeError(report.reason or report.window)):
         if keep_memory:
             raise MemoryError(report.reason)
@@ -263,8 +266,9 @@ def _with_program(session: Session, trial: Trial) -> ValidationReport:
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))
     for output in signature.outputs:
-        mine = [one for one in counts if one.output == output.name]
-        share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))
+        of_output = [each for each in counts if each.output == output.name]
+        values = sum(each.values for each in of_output)
+        share = sum(each.count for each in of_output) / max(1, values)
         if share > trial.set_nonfinite:
             why = (
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
@@ -366,7 +370,7 @@ def _validate_case(
 
     parts = compared(first), compared(roomy)
     deviations = {
-        bound.name: max((part[bound.name] for part in parts), key=_size)
+        bound.name: max((part[bound.name] for part in parts), key=lambda d: (d.outside, d.max_abs))
         for bound in signature.outputs
     }
     if faults:  # an artifact that writes elsewhere must not run on windows
@@ -385,10 +389,6 @@ def _validate_case(
         return CaseReport(case, deviations, (), refusal.reason)
     reasons = (f"from an odd row of larger collections on: {refusal.reason}",)
     return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
-
-
-def _size(deviation: Deviation) -> tuple[float, float]:
-    return deviation.outside, deviation.max_abs
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:

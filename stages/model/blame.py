@@ -24,9 +24,9 @@ from soa.signature import Signature
 
 def state_written(exported: ExportedProgram) -> list[str]:
     """The names of the buffers and parameters that a program changes."""
-    found = exported.graph_signature
-    changed = [str(s.target) for s in found.output_specs if "MUTATION" in s.kind.name]
-    return [name for name in changed if name not in found.user_inputs]
+    signature = exported.graph_signature
+    changed = [str(s.target) for s in signature.output_specs if "MUTATION" in s.kind.name]
+    return [name for name in changed if name not in signature.user_inputs]
 
 
 def mutation_line(exported: ExportedProgram) -> str:
@@ -52,19 +52,19 @@ def why_not_run(
     text = f"the model fails on its reference inputs ({where_raised(error)}): {said}"
     if not re.search(r"dtype|scalar type|Input type", said):
         return text
-    own = {v.dtype: name for name, v in model.named_parameters() if v.is_floating_point()}
-    if len(own) > 1:
-        found = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in own.items())
-        return f"{text}. Its own layers differ: {found}; convert the model to one (.float())"
+    layers = {v.dtype: name for name, v in model.named_parameters() if v.is_floating_point()}
+    if len(layers) > 1:
+        listed = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in layers.items())
+        return f"{text}. Its own layers differ: {listed}; convert the model to one (.float())"
     inputs = list(zip(signature.inputs, arguments, strict=True))
     inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
-    for dtype, name in own.items():
-        for bound, given in inputs:
-            if given.dtype != dtype:
+    for dtype, name in layers.items():
+        for bound, tensor in inputs:
+            if tensor.dtype != dtype:
                 own_name = dtype_name(dtype)
                 return (
                     f"{text}. It computes in {own_name} ({name}) and gets the input "
-                    f"{bound.name!r} as {dtype_name(given.dtype)}: write dtype: {own_name} there, "
+                    f"{bound.name!r} as {dtype_name(tensor.dtype)}: write dtype: {own_name} there, "
                     "or convert one of the two in the model"
                 )
     return text

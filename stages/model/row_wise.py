@@ -58,22 +58,22 @@ class RowWise(torch.nn.Module):
         of_all = [each for each, shared in zip(inputs, self.shared, strict=True) if shared]
         of_rows = [each for each, shared in zip(inputs, self.shared, strict=True) if not shared]
 
-        def one_row(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            own = iter(given[: len(of_rows)])
-            common = iter(given[len(of_rows) : len(given) - len(weights)])
+        def one_row(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            of_row = iter(tensors[: len(of_rows)])
+            common = iter(tensors[len(of_rows) : len(tensors) - len(weights)])
             arguments = [
-                next(common) if shared else next(own).unsqueeze(0) for shared in self.shared
+                next(common) if shared else next(of_row).unsqueeze(0) for shared in self.shared
             ]
             with traceback.preserve_node_meta():  # keeps the lines of the model
                 answers = Interpreter(self._one_row[0]).run(
-                    *given[len(given) - len(weights) :], *arguments
+                    *tensors[len(tensors) - len(weights) :], *arguments
                 )
             return tuple(each.squeeze(0).clone() for each in answers)
 
-        made: tuple[torch.Tensor, ...] = torch.ops.higher_order.map_impl(
+        answers_of_rows: tuple[torch.Tensor, ...] = torch.ops.higher_order.map_impl(
             one_row, of_rows, [*of_all, *weights]
         )
-        return made
+        return answers_of_rows
 
 
 class _InOrder(torch.nn.Module):
@@ -85,10 +85,10 @@ class _InOrder(torch.nn.Module):
         self.model, self.signature = model, signature
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = outputs_in_order(self.model(*inputs), self.signature)
-        if any(each.dim() == 0 or each.shape[0] != 1 for each in found):
+        outputs = outputs_in_order(self.model(*inputs), self.signature)
+        if any(each.dim() == 0 or each.shape[0] != 1 for each in outputs):
             raise CaptureError("an output does not have one answer for each row")
-        return tuple(found)
+        return tuple(outputs)
 
 
 class _Off:

@@ -194,11 +194,11 @@ def _numbered(nodes: Tree, roots: Array) -> _Numbered:
     """The nodes that rows reach from the roots, numbered anew. ValueError if they are no trees."""
     below = nodes.children
     leaf = (below == np.arange(len(below))[:, None]).all(axis=1)
-    levels, found = [roots], len(roots)
+    levels, count = [roots], len(roots)
     while len(last := levels[-1][~leaf[levels[-1]]]):
         levels.append(below[last].reshape(-1))
-        found += len(levels[-1])
-        if found > len(below):
+        count += len(levels[-1])
+        if count > len(below):
             raise ValueError("the nodes of a tree go in a circle")
     reached = np.concatenate(levels)
     if len(np.unique(reached)) < len(reached):
@@ -218,9 +218,9 @@ def _numbered(nodes: Tree, roots: Array) -> _Numbered:
     number[inner] = np.arange(len(inner))
     ends = reached[leaf[reached]]
     order = np.concatenate([inner, ends[np.argsort(number[ends])]])
-    kept = Tree(*(each[order] for each in nodes))
-    kept = kept._replace(children=number[kept.children])
-    return _Numbered(kept, number[roots], len(inner), len(levels) - 1)
+    ordered = Tree(*(each[order] for each in nodes))
+    ordered = ordered._replace(children=number[ordered.children])
+    return _Numbered(ordered, number[roots], len(inner), len(levels) - 1)
 
 
 class _Columns(NamedTuple):
@@ -234,15 +234,15 @@ class _Columns(NamedTuple):
     of_node: Array
 
 
-def _columns(found: _Numbered, equal: bool) -> _Columns:
+def _columns(numbered: _Numbered, equal: bool) -> _Columns:
     """A feature has one column if one number leads missing values to the side of each of its nodes,
     else two, with -inf and with inf."""
     feature, left, limit = (
-        each[: found.inner].astype(kind)
+        each[: numbered.inner].astype(kind)
         for each, kind in (
-            (found.nodes.feature, np.int64),
-            (found.nodes.missing_left, bool),
-            (found.nodes.threshold, np.float64),
+            (numbered.nodes.feature, np.int64),
+            (numbered.nodes.missing_left, bool),
+            (numbered.nodes.threshold, np.float64),
         )
     )
 

@@ -30,10 +30,10 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
         with quiet_torch():
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
+        pickled = re.search(r"GLOBAL (\S+)", str(error))
         what = (
-            f"there is a pickled {found[1]} in it, which may run code as it loads"
-            if found
+            f"there is a pickled {pickled[1]} in it, which may run code as it loads"
+            if pickled
             else "it is no file that torch.save writes"
         )
         raise SourceError(

@@ -50,43 +50,43 @@ def edge_rows(
     few = some_rows(signature, inputs, _ROWS)
     if not all(few.case.values()):
         return MoreRows()
-    for each in _changes(signature, stated):
-        if not each.members:
+    for changes in _changes(signature, stated):
+        if not changes.members:
             continue
-        changed = {name: dict(own) for name, own in few.inputs.items()}
-        for number, one in enumerate(each.members):
-            own = changed[one.collection]
-            name = one.column.name
-            own[name] = each.change(one.column, number, own[name].clone())
+        changed = {name: dict(columns) for name, columns in few.inputs.items()}
+        for number, member in enumerate(changes.members):
+            columns = changed[member.collection]
+            name = member.column.name
+            columns[name] = changes.change(member.column, number, columns[name].clone())
         answers = answers_or_why(model, signature, changed, few.case)
         if isinstance(answers, str):
-            notes.append(f"{each.what} in the inputs are not tried: {answers}")
+            notes.append(f"{changes.what} in the inputs are not tried: {answers}")
         else:
-            edges.append(Edge(each.what, each.kind, changed, few.case, answers))
+            edges.append(Edge(changes.what, changes.kind, changed, few.case, answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
 def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:
     """The kinds of values that are tried, each with the columns that get them."""
-    columns = [one for one in members(signature) if one.column.kind != "scalar"]
-    floats = [one for one in columns if is_float(one.column.dtype)]
+    columns = [member for member in members(signature) if member.column.kind != "scalar"]
+    floats = [member for member in columns if is_float(member.column.dtype)]
     whole = [
-        one
-        for one in columns
-        if not is_float(one.column.dtype)
-        and one.column.dtype != "bool"
-        and one.column.name not in stated
+        member
+        for member in columns
+        if not is_float(member.column.dtype)
+        and member.column.dtype != "bool"
+        and member.column.name not in stated
     ]
     specials = {"NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf, "-0.0": -0.0}
     for what, value in specials.items():
         yield _Changes(what, "special", floats, _here_and_there(value, len(floats)))
     yield _Changes("denormal numbers", "extreme", floats, _up_to(0.25, tiny=True))
-    for dtype in dict.fromkeys(one.column.dtype for one in floats):
-        mine = [one for one in floats if one.column.dtype == dtype]
+    for dtype in dict.fromkeys(member.column.dtype for member in floats):
+        of_dtype = [member for member in floats if member.column.dtype == dtype]
         for power in _HUGE:
             largest = torch.finfo(torch_dtype(dtype)).max ** power
             name = f"{dtype} numbers up to {largest:.0e}"
-            yield _Changes(name, "extreme", mine, _up_to(largest))
+            yield _Changes(name, "extreme", of_dtype, _up_to(largest))
     yield _Changes("integers of any size", "integers", whole, _any_size)
 
 

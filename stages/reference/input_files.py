@@ -104,10 +104,10 @@ def _picked(
     signature: Signature, given: Given, index: Mapping[str, npt.NDArray[np.int64]]
 ) -> Given:
     """These rows of each dimension, of all columns with rows."""
-    found = {name: dict(columns) for name, columns in given.items()}
+    picked = {name: dict(columns) for name, columns in given.items()}
     for name, column in _columns(signature, given):
-        found[name][column] = given[name][column][index[signature.rows_of[name]]]
-    return found
+        picked[name][column] = given[name][column][index[signature.rows_of[name]]]
+    return picked
 
 
 def _columns(signature: Signature, given: Given) -> list[tuple[str, str]]:

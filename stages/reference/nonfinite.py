@@ -142,22 +142,22 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
     return finite
 
 
-def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
+def too_much(counts: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
     output is not finite, or if no value of an output is finite in some case."""
-    for one in found:
-        few = one.share <= limit
-        if few and not one.empty:
+    for seen in counts:
+        few = seen.share <= limit
+        if few and not seen.empty:
             continue
-        none = f", no value at all is finite at {one.empty}" if one.empty else ""
+        none = f", no value at all is finite at {seen.empty}" if seen.empty else ""
         cure = CURE
         if few:
             cure += ", or another reference: seed"
-        elif not one.empty:
+        elif not seen.empty:
             cure += ", or raise reference: nonfinite"
         return (
-            f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
-            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {one.first}: "
+            f"output {seen.output!r}: {seen.share:.2%} of the reference is NaN or infinite, which "
+            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {seen.first}: "
             f"{cure}"
         )
     return None

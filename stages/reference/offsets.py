@@ -21,23 +21,24 @@ Columns = dict[str, torch.Tensor]
 class ByRows(Padded):
     """Padding row by row. Raises CaptureError for wrong offsets."""
 
-    def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, filled row by row."""
-        spans: list[list[int]] = inputs[one.offsets].tolist()
+        spans: list[list[int]] = inputs[padding.offsets].tolist()
         most = max((0, *(end for _, end in spans)))
-        items = torch.ones(most) if one.items is None else inputs[one.items]
-        rows = torch.full((len(spans), one.length, *items.shape[1:]), one.value, dtype=items.dtype)
+        items = torch.ones(most) if padding.items is None else inputs[padding.items]
+        shape = (len(spans), padding.length, *items.shape[1:])
+        rows = torch.full(shape, padding.value, dtype=items.dtype)
         for row, (begin, end) in enumerate(spans):
             if not 0 <= begin <= end <= len(items):
                 raise CaptureError(f"reference row {row} has items {begin}-{end} of {len(items)}")
-            there = min(end - begin, one.length)
+            there = min(end - begin, padding.length)
             rows[row, :there] = items[begin : begin + there]
-        if one.items is None:
-            rows = rows.reshape(len(spans), *(one.shape or (1, one.length)))
-            return rows.to(torch_dtype(one.dtype))
-        if one.shape is None:
+        if padding.items is None:
+            rows = rows.reshape(len(spans), *(padding.shape or (1, padding.length)))
+            return rows.to(torch_dtype(padding.dtype))
+        if padding.shape is None:
             return rows.movedim(1, -1).contiguous()
-        return rows.reshape(len(spans), *one.shape)
+        return rows.reshape(len(spans), *padding.shape)
 
 
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:

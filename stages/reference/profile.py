@@ -20,18 +20,18 @@ def profile_of_rows(signature: Signature, reference: Path, more: Path | None) ->
     """How the columns of the reference's rows, and of the user's further rows, are distributed;
     also the eager model's answers to them. `more`: the file of further rows."""
     pieces: list[dict[str, torch.Tensor]] = []
-    own = Reference.load(reference)
-    largest = max(range(len(own.cases)), key=lambda k: sum(own.cases[k].values()))
-    rows = _before_they_repeat(signature, own.inputs)
+    stored = Reference.load(reference)
+    largest = max(range(len(stored.cases)), key=lambda k: sum(stored.cases[k].values()))
+    rows = _before_they_repeat(signature, stored.inputs)
     pieces += [
-        _of_inputs(signature, own.inputs, rows),
-        _of_outputs(signature, own.outputs[largest], rows),
+        _of_inputs(signature, stored.inputs, rows),
+        _of_outputs(signature, stored.outputs[largest], rows),
     ]
     if more is not None:
         further = Reference.load(more)
         pieces.append(_of_inputs(signature, further.inputs))
         pieces += [_of_outputs(signature, each) for each in further.outputs]
-    return profiled([{key: _in_numpy(own) for key, own in piece.items()} for piece in pieces])
+    return profiled([{key: _in_numpy(values) for key, values in piece.items()} for piece in pieces])
 
 
 def _before_they_repeat(signature: Signature, inputs: Arrays) -> dict[str, int]:

@@ -96,9 +96,9 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
         if isinstance(answers, str):
             why = answers
             kept = [
-                one
-                for one in members(signature)
-                if isinstance(_answers_with_one(model, signature, few, rows, one), str)
+                member
+                for member in members(signature)
+                if isinstance(_answers_with_one(model, signature, few, rows, member), str)
             ]
             rows = _stressed(signature, few.inputs, inputs, kind, seed, kept)
             if len(kept) < len(members(signature)):
@@ -106,7 +106,7 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
             if isinstance(answers, str):
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
-            names = ", ".join(sorted(f"{one.collection}.{one.column.name}" for one in kept))
+            names = ", ".join(sorted(f"{m.collection}.{m.column.name}" for m in kept))
             notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
         edges.append(Edge(what, "stress", rows, few.case, answers))
     return MoreRows(tuple(edges), tuple(notes))
@@ -137,12 +137,12 @@ def _stressed(
     """
     generator = torch.Generator().manual_seed(seed)
     rows = {name: dict(columns) for name, columns in few.items()}
-    for one in members(signature):
-        name = one.column.name
-        mine: Kind = "own values" if one in kept else kind
-        own = pool[one.collection][name]
-        shape = rows[one.collection][name].shape
-        rows[one.collection][name] = _drawn(one.column, own, shape, mine, generator)
+    for member in members(signature):
+        name = member.column.name
+        kind_here: Kind = "own values" if member in kept else kind
+        known = pool[member.collection][name]
+        shape = rows[member.collection][name].shape
+        rows[member.collection][name] = _drawn(member.column, known, shape, kind_here, generator)
     return rows
 
 

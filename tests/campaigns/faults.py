@@ -557,7 +557,7 @@ FAULTS = (
     ),
     Fault(
         "a model that keeps state is captured",
-        "    return [name for name in changed if name not in found.user_inputs]\n",
+        "    return [name for name in changed if name not in signature.user_inputs]\n",
         "    return []\n",
         ("test_the_refusal_names_the_line_of_the_model",),
     ),
@@ -657,10 +657,10 @@ FAULTS = (
     ),
     Fault(
         "stress rows leave out the columns of zeros",
-        "    for one in members(signature):\n        name = one.column.name\n",
-        "    for one in members(signature):\n"
-        "        name = one.column.name\n"
-        "        if not pool[one.collection][name].any():\n"
+        "    for member in members(signature):\n        name = member.column.name\n",
+        "    for member in members(signature):\n"
+        "        name = member.column.name\n"
+        "        if not pool[member.collection][name].any():\n"
         "            continue\n",
         ("test_stress_rows_refuse_what_the_file_hides",),
     ),
@@ -968,7 +968,7 @@ FAULTS = (
     ),
     Fault(
         "a file that was changed since a job began is scored",
-        "if (now.st_size, now.st_mtime_ns) != (given.size, given.mtime_ns):",
+        "if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):",
         "if now.st_size < 0:",
         ("test_a_file_that_changes_meanwhile_is_refused",),
     ),
@@ -1016,7 +1016,7 @@ FAULTS = (
     ),
     Fault(
         "the parts of a changed file have the names of the old parts",
-        'f"{key}{given}"',
+        'f"{key}{file}"',
         'f"{key}{given.path}"',
         ("test_parts_of_a_file_that_was_changed_have_other_names",),
     ),

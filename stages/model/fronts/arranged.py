@@ -56,18 +56,18 @@ class Arrangement:
             return model(given)
         return model(_ByName(zip(self.names, given, strict=True)))
 
-    def ordered(self, found: Any) -> Any:
+    def ordered(self, returned: Any) -> Any:
         """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
-        values = _values(found)
+        values = _values(returned)
         if len(values) != len(self.outputs):
-            return found
+            return returned
         values_in_order = [
             order.of(value) if isinstance(value, torch.Tensor) else value
             for order, value in zip(self.outputs, values, strict=True)
         ]
-        if isinstance(found, Mapping):
-            return dict(zip(found, values_in_order, strict=True))
-        return values_in_order if isinstance(found, tuple | list) else values_in_order[0]
+        if isinstance(returned, Mapping):
+            return dict(zip(returned, values_in_order, strict=True))
+        return values_in_order if isinstance(returned, tuple | list) else values_in_order[0]
 
 
 class _ByName(dict[str, torch.Tensor]):
@@ -79,10 +79,10 @@ class _ByName(dict[str, torch.Tensor]):
         return self[identifier(key)]
 
 
-def _values(found: Any) -> list[Any]:
-    if isinstance(found, Mapping):
-        return [*found.values()]
-    return [*found] if isinstance(found, tuple | list) else [found]
+def _values(returned: Any) -> list[Any]:
+    if isinstance(returned, Mapping):
+        return [*returned.values()]
+    return [*returned] if isinstance(returned, tuple | list) else [returned]
 
 
 class Arranged(InFront):

@@ -51,24 +51,24 @@ class Padded(InFront):
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.plan]
 
-    def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, by one gather of rows."""
-        begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[one.offsets]))
-        index = begin + self.steps[: one.length]
+        begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[padding.offsets]))
+        index = begin + self.steps[: padding.length]
         exists = index < end
-        if one.items is None:
-            mask = _kept(exists.to(torch_dtype(one.dtype)))
-            return mask.view(-1, *(one.shape or (1, one.length)))
-        items = inputs[one.items]
+        if padding.items is None:
+            mask = _kept(exists.to(torch_dtype(padding.dtype)))
+            return mask.view(-1, *(padding.shape or (1, padding.length)))
+        items = inputs[padding.items]
         flat, count = items.flatten(1), items.shape[0]
         exists = exists & ~wrong_offsets(begin, end, count)
         # A row of `value` follows the items and fills the places without an item. So padding is one
         # gather of rows, and a compiler may move a linear layer in front of it.
-        rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
+        rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), padding.value)])
         rows_of_items = rows[_kept(torch.where(exists, index, count))]
-        if one.shape is not None:
-            return rows_of_items.squeeze(2) if len(one.shape) == 1 else rows_of_items
-        return rows_of_items.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
+        if padding.shape is not None:
+            return rows_of_items.squeeze(2) if len(padding.shape) == 1 else rows_of_items
+        return rows_of_items.transpose(1, 2).contiguous().view(-1, *items.shape[1:], padding.length)
 
 
 def begin_and_end(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,19 +82,19 @@ def _without_maps(graph: Any) -> list[str]:
 
     notes = []
     for node in [node for node in graph.node if node.op_type == "ZipMap"]:
-        (tensor,), (made,) = node.input, node.output
+        (tensor,), (map_name,) = node.input, node.output
         graph.node.remove(node)
         for other in graph.node:
             for names in (other.input, other.output):
-                names[:] = [made if name == tensor else name for name in names]
+                names[:] = [map_name if name == tensor else name for name in names]
         for output in graph.output:
-            if output.name == made:
+            if output.name == map_name:
                 output.CopyFrom(
-                    onnx.helper.make_tensor_value_info(made, onnx.TensorProto.FLOAT, None)
+                    onnx.helper.make_tensor_value_info(map_name, onnx.TensorProto.FLOAT, None)
                 )
         (classes,) = (onnx.helper.get_attribute_value(each) for each in node.attribute)
         listed = [each.decode() if isinstance(each, bytes) else str(each) for each in classes]
-        notes.append(f"{made} has a column for each class, in the order {', '.join(listed)}")
+        notes.append(f"{map_name} has a column for each class, in the order {', '.join(listed)}")
     return notes
 
 

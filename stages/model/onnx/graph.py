@@ -93,33 +93,33 @@ class OnnxGraph(torch.nn.Module):
         return tuple(_tensor(values[name]) for name in self.returned)
 
 
-def _run(a: Node, given: list[Any]) -> Any:
+def _run(a: Node, inputs: list[Any]) -> Any:
     """The result of a node: a tensor, several tensors, or sizes."""
     if a.kind == "Shape":
-        return _array(list(given[0].shape)[a("start", 0) : a("end")])
-    if a.kind in ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
-        returned = ON_SIZES[a.kind](a, *given)
+        return _array(list(inputs[0].shape)[a("start", 0) : a("end")])
+    if a.kind in ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in inputs):
+        returned = ON_SIZES[a.kind](a, *inputs)
         if returned is not None:
             return np.asarray(returned, object)
     places = SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
-    if a.kind == "Gather" and isinstance(given[1], np.ndarray) and given[1].ndim == 0:
+    if a.kind == "Gather" and isinstance(inputs[1], np.ndarray) and inputs[1].ndim == 0:
         places = "1"
-    for i, value in enumerate(given):
+    for i, value in enumerate(inputs):
         if str(i) not in places:
-            given[i] = _tensor(value)
+            inputs[i] = _tensor(value)
         elif isinstance(value, Tensor):
             raise CaptureError(f"{a.name} takes a size out of the data, which no artifact can do")
         elif value is not None:
-            given[i] = value.tolist()
+            inputs[i] = value.tolist()
     if a.kind not in OPERATORS:
         raise CaptureError(f"{a.name} is supported for sizes only; here it works on data")
-    return OPERATORS[a.kind](a, *given)
+    return OPERATORS[a.kind](a, *inputs)
 
 
 def _array(sizes: list[Any]) -> Any:
-    found = np.empty(len(sizes), object)
-    found[:] = sizes
-    return found
+    array = np.empty(len(sizes), object)
+    array[:] = sizes
+    return array
 
 
 def _tensor(value: Any) -> Any:
