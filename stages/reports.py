@@ -74,10 +74,6 @@ class BenchmarkReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
-        return as_record(cls, data)
-
 
 NO_MEMORY = "candidate-out-of-memory"
 """The code of a report that ended for want of memory."""

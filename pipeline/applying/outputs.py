@@ -157,12 +157,12 @@ def _values(
     return column
 
 
-def _require(held: bool, column: Any, form: str, others: str = "Parquet or Arrow") -> None:
+def _require(held: bool, column: Any, form: str) -> None:
     """Raise FormatError if `held` is false: the format cannot store this column of the schema."""
     if not held:
         raise FormatError(
-            f"column {column.name!r} is {column.type}, which {form} cannot store: write {others}, "
-            "or leave it out"
+            f"column {column.name!r} is {column.type}, which {form} cannot store: write Parquet or "
+            "Arrow, or leave it out"
         )
 
 

@@ -81,9 +81,7 @@ def build(
     return Added(extended, str(wanted), whole.annexes[str(wanted)], whole)
 
 
-def build_at_first_use(
-    bundle: Bundle, target: Target, cache: Path | None = None, say: Say = silent
-) -> Annex:
+def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
     """The artifact for `target` from this host's cache, built and validated now if it is not there.
 
     Its folder is `built/<digest of the bundle>/<target>/<key>`; the key is a digest of the tools
@@ -95,7 +93,7 @@ def build_at_first_use(
     key = content_key(
         {"tools": tools(), "code": code_digest(), "compiler": compiler_identity(target)}
     )
-    root = cache_root(cache) / "built"
+    root = cache_root() / "built"
     place = root / bundle.digest / tag_of(str(target)) / key
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +105,7 @@ def build_at_first_use(
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
-            result = _candidates(bundle, target, (), Work(work, say))
+            result = _candidates(bundle, target, (), Work(work))
             annex = package_annex(place, bundle, result, tools(), host(), replace=True)
             shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
             return annex

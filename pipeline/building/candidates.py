@@ -8,14 +8,13 @@ from dataclasses import replace
 from engines.base import engine
 from engines.processes import side_by_side
 from engines.target import Target, only_engines, torch_runs
-from pipeline.building.steps import Pair, Recipe, Steps, session_of
+from pipeline.building.steps import Pair, Recipe, Steps
 from pipeline.building.work import Work
-from runtime.session import Session
 from stages.capture import SEE_EACH_OTHER, Capture
 from stages.compile import Compiled
 from stages.package import Candidate, TargetResult
 from stages.reports import ValidationReport
-from stages.timing import tiled, tiles_of
+from stages.timing import tiles_of
 
 Candidates = dict[Pair, Candidate]
 
@@ -53,12 +52,6 @@ def build_targets(
 def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
     """The engines that are built in any case, not only if another engine fails or is slow."""
     return [name for name in engines if not (by_default and engine(name).in_place_of)]
-
-
-def chosen_session(captured: Capture, result: TargetResult) -> Session:
-    """A session of the candidate that was chosen for a target. This host must run the target."""
-    chosen = result.candidates[str(result.chosen)]
-    return tiled(session_of(captured, Target.parse(result.target), chosen.compiled), chosen.tile)
 
 
 def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:

@@ -17,9 +17,9 @@ from engines.lanes import compiler_identity
 from engines.processes import expect_jobs, in_fork
 from engines.target import Target, host_targets, targets_called
 from pipeline.applying import Labelled
-from pipeline.building.candidates import build_targets, chosen_session, first_engines
+from pipeline.building.candidates import build_targets, first_engines
 from pipeline.building.provenance import code_digest, host, provenance, tools
-from pipeline.building.steps import Recipe
+from pipeline.building.steps import Recipe, session_in_tiles
 from pipeline.building.work import Say, Show, Work, depends_on, show_nothing, silent
 from pipeline.config import (
     Config,
@@ -331,7 +331,8 @@ def _scored(
     if result.status != "verified":
         return result
     with work.step(f"metrics on {result.target}"):
-        session = chosen_session(captured, result)
+        chosen = result.candidates[str(result.chosen)]
+        session = session_in_tiles(captured, Target.parse(result.target), chosen)
         trees = config.model.trees is not None
         values = labelled.values(session, config.apply.columns, trees)
     if refused := [each.why for each in values.values() if each.why]:

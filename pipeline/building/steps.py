@@ -187,8 +187,7 @@ class Steps:
         for (target, name), candidate in racing.items():
             place = candidate.compiled.folder
             if place not in opened:
-                session = session_of(self.captured, target, candidate.compiled)
-                opened[place] = tiled(session, candidate.tile)
+                opened[place] = session_in_tiles(self.captured, target, candidate)
             sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 
@@ -240,3 +239,8 @@ def session_of(captured: Capture, target: Target, compiled: Compiled) -> Session
     device = torch.device(target.torch_device)
     file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
     return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
+
+
+def session_in_tiles(captured: Capture, target: Target, candidate: Candidate) -> Session:
+    """A session of a candidate with its tile, as production runs it."""
+    return tiled(session_of(captured, target, candidate.compiled), candidate.tile)

@@ -59,6 +59,7 @@ from runtime.opening import Opened, Opening
 from runtime.opening.production_trust import require_promoted, require_vouched, usable_annexes
 from runtime.opening.target_choice import choose
 from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
+from soa.records import as_record
 from soa.signature import Signature
 from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import (
@@ -228,7 +229,8 @@ def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
 def test_the_reports_are_ours() -> None:
     found = ValidationReport.from_dict(VALIDATION[V3]["aoti"])
     assert isinstance(found.cases[0], CaseReport)
-    assert isinstance(BenchmarkReport.from_dict(BENCHMARK[V3]).timings["n=5"]["aoti"], Timing)
+    timed = as_record(BenchmarkReport, BENCHMARK[V3])
+    assert isinstance(timed.timings["n=5"]["aoti"], Timing)
 
 
 # -- signatures ------------------------------------------------------------------------------------

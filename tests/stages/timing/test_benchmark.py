@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.session.session import Session
+from soa.records import as_record
 from stages.reference.answers import filled_collections
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 from stages.timing.racing import (
@@ -40,7 +41,7 @@ def test_contestants_and_sizes(mlp: Built) -> None:
             assert 0 < timing.p05_us <= timing.median_us <= timing.p95_us
             assert timing.rounds >= 3
     assert report.fastest in sessions
-    assert BenchmarkReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert as_record(BenchmarkReport, json.loads(json.dumps(report.to_dict()))) == report
 
 
 def test_the_fastest_is_the_fastest() -> None:
