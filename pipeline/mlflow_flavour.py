@@ -127,10 +127,7 @@ class ColumnModel:
                 {f.column.name: a for f, a in arrays.items() if f.collection == name},
                 name in signature.output_collections,
             )
-            for name in {
-                **dict.fromkeys(signature.input_collections),
-                **dict.fromkeys(signature.output_collections),
-            }
+            for name in dict.fromkeys((*signature.input_collections, *signature.output_collections))
         }
         self._session.run(
             {name: every[name] for name in signature.input_collections},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,9 +200,11 @@ def eigen_shape(kind: Any) -> tuple[int, ...] | None:
     shape = tuple(int(place) + 1 for place in last.groups() if place) if last else ()
     if math.prod(shape) != len(names):
         return None
-    with suppress(LayoutError):  # too many entries
-        return shape if eigen("one", "float32", *shape).entries == names else None
-    return None
+    try:
+        entries = eigen("one", "float32", *shape).entries
+    except LayoutError:  # too many of them
+        return None
+    return shape if entries == names else None
 
 
 def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:

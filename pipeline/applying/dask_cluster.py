@@ -38,17 +38,13 @@ def on_dask(where: str) -> Iterator[Execute]:
     local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)
     with ExitStack() as stack:
         try:
-            cluster = (
-                where
-                if local is None
-                else stack.enter_context(
-                    LocalCluster(
-                        n_workers=int(local[1]) if local[1] else None,
-                        threads_per_worker=1,
-                        dashboard_address=":0",
-                    )
+            cluster: str | LocalCluster = where
+            if local is not None:
+                count = int(local[1]) if local[1] else None
+                workers = LocalCluster(
+                    n_workers=count, threads_per_worker=1, dashboard_address=":0"
                 )
-            )
+                cluster = stack.enter_context(workers)
             client = stack.enter_context(Client(cluster, timeout=_ANSWER_S))
         except (OSError, ValueError) as error:
             raise ApplyError(

@@ -121,6 +121,7 @@ def _plan(
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
     reopening.share(session)
+    watched = has_profile(opened.bundle) if watch is None else watch
     return Plan(
         reopening,
         read,
@@ -129,9 +130,7 @@ def _plan(
         batch=rows_at_a_time(opened.signature, len(kept)),
         missing=BuiltFrom(opened.bundle.manifest).missing,
         fill=filled,
-        profile=profile_of(opened.bundle)
-        if watch or (watch is None and has_profile(opened.bundle))
-        else None,
+        profile=profile_of(opened.bundle) if watched else None,
     )
 
 

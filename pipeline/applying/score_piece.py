@@ -73,15 +73,10 @@ def score(plan: Plan, piece: Piece) -> Scored:
             first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(notes)
         )
         write(part, rows, part.parent)
-    return Scored(
-        piece.rows,
-        spent["decoding"],
-        spent["model"],
-        spent["encoding"],
-        None
-        if counter is None
-        else counter.counts(origin.name, origin.version, plan.session.digest),
-    )
+    counts = None
+    if counter is not None:
+        counts = counter.counts(origin.name, origin.version, plan.session.digest)
+    return Scored(piece.rows, **spent, counts=counts)
 
 
 def count(plan: Plan, piece: Piece) -> Counts:

@@ -223,16 +223,9 @@ def _timed(
         with steps() as show, show(f"timing {name}", takes):
             reports[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     page_lines = write_page(html, lambda: bench_page(ref, reports))
-    return Answer(
-        {name: report.to_dict() for name, report in reports.items()},
-        [
-            *(
-                describe_benchmark(f"{name}: one call, {SPREAD}", each)
-                for name, each in reports.items()
-            ),
-            *page_lines,
-        ],
-    )
+    tables = [describe_benchmark(f"{t}: one call, {SPREAD}", each) for t, each in reports.items()]
+    data = {name: report.to_dict() for name, report in reports.items()}
+    return Answer(data, [*tables, *page_lines])
 
 
 def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:

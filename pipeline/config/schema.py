@@ -368,14 +368,8 @@ class Config(Part):
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
         reference = self.reference.model_copy(update={"many_rows": 0})
         model = self.model.model_copy(update={"torchscript_route": "none"})
-        copy = self.model_copy(
-            update={
-                "engines": QUICK_ENGINES,
-                "compile": compiled,
-                "reference": reference,
-                "model": model,
-            }
-        )
+        parts = {"compile": compiled, "reference": reference, "model": model}
+        copy = self.model_copy(update={"engines": QUICK_ENGINES, **parts})
         copy._quick = True
         return copy
 

@@ -79,7 +79,8 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     if file.endswith(".py"):
         settings = {kind: f"{Path(file).resolve()}:{name}"}
         source = {kind: f"{os.path.relpath(file, folder)}:{name}"}
-    settings |= {"kwargs": kwargs} if kwargs else {}
+    if kwargs:
+        settings["kwargs"] = kwargs
     notes: list[str] = []
     module = build_model(ModelSource(**settings), notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
@@ -88,8 +89,9 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(ModelSource(**settings, weights=weights, weights_prefix=prefix))
-        source |= {"weights": os.path.relpath(weights, folder)}
-        source |= {"weights_prefix": prefix} if prefix else {}
+        source["weights"] = os.path.relpath(weights, folder)
+        if prefix:
+            source["weights_prefix"] = prefix
     return replace(model_of(module, source), notes=tuple(notes))
 
 
@@ -127,7 +129,8 @@ def _keys(module: torch.nn.Module, argument: str) -> list[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)):
-                keys |= {key: None} if name == argument else {}
+                if name == argument:
+                    keys[key] = None
     return [*keys]
 
 

@@ -145,13 +145,9 @@ def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> 
 
 def _written(model: Model) -> tuple[str, ...]:
     """The order of items and features in the docstring or type hints of forward; () if none."""
-    texts = [
-        type(model.module).__doc__,
-        getattr(model.module.forward, "__doc__", ""),
-        _hints(model),
-    ]
+    own = type(model.module).__doc__, getattr(model.module.forward, "__doc__", "")
     either = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
-    for text in texts:
+    for text in (*own, _hints(model)):
         for group in re.findall(r"[(\[\"']([^()\[\]\"']*)[)\]\"']", text or ""):
             words = [match.lastgroup or "" for match in either.finditer(group)]
             if sorted(words) == ["features", "items"]:

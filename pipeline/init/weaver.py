@@ -59,7 +59,9 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
         raise InitError(why) from error
     except (ValueError, SyntaxError) as error:
         raise InitError(f"{path}: {error}") from error
-    for exists in [each.features[0][0] for each in inputs.values() if each.mask][:1]:
+    masks = [each for each in inputs.values() if each.mask]
+    if masks:
+        exists = masks[0].features[0][0]
         for name, each in inputs.items():
             columns = tuple(dict.fromkeys((*each.columns, exists)))
             inputs[name] = replace(each, columns=columns, exists=exists)
@@ -88,8 +90,10 @@ def _input(
             )
         value = _formula(name, formulas, have, columns)
         if centre is not None:  # clip((x - centre) * scale, low, high)
-            value += [{"standardise": [centre, scale]}] if (centre, scale) != (0, 1) else []
-            value += [{"clip": [low, high]}] if low > -_FAR and high < _FAR else []
+            if (centre, scale) != (0, 1):
+                value.append({"standardise": [centre, scale]})
+            if low > -_FAR and high < _FAR:
+                value.append({"clip": [low, high]})
         features.append(value)
     mask = len(features) == 1 and input_name.endswith("mask")
     return WeaverInput(tuple(features), tuple(columns), mask, length)

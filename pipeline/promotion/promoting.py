@@ -117,16 +117,8 @@ def promote(
             asked = [*registry.policies(version.name, Path(folder)), *local]
             needed = requirements(opened.bundle, alias, max_slowdown, asked)
             seen = [_shadow_record(file, version, replaced) for file in shadows]
-            judged = measure(
-                registry,
-                opened,
-                version,
-                replaced,
-                needed,
-                excused,
-                seen if alias == PRODUCTION else None,
-                say,
-            )
+            records = seen if alias == PRODUCTION else None
+            judged = measure(registry, opened, version, replaced, needed, excused, records, say)
         decisions = tuple(overridden(decide(judged), override, reason))
         annexes = tuple(opened.bundle.annexes)
         assessment = Assessment(version, decisions, replaced, needed.origins, annexes)

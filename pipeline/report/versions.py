@@ -237,9 +237,9 @@ def _dependence(capture: Capture) -> str:
     """What is known about rows that depend on other rows, and how."""
     if capture.tried:
         return f"none found, tried: {capture.tried}"
-    return (
-        "none, shown: no row depends on other rows" if capture.shown else capture.dependence or ""
-    )
+    if capture.shown:
+        return "none, shown: no row depends on other rows"
+    return capture.dependence or ""
 
 
 def blocks_of(manifest: Manifest) -> Table:

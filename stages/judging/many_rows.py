@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -127,10 +127,8 @@ def _looked_at(
     else:
         pieces = list(differing[:_PIECES_LOOKED_AT])
     seen = [_beside_float64(signature, piece, program) for piece in pieces]
-    record = ManyRows(
-        rows=record.rows,
-        outside=record.outside,
-        below=record.below,
+    record = replace(
+        record,
         artifact=sum(each.artifact for each in seen),
         eager=sum(each.eager for each in seen),
         neither=sum(each.neither for each in seen),
