@@ -103,7 +103,7 @@ def _records(columns: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Result:
     """What was compiled: the config that describes it, and the bundle."""
 
     folder: Path
@@ -121,13 +121,13 @@ class Compiled:
 
     def __init__(
         self,
-        made: _Made,
+        result: _Result,
         session: Session,
         net: torch.nn.Module | None,
         remove: Callable[[], None],
     ) -> None:
         self.session = session
-        self._made, self._net = made, net
+        self._result, self._net = result, net
         self._remove = weakref.finalize(session, remove)
 
     def __call__(self, data: Any) -> dict[str, Array]:
@@ -138,7 +138,7 @@ class Compiled:
         """
         signature, columns = self.session.signature, columns_of(data)
         inputs: dict[str, Collection] = {}
-        for name, names in self._made.config.columns.items():
+        for name, names in self._result.config.columns.items():
             for theirs in names.values():
                 require_column(theirs, [*columns])
             members = {ours: columns[theirs] for ours, theirs in names.items()}
@@ -172,16 +172,16 @@ class Compiled:
             raise RunError("save: the compiled model is closed: save it before")
         config = Path(path)
         rows, program = (config.with_name(f"{config.stem}.{name}") for name in (_ROWS, _PROGRAM))
-        made = self._made
-        source = dict(made.config.config["model"])
+        result = self._result
+        source = dict(result.config.config["model"])
         config.parent.mkdir(parents=True, exist_ok=True)
         files = [config, rows]
         if self._net is not None:
-            in_fork("the model", lambda say: _export(made, self._net, program))
+            in_fork("the model", lambda say: _export(result, self._net, program))
             source = {k: v for k, v in source.items() if k == "takes"} | {"program": program.name}
             files.append(program)
-        shutil.copyfile(made.folder / _ROWS, rows)
-        rewrite(made.config, config, source, rows.name)
+        shutil.copyfile(result.folder / _ROWS, rows)
+        rewrite(result.config, config, source, rows.name)
         return files
 
     def close(self) -> None:
@@ -264,9 +264,9 @@ def compile(
     key, progress = place.name, list[str]()
     compiled: Compiled | None = None
 
-    def built(asked: Request) -> _Made:
+    def built(asked: Request) -> _Result:
         config = in_fork("the model", lambda _: _config(asked, module, key, columns))
-        return _Made(folder, config, unregistered(asked.out, folder / "work", progress.append))
+        return _Result(folder, config, unregistered(asked.out, folder / "work", progress.append))
 
     for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
         import_module(imported)
@@ -274,17 +274,17 @@ def compile(
         if module is not None:
             _IN_HAND[key] = module
         try:
-            made = built(replace(request, independent=True))
+            result = built(replace(request, independent=True))
         except CaptureError:  # it may be that its rows depend on each other
-            made = built(replace(request, force=True))
-        compiled = Compiled(made, _session(made.bundle, threads), module, place.cleanup)
+            result = built(replace(request, force=True))
+        compiled = Compiled(result, _session(result.bundle, threads), module, place.cleanup)
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None
     finally:
         if compiled is None:
             place.cleanup()
         _IN_HAND.pop(key, None)
-    for line in [*made.config.said, *_judged(made.bundle, progress)]:
+    for line in [*result.config.said, *_judged(result.bundle, progress)]:
         say(_as_argument(line))
     return compiled
 
@@ -342,10 +342,10 @@ def _judged(bundle: Bundle, progress: Sequence[str]) -> list[str]:
     ]
 
 
-def _export(made: _Made, net: torch.nn.Module | None, path: Path) -> None:
+def _export(result: _Result, net: torch.nn.Module | None, path: Path) -> None:
     """Write the module as a program with a free number of rows. Runs in a child."""
     assert net is not None
-    config = load_config(made.folder / _CONFIG)
+    config = load_config(result.folder / _CONFIG)
     signature = config.signature()
     case = example_case(signature)
     seen: list[tuple[Any, ...]] = []

@@ -43,10 +43,10 @@ def command(
     """Makes a function a command that answers as JSON or for people. If `registry`, the function
     gets the opened registry of `--registry` as the argument `registry`."""
 
-    def made(function: Callable[..., Answer | None]) -> click.Command:
+    def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
         def answered(
-            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **given: Any
+            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **named: Any
         ) -> None:
             click.get_current_context().meta.update(quiet=quiet, verbose=verbose, as_json=as_json)
             if verbose:
@@ -54,8 +54,8 @@ def command(
             if registry:
                 from registry.store import Registry
 
-                given["registry"] = Registry(registry_uri)
-            answer = function(**given)
+                named["registry"] = Registry(registry_uri)
+            answer = function(**named)
             if answer is not None:
                 give(answer)
 
@@ -78,7 +78,7 @@ def command(
         ]
         return built
 
-    return made
+    return decorate
 
 
 def give(answer: Answer) -> None:

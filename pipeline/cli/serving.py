@@ -69,8 +69,8 @@ def _tls_options(function: F) -> F:
         ("root-certificates", "the authority of the server's certificate."),
     ):
         text = f"With --to: use TLS. A PEM file with {what}"
-        made = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text)
-        function = made(function)
+        add = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text)
+        function = add(function)
     return function
 
 

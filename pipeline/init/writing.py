@@ -95,10 +95,10 @@ def init(request: Request, ask: Ask) -> Written:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    return in_fork("the model", lambda asked: _made(request, asked, stored), ask)
+    return in_fork("the model", lambda asked: _init_here(request, asked, stored), ask)
 
 
-def _made(request: Request, ask: Ask, stored: Path) -> Written:
+def _init_here(request: Request, ask: Ask, stored: Path) -> Written:
     """`init` in a child, since the model runs here."""
     model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     data = open_source(request.data, request.tree) if request.data else None

@@ -53,7 +53,7 @@ _FMA = {"x86_64": ("-mfma", "-mavx2")}
 class Emulator:
     """Replaces a target's device: how `prove` is started, and for which machine and device."""
 
-    said: str
+    how: str
     machine: str
     command: tuple[str, ...] = ()
     device: str = "cpu"
@@ -73,7 +73,7 @@ def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
     kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
     out = folder / "kernel.so"
     run_compiler([*kernel, str(artifact / "network.cu"), "-o", str(out)], folder, out)
-    library = _made(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
+    library = _built(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
     (folder / _DRIVERS[target.device]).symlink_to(library)
     shutil.copyfile(artifact / "network.image", folder / "image")
     environment = {
@@ -114,7 +114,7 @@ def processor_here(target: Target) -> str:
     if target.device != "cpu" or torch_runs(target):
         return ""
     try:
-        return _processor(target).said
+        return _processor(target).how
     except EngineError as error:
         return str(error)
 
@@ -155,12 +155,12 @@ def emulate_candidate(
                 env={**os.environ, **emulator.environment},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            why = f"{emulator.said}: no answer within {timeout_s:g} s"
+            why = f"{emulator.how}: no answer within {timeout_s:g} s"
             return ValidationReport.failed(name, why, code="candidate-timeout")
         if done.returncode != 0:
             return _refused(name, emulator, done)
         bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
-    why = f"validated {emulator.said}; no {target} has run it"
+    why = f"validated {emulator.how}; no {target} has run it"
     return ValidationReport.without_device(
         name,
         "emulated",
@@ -198,18 +198,18 @@ def _refused(
     if done.returncode == 1:
         text, _, error_code = line.removesuffix("]").rpartition(" [")
         if error_code in _CODES:
-            why = f"{emulator.said}: {text[:_LONGEST]}"
+            why = f"{emulator.how}: {text[:_LONGEST]}"
             return ValidationReport.refused(name, why, _CODES[error_code])
         code = NO_MEMORY if out_of_memory(RuntimeError(line)) else "candidate-failed"
-        return ValidationReport.failed(name, f"{emulator.said}: {line[:_LONGEST]}", code=code)
+        return ValidationReport.failed(name, f"{emulator.how}: {line[:_LONGEST]}", code=code)
     number = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
     if number == signal.SIGKILL:
         why = f"killed by SIGKILL, as the kernel does where memory runs out: {MORE_MEMORY}"
-        return ValidationReport.failed(name, f"{emulator.said}: {why}", code=NO_MEMORY)
+        return ValidationReport.failed(name, f"{emulator.how}: {why}", code=NO_MEMORY)
     why = f"exit status {done.returncode}"
     if number in {each.value for each in signal.Signals}:
         why = f"killed by {signal.Signals(number).name}"
-    why = f"{emulator.said}: {why}: {line[:_LONGEST]}"
+    why = f"{emulator.how}: {why}: {line[:_LONGEST]}"
     return ValidationReport.failed(name, why, code="candidate-crashed")
 
 
@@ -230,10 +230,10 @@ def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
 
 def _program(machine: str) -> Path:
     flags = ("-ldl", "-lpthread")
-    return _made(f"prove-{machine}", compiler(machine), _SOURCES, flags)
+    return _built(f"prove-{machine}", compiler(machine), _SOURCES, flags)
 
 
-def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
+def _built(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
     """A program or a library, built from our own sources once and kept in this host's cache."""
     key = hashlib.sha256(" ".join(words).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
@@ -244,13 +244,13 @@ def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequen
     place.parent.mkdir(parents=True, exist_ok=True)
     with _in_turn(place), tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         if not place.is_file():
-            made, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
+            out, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
             # One translation unit reads the headers once, and takes two thirds of the time.
             whole.write_text("".join(f'#include "{_NATIVE / each}"\n' for each in sources))
             include = [f"-I{_NATIVE / part}" for part in (".", "include", "library")]
-            given = [str(whole), "-o", str(made), *flags]
-            run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), made)
-            os.replace(made, place)
+            given = [str(whole), "-o", str(out), *flags]
+            run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), out)
+            os.replace(out, place)
     return place
 
 

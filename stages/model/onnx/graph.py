@@ -66,9 +66,9 @@ class OnnxGraph(torch.nn.Module):
         for node in (Node(node) for node in graph.node if node.op_type == "Constant"):
             ((kind, value),) = node.attributes.items()
             dtype = np.float32 if kind.startswith("value_float") else None
-            self._keep(node.made[0], np.asarray(value, dtype))
-        self.given = [i.name for i in graph.input if i.name not in self.constants]
-        self.returned = [o.name for o in graph.output]
+            self._keep(node.outputs[0], np.asarray(value, dtype))
+        self.input_names = [i.name for i in graph.input if i.name not in self.constants]
+        self.output_names = [o.name for o in graph.output]
 
     def _keep(self, name: str, value: Any) -> None:
         if value.dtype == np.int64 and value.ndim < 2 and value.size <= MOST_SIZES:
@@ -78,19 +78,19 @@ class OnnxGraph(torch.nn.Module):
             self.register_buffer(self.constants[name], torch.from_numpy(np.array(value)))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        values: dict[str, Any] = {"": None, **dict(zip(self.given, inputs, strict=True))}
+        values: dict[str, Any] = {"": None, **dict(zip(self.input_names, inputs, strict=True))}
         for name, value in self.constants.items():
             values[name] = getattr(self, value) if isinstance(value, str) else value
         for i, node in enumerate(self.nodes):
-            given = [values[name] for name in node.given]
+            arguments = [values[name] for name in node.inputs]
             if str(i) in self.classical:
-                returned = self.classical[str(i)](*map(_tensor, given))
+                returned = self.classical[str(i)](*map(_tensor, arguments))
             else:
-                returned = _run(node, given)
+                returned = _run(node, arguments)
             several = returned if isinstance(returned, tuple | list) else (returned,)
             node.check(len(several))
-            values.update(zip(node.made, several, strict=True))
-        return tuple(_tensor(values[name]) for name in self.returned)
+            values.update(zip(node.outputs, several, strict=True))
+        return tuple(_tensor(values[name]) for name in self.output_names)
 
 
 def _run(a: Node, inputs: list[Any]) -> Any:

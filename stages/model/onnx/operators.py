@@ -27,8 +27,8 @@ class Node:
     def __init__(self, node: Any) -> None:
         import onnx
 
-        self.kind, self.given, self.made = node.op_type, list(node.input), list(node.output)
-        self.name = f"node {node.name or self.made[0]!r} ({self.kind})"
+        self.kind, self.inputs, self.outputs = node.op_type, list(node.input), list(node.output)
+        self.name = f"node {node.name or self.outputs[0]!r} ({self.kind})"
         self.read = {"momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "sorted"}
         self.attributes: dict[str, Any] = {}
         for each in node.attribute:
@@ -43,12 +43,12 @@ class Node:
         self.read.add(name)
         return self.attributes.get(name, default)
 
-    def check(self, made: int) -> None:
+    def check(self, count: int) -> None:
         """Refuse an attribute that was not read but changes the answer, and missing outputs."""
         for name, value in self.attributes.items():
             if name not in self.read and value not in _SAYS_NOTHING:
                 raise CaptureError(f"{self.name}: {name} = {value} is not known here")
-        if made < len(self.made):
+        if count < len(self.outputs):
             raise CaptureError(f"{self.name}: its second output is not known here")
 
 
@@ -246,7 +246,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Transpose": lambda a, x: x.permute(*a("perm", range(x.dim())[::-1])),
     "Flatten": lambda a, x: x.reshape([math.prod(x.shape[: a("axis", 1)]),
                                        math.prod(x.shape[a("axis", 1) :])]),
-    "Split": lambda a, x, sizes=None: x.split(sizes or -(-x.shape[a("axis", 0)] // len(a.made)),
+    "Split": lambda a, x, sizes=None: x.split(sizes or -(-x.shape[a("axis", 0)] // len(a.outputs)),
                                               a("axis", 0)),
     "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
     "GatherElements": lambda a, x, i: x.gather(
