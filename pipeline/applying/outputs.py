@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import (
-    as_awkward,
-    as_numpy,
-    is_number,
-    is_text,
-    levels_of,
-    nulls_in,
-)
+from pipeline.applying.columns import as_awkward, as_numpy, is_number, is_text, levels_of, nulls_in
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError, FormatError
 from soa.errors import SoaPipelineError

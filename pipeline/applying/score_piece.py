@@ -13,13 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.columns import (
-    Array,
-    as_arrow,
-    column_of,
-    is_jagged,
-    nulls_in,
-)
+from pipeline.applying.columns import Array, as_arrow, column_of, is_jagged, nulls_in
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import Rows, write

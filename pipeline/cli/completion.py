@@ -11,12 +11,7 @@ from contextlib import suppress
 from threading import Thread
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    add_completion_class,
-)
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, add_completion_class
 
 from soa.errors import SoaPipelineError
 

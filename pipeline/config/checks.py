@@ -121,10 +121,8 @@ def _unknown_rows(config: Config) -> Iterator[Problem]:
         if collection.jagged:
             counted[*at, "jagged", "rows"] = collection.jagged.rows
             if offsets_of(name) in config.collections:
-                yield (
-                    at,
-                    f"its offsets are {offsets_of(name)!r}, also a collection's name: rename one",
-                )
+                text = f"its offsets are {offsets_of(name)!r}, also a collection's name: rename one"
+                yield at, text
         for at, dim in counted.items():
             if dim not in config.rows:
                 yield at, f"'rows' has no range for it: {not_among(dim, config.rows)}"

@@ -39,10 +39,8 @@ def check_preprocess(
     names = [member.name for member in members]
     dtypes = {block.dtype} if block.dtype else {member.dtype or "opaque" for member in members}
     if any("float" not in dtype for dtype in dtypes):
-        yield (
-            at,
-            f"found columns of {', '.join(sorted(dtypes))}; say 'dtype: float32' for the block",
-        )
+        listed = ", ".join(sorted(dtypes))
+        yield at, f"found columns of {listed}; say 'dtype: float32' for the block"
     if block.shape is not None:
         yield at, "found a shape too; the model gets (n, features) or (n, features, *eigen)"
     if any(member.scalar for member in members):

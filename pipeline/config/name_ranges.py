@@ -37,9 +37,8 @@ def _range(written: str) -> list[str]:
     if len(ends) == 2 and len(ends[0]) == len(ends[1]):
         first, last = ends
         differ = [i for i, part in enumerate(first) if part != last[i]]
-        if (
-            len(differ) == 1 and differ[0] % 2 and len(last[differ[0]]) < 10
-        ):  # numbers have odd indices
+        # Numbers have odd indices.
+        if len(differ) == 1 and differ[0] % 2 and len(last[differ[0]]) < 10:
             i = differ[0]
             numbers = range(int(first[i]), int(last[i]) + 1)
             if len(numbers) > _MOST:

@@ -24,13 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from engines.base import (
-    DEFAULT_ENGINES,
-    ENGINES,
-    QUICK_ENGINES,
-    WITH_OPTIONS,
-    known_engines,
-)
+from engines.base import DEFAULT_ENGINES, ENGINES, QUICK_ENGINES, WITH_OPTIONS, known_engines
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import (
     Identifier,

@@ -15,15 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import InitError
-from stages.model import (
-    ModelSource,
-    Takes,
-    as_torch,
-    build_model,
-    instead,
-    is_program,
-    read_state,
-)
+from stages.model import ModelSource, Takes, as_torch, build_model, instead, is_program, read_state
 
 _KINDS = {".pt2": "program", ".onnx": "onnx"}
 _KINDS |= dict.fromkeys((".ts", ".pt", ".pth"), "torchscript")

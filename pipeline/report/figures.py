@@ -15,15 +15,7 @@ from runtime.checked import Deviation
 from runtime.watch import Share
 from soa.text import in_html, microseconds, number, plain
 from stages.histogram import Histogram
-from stages.reports import (
-    COPIES,
-    EAGER,
-    BenchmarkReport,
-    Curve,
-    NotDrawn,
-    Roc,
-    ValidationReport,
-)
+from stages.reports import COPIES, EAGER, BenchmarkReport, Curve, NotDrawn, Roc, ValidationReport
 
 if TYPE_CHECKING:
     from stages.timing import OperatorTime

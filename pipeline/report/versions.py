@@ -24,6 +24,7 @@ from registry.errors import BundleError
 from registry.history import Event
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
+from registry.shadow_record import ShadowRecord
 from registry.version import Version
 from runtime.checked import Tolerance
 from soa.records import as_record
@@ -213,16 +214,20 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
-        "shadow": "; ".join(
-            f"{seen.events:,} events beside {seen.production}, {seen.errors:,} errors, "
-            f"{seen.dropped:,} dropped; largest differences "
-            f"{', '.join(f'{name} {number(v)}' for name, v in seen.max_abs.items()) or 'none'}"
-            f"; as a canary {seen.canary_calls:,} calls, of production {seen.production_calls:,}"
-            + (f", withdrawn at {seen.withdrawn}" if seen.withdrawals else "")
-            for seen in (version.shadows.values() if version else ())
-        ),
+        "shadow": "; ".join(map(_seen, version.shadows.values() if version else ())),
     }
     return {key: value for key, value in facts_by_name.items() if value}
+
+
+def _seen(shadow: ShadowRecord) -> str:
+    """The record of a shadow or canary as text."""
+    largest = ", ".join(f"{name} {number(most)}" for name, most in shadow.max_abs.items())
+    withdrawn = f", withdrawn at {shadow.withdrawn}" if shadow.withdrawals else ""
+    return (
+        f"{shadow.events:,} events beside {shadow.production}, {shadow.errors:,} errors, "
+        f"{shadow.dropped:,} dropped; largest differences {largest or 'none'}; as a canary "
+        f"{shadow.canary_calls:,} calls, of production {shadow.production_calls:,}{withdrawn}"
+    )
 
 
 def rows_of(signature: Signature) -> str:

@@ -31,11 +31,9 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         pickled = re.search(r"GLOBAL (\S+)", str(error))
-        what = (
-            f"there is a pickled {pickled[1]} in it, which may run code as it loads"
-            if pickled
-            else "it is no file that torch.save writes"
-        )
+        what = "it is no file that torch.save writes"
+        if pickled:
+            what = f"there is a pickled {pickled[1]} in it, which may run code as it loads"
         raise SourceError(
             f"{path} holds no readable weights: {what}; {_SAVE.format('model.state_dict()')}"
         ) from error
