@@ -43,31 +43,25 @@ def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
     are identical, also those of targets that were built later.
     """
     opened = [open_version(Opening(ref, mode="test", registry=registry)) for ref in (a, b)]
-    left, right = (
-        (each.version.ref if each.version else str(each.bundle.path), each.bundle)
-        for each in opened
+    refs = [each.version.ref if each.version else str(each.bundle.path) for each in opened]
+    return compare(opened[0].bundle, opened[1].bundle, refs[0], refs[1])
+
+
+def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
+    """Compare two bundles, which are called `ref_a` and `ref_b`. The result is as for `diff`."""
+    annexes_a, annexes_b = (
+        {target: annex.digest for target, annex in bundle.annexes.items()} for bundle in (a, b)
     )
-    return compare(left, right)
-
-
-def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> dict[str, Any]:
-    """Compare two bundles, each given with its name. The result is as for `diff`."""
-    annexes = [{target: annex.digest for target, annex in x.annexes.items()} for _, x in (a, b)]
-    sides = [
-        {"ref": ref, "digest": bundle.digest, "annexes": built}
-        for (ref, bundle), built in zip((a, b), annexes, strict=True)
-    ]
-    one, two = a[1], b[1]
-    subjects_a, subjects_b = _subjects(one), _subjects(two)
+    subjects_a, subjects_b = _subjects(a), _subjects(b)
     records = {what: list(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
     difference: dict[str, Any] = _finite(
         {
-            "a": sides[0],
-            "b": sides[1],
-            "weights": _weights(one, two),
+            "a": {"ref": ref_a, "digest": a.digest, "annexes": annexes_a},
+            "b": {"ref": ref_b, "digest": b.digest, "annexes": annexes_b},
+            "weights": _weights(a, b),
             "records": {subject: changes for subject, changes in records.items() if changes},
-            **_measured(one.manifest, two.manifest),
-            "same": one.digest == two.digest and annexes[0] == annexes[1],
+            **_measured(a.manifest, b.manifest),
+            "same": a.digest == b.digest and annexes_a == annexes_b,
         }
     )
     return difference

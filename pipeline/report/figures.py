@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from runtime.checked import Deviation
 from runtime.watch import Share
@@ -78,9 +78,8 @@ class Kept:
     deviations: Sequence[Deviation]
     ours: bool = True
 
-    def summed(self, bins: Literal["ulp_bins", "error_bins"]) -> list[int]:
-        each = (getattr(deviation, bins) for deviation in self.deviations)
-        return list(map(sum, zip_longest(*each, fillvalue=0)))
+    def summed(self, bins_of: Callable[[Deviation], Sequence[int]]) -> list[int]:
+        return list(map(sum, zip_longest(*map(bins_of, self.deviations), fillvalue=0)))
 
 
 def _rows(value: float) -> str:
@@ -133,13 +132,13 @@ def deviation_figure(
 
 def ulp_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
     """A histogram of the deviations of values, in units in the last place."""
-    bins = [Steps(each.name, each.summed("ulp_bins"), each.ours) for each in kept]
+    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in kept]
     return _off(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
 def error_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
     """A histogram of the absolute deviations of values, by powers of ten."""
-    bins = [Steps(each.name, each.summed("error_bins"), each.ours) for each in kept]
+    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in kept]
     first = Deviation.FIRST_DECADE
 
     def begins(i: int) -> str:
@@ -166,7 +165,7 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
         if output in report.worst and not (report.engine == chosen and some)
     ]
     return [
-        *(Kept(f"{chosen}, {rows:,} row{'s' * (rows != 1)}", by_rows[rows]) for rows in some),
+        *(Kept(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in some),
         *others,
     ]
 

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -75,12 +76,12 @@ def why_not_exported(
 ) -> str:
     """Why export refused the model, and where: from the error, else from draft_export."""
     text = str(error)
-    place, as_number = _user_frame(text), False
-    if not place:
-        place, as_number = _draft_frame(model, arguments, shapes)
-    where = f" at {place}" if place else ""
+    blamed = _Blamed(_user_frame(text))
+    if not blamed.place:
+        blamed = _blamed_by_draft(model, arguments, shapes)
+    where = f" at {blamed.place}" if blamed.place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        cure = next((said for file, said in _KNOWN.items() if file in place), _IN_TENSORS)
+        cure = next((said for file, said in _KNOWN.items() if file in blamed.place), _IN_TENSORS)
         return (
             f"the model takes a path that depends on the data{where}: a value out of a tensor "
             "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
@@ -90,7 +91,7 @@ def why_not_exported(
         detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
         guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
         broken = f"the model does not work at every row count{where}: "
-        if detail and as_number:
+        if detail and blamed.as_number:
             return (
                 f"{broken}Python takes the row count for a plain number there (in a loop over "
                 f"rows, len(), int() or math), which fixes it to {detail[1]}. Work on all rows at "
@@ -123,14 +124,20 @@ _KNOWN = {
 }
 
 
-def _draft_frame(
-    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any
-) -> tuple[str, bool]:
+@dataclass(frozen=True)
+class _Blamed:
+    """A line of the model, as `file:line (code)`; "" if it is not known. `as_number`: Python code
+    uses a size as a number there; else an operation of torch needs two sizes to be equal."""
+
+    place: str
+    as_number: bool = False
+
+
+def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> _Blamed:
     """The line that draft_export blames first, read from its findings, not from its printed report.
 
-    The second value is true if Python code used the size as a number there, false if an operation
-    of torch needs two sizes to be equal. The report names a file only the first time a process
-    mentions it; the findings hold an index into torch's table of names.
+    The report names a file only the first time a process mentions it; the findings hold an index
+    into torch's table of names.
     """
     from torch._logging.structured import INTERN_TABLE
 
@@ -138,7 +145,7 @@ def _draft_frame(
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _logs_closed():
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
     except Exception as error:
-        return _user_frame(str(error)), False
+        return _Blamed(_user_frame(str(error)))
     names = {number: name for name, number in INTERN_TABLE.items()}
     for finding in getattr(getattr(draft, "_report", None), "failures", []):
         stack = finding.data.get("stack") or []
@@ -150,8 +157,8 @@ def _draft_frame(
             file = str(names.get(frame["filename"], frame["filename"]))
             if not _is_library(file):
                 code = f" ({frame['loc'].strip().rstrip(':')})" if frame.get("loc") else ""
-                return f"{file}:{frame['line']}{code}", as_number
-    return "", False
+                return _Blamed(f"{file}:{frame['line']}{code}", as_number)
+    return _Blamed("")
 
 
 @contextmanager

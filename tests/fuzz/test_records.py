@@ -131,7 +131,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
 
 
 def compared(one: Bundle, two: Bundle) -> dict[str, Any]:
-    found = compare(("A", one), ("B", two))
+    found = compare(one, two, "A", "B")
     json.dumps(found, allow_nan=False)
     return found
 
