@@ -17,7 +17,7 @@ from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature
 from stages.reference.answers import Arrays, Edge, EdgeKind, MoreRows
-from stages.reference.stress import Member, answers_or_why, members, some_rows
+from stages.reference.stress import Member, attempt, members, some_rows
 
 _ROWS = 37
 # Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
@@ -58,11 +58,11 @@ def edge_rows(
             columns = changed[member.collection]
             name = member.column.name
             columns[name] = changes.change(member.column, number, columns[name].clone())
-        answers = answers_or_why(model, signature, changed, few.case)
-        if isinstance(answers, str):
-            notes.append(f"{changes.what} in the inputs are not tried: {answers}")
+        tried = attempt(model, signature, changed, few.case)
+        if tried.failure:
+            notes.append(f"{changes.what} in the inputs are not tried: {tried.failure}")
         else:
-            edges.append(Edge(changes.what, changes.kind, changed, few.case, answers))
+            edges.append(Edge(changes.what, changes.kind, changed, few.case, tried.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 

@@ -70,14 +70,19 @@ def some_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRows:
     return SomeRows(case, taken(signature, inputs_at(signature, inputs, case), rows))
 
 
-def answers_or_why(
-    model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case
-) -> dict[str, torch.Tensor] | str:
-    """The eager model's answers, or why it fails."""
+@dataclass(frozen=True)
+class Attempt:
+    """The eager model's answers to some rows; or why it fails on them, which is empty if not."""
+
+    answers: dict[str, torch.Tensor]
+    failure: str = ""
+
+
+def attempt(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case) -> Attempt:
     try:
-        return eager_answers(model, signature, rows, case)
+        return Attempt(eager_answers(model, signature, rows, case))
     except Exception as error:  # the user's own code may raise any type
-        return first_line(error)
+        return Attempt({}, first_line(error))
 
 
 def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
@@ -92,34 +97,34 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
         return MoreRows()
     for seed, (kind, what) in enumerate(_NAMES.items()):
         rows = _stressed(signature, few.inputs, inputs, kind, seed)
-        answers = answers_or_why(model, signature, rows, few.case)
-        if isinstance(answers, str):
-            why = answers
+        tried = attempt(model, signature, rows, few.case)
+        if tried.failure:
+            why = tried.failure
             kept = [
                 member
                 for member in members(signature)
-                if isinstance(_answers_with_one(model, signature, few, rows, member), str)
+                if _attempt_with_one(model, signature, few, rows, member).failure
             ]
             rows = _stressed(signature, few.inputs, inputs, kind, seed, kept)
             if len(kept) < len(members(signature)):
-                answers = answers_or_why(model, signature, rows, few.case)
-            if isinstance(answers, str):
+                tried = attempt(model, signature, rows, few.case)
+            if tried.failure:
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
             names = ", ".join(sorted(f"{m.collection}.{m.column.name}" for m in kept))
             notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
-        edges.append(Edge(what, "stress", rows, few.case, answers))
+        edges.append(Edge(what, "stress", rows, few.case, tried.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
-def _answers_with_one(
+def _attempt_with_one(
     model: torch.nn.Module, signature: Signature, few: SomeRows, rows: Arrays, changed: Member
-) -> dict[str, torch.Tensor] | str:
-    """The eager model's answers, or why it fails, with one column of `few` taken from `rows`."""
+) -> Attempt:
+    """An attempt with the rows `few`, of which one column is taken from `rows`."""
     inputs = {name: dict(columns) for name, columns in few.inputs.items()}
     name = changed.column.name
     inputs[changed.collection][name] = rows[changed.collection][name]
-    return answers_or_why(model, signature, inputs, few.case)
+    return attempt(model, signature, inputs, few.case)
 
 
 def _stressed(
