@@ -100,7 +100,8 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
 
 def _cpu_name() -> str:
     known = Path("/proc/cpuinfo")
-    for line in known.read_text().splitlines() if known.exists() else ():  # ours
+    lines = known.read_text().splitlines() if known.exists() else []  # ours
+    for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

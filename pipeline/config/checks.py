@@ -180,10 +180,12 @@ def _gates(config: Config) -> Iterator[Problem]:
                     yield (*at, dim), f"found {n}; {dim} has {rows.min} to {rows.max}"
             for dim in config.rows.keys() - limit.rows.keys():
                 yield at, f"the rows of {dim!r} are missing"
+    if gates.metrics is None:
+        return
     columns = [(b.collection, name) for b in config.outputs for name in b.columns]
     names = [name for _, name in columns]
     have = [b.name for b in config.outputs]
     have += [name if names.count(name) == 1 else f"{where}/{name}" for where, name in columns]
-    for name, metric in gates.metrics.functions.items() if gates.metrics else ():
+    for name, metric in gates.metrics.functions.items():
         if metric.output not in have:
             yield ("gates", "metrics", "functions", name, "output"), not_among(metric.output, have)

@@ -50,19 +50,25 @@ def write_config(
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     text = head + yaml.dump(_in_short(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
-    said: dict[int, str] = {}
+    comments: dict[int, str] = {}
     for key, line in read_yaml(path).lines.items():
-        node: Any = schema
-        for part in key if not {"columns", "features", "kwargs"} & {*key[:-1]} else ():
-            while "$ref" in node or "anyOf" in node:  # find the definition of the mapping or list
-                node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
-            inner = node.get("properties", {}).get(part)
-            node = inner or node["items" if isinstance(part, int) else "additionalProperties"]
-        described = "" if node is schema else node.get("description", "")
-        said[line] = said.get(line) or notes.get(key, described)
+        comments[line] = comments.get(line) or notes.get(key, _description(schema, key))
     lines = enumerate(text.splitlines(), 1)
-    commented = (f"{t:<46} # {said[i]}\n" if said.get(i) else f"{t}\n" for i, t in lines)
+    commented = (f"{t:<46} # {comments[i]}\n" if comments.get(i) else f"{t}\n" for i, t in lines)
     path.write_text("".join(commented), encoding="utf-8")
+
+
+def _description(schema: Any, key: tuple[str | int, ...]) -> str:
+    """What the schema says about a key; "" about one inside a value that is on one line."""
+    if not key or {"columns", "features", "kwargs"} & {*key[:-1]}:
+        return ""
+    node = schema
+    for part in key:
+        while "$ref" in node or "anyOf" in node:  # find the definition of the mapping or list
+            node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
+        inner = node.get("properties", {}).get(part)
+        node = inner or node["items" if isinstance(part, int) else "additionalProperties"]
+    return str(node.get("description", ""))
 
 
 def _in_short(config: Any, key: str = "") -> Any:

@@ -335,8 +335,9 @@ def _read(
         empty = np.zeros(0, port.dtype or dtype)
         return Feed(port, tuple(FileColumn(name, empty) for name in names), trained)
     columns = tuple(_column(data, name, missing) for name in names)
-    for column in columns if not missing else ():
-        if bad := int(np.sum(~np.isfinite(column.values))):
+    for column in columns:
+        bad = int(np.sum(~np.isfinite(column.values)))
+        if bad and not missing:
             raise InitError(
                 f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
                 "clean the file, or leave the column out"

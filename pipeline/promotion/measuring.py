@@ -83,8 +83,9 @@ def measure(
     if shadows is not None:
         measured += shadowed(opened, version, replaced, shadows)
     bits: list[Bits] = []
-    for target, engine in artifacts if needed.reproducible else ():
-        bits += _bits(opened, target, engine, say)
+    if needed.reproducible:
+        for target, engine in artifacts:
+            bits += _bits(opened, target, engine, say)
     return Findings(
         manifest,
         needed,

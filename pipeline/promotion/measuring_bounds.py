@@ -195,7 +195,9 @@ def shadowed(
         ("absolute", asked.max_abs, seen.max_abs),
         ("relative", asked.max_rel, seen.max_rel),
     ):
-        for output in opened.signature.outputs if bound is not None and seen.events else ():
+        if bound is None or not seen.events:
+            continue
+        for output in opened.signature.outputs:
             text = f"largest {what} difference of {output.name} {beside}"
             value = by_output.get(output.name, math.nan)
             why = "" if output.name in by_output else "no record has it"

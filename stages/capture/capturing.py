@@ -275,5 +275,6 @@ def _forget_addresses(program: ExportedProgram) -> None:
     """Drop torch's notes on which graph a node came from: they are addresses in this process, and
     two programs of one model would differ in them."""
     for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("from_node", None)
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("from_node", None)

@@ -63,8 +63,9 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
     for i, (name, layout) in enumerate(signature.layouts.items()):
         n = case[signature.rows_of[name]]
         collections[name] = Collection(layout, n, capacity=n + 64 * (i + 1))
-        for column in layout.numbers if name in inputs else ():
-            collections[name].fill(column.name, inputs[name][column.name])
+        if name in inputs:
+            for column in layout.numbers:
+                collections[name].fill(column.name, inputs[name][column.name])
     # Clones, since torch cannot save example inputs that share memory under different dtypes.
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 

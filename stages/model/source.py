@@ -71,8 +71,8 @@ class ModelSource:
             path = getattr(self, name)
             if path is not None:
                 parts[name] = _digest_of(path)
-        for path in onnx_files(self.onnx) if self.onnx else ():
-            parts[f"onnx/{path.name}"] = _digest_of(path)
+        if self.onnx is not None:
+            parts |= {f"onnx/{path.name}": _digest_of(path) for path in onnx_files(self.onnx)}
         parts["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
             parts["preprocess"] = repr(self.preprocess)

@@ -162,9 +162,10 @@ class Reference:
             good = case.keys() == set(signature.dims) and all(
                 0 <= n <= ranges[dim].proven for dim, n in case.items()
             )
-            for bound in signature.outputs if good else ():
-                value = outputs.get(bound.name)
-                good &= value is not None and value.shape == bound.shape(case[bound.rows])
+            if good:
+                shapes = {bound.name: bound.shape(case[bound.rows]) for bound in signature.outputs}
+                stored = {name: tuple(value.shape) for name, value in outputs.items()}
+                good = all(stored.get(name) == shape for name, shape in shapes.items())
             if not good:
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
         checked = tuple(
