@@ -75,15 +75,16 @@ SECTIONS = {
     ),
     "zoo": Section(
         "The zoo",
-        "Peers: eager torch, torch.compile, TorchScript, AOTInductor and ONNX Runtime, on rows, "
-        "each with its best settings for this processor.",
+        "Peers: eager torch, torch.compile (also max-autotune), TorchScript, AOTInductor, ONNX "
+        "Runtime and OpenVINO, on rows; AOTInductor on columns. The ratio is to the best one.",
         "speed.zoo", f"configs/demo.yaml {' '.join(_ZOO)}",
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
         "The code for few rows was written while these were timed; nothing else was tuned on them. "
-        "The same peers.",
-        "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv",
+        "The same peers, and JAX on columns.",
+        "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv "
+        "line_segments mlp_256",
     ),
     "peak": Section(
         "Share of the core's peak",

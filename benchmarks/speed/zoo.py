@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,17 +62,27 @@ Races = Mapping[int, Mapping[str, Timing]]
 def main(configs: list[Path], scratch: Path) -> None:
     torch.set_num_threads(1)
     print_machine()
-    found: dict[str, Races] = {}
     registry = Registry(f"sqlite:///{scratch}/registry.db")
-    for number, config in enumerate(configs):
-        folder = scratch / f"{number}-{config.stem}"  # two configs may have one name
+    bundles: dict[Path, Bundle] = {}
+    folders = {c: scratch / f"{k}-{c.stem}" for k, c in enumerate(configs)}  # names may be equal
+    for config, folder in folders.items():  # all before the first call of JAX: builds fork
         folder.mkdir()
-        try:
-            bundle = run(config, registry, folder / "work").bundle
-            found[bundle.manifest.name] = measure(config, bundle, folder)
-        except SoaPipelineError as error:
-            print(f"without {config.stem}: {error}", flush=True)
+        with _without(config):
+            bundles[config] = run(config, registry, folder / "work").bundle
+    found: dict[str, Races] = {}
+    for config, bundle in bundles.items():
+        with _without(config):
+            found[bundle.manifest.name] = measure(config, bundle, folders[config])
     show([beside_peers(found)], WIDTH)
+
+
+@contextmanager
+def _without(config: Path) -> Iterator[None]:
+    """Prints what is wrong with a config, and goes on."""
+    try:
+        yield
+    except SoaPipelineError as error:
+        print(f"without {config.stem}: {error}", flush=True)
 
 
 def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
