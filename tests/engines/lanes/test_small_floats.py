@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import pytest
 import torch
 from torch import Tensor
 
 from tests.engines.lanes.harness import MOST, Function, compiled
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 F = torch.nn.functional
 torch.manual_seed(5)
 W, KERNEL, BIAS = torch.randn(5, 6), torch.randn(4, 3, 3), torch.randn(4)

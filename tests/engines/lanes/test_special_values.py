@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
 from engines.target import host_targets
 from tests.engines.lanes.harness import MOST, Function, compiled
 
-pytestmark = pytest.mark.usefixtures("quick_compiler")
 F = torch.nn.functional
 LEAST, TINY, MOST_FLOAT = 2.0**-149, 2.0**-126, 3.4028234663852886e38
 POSITIVE = (
