@@ -44,10 +44,9 @@ def at_edge(
     Stress rows are judged as the reference's own, but a row in which the model itself is not sure
     is no reason to refuse. At NaN, infinities and -0.0 an integer, a bool, or another finite number
     for a finite one is a wrong decision of the network, and refused. A NaN or an infinity on one
-    side only is refused if `special_values` says so; if not, and at integers of any size, an
-    integer or a bool of such a row is not judged, since it may follow from that number, as a class
-    from probabilities. At huge and denormal numbers a difference is only reported: it is an
-    overflow in another step than eager's.
+    side only is refused if `special_values` says so; if not, an integer or a bool of such a row is
+    not judged, since it may follow from that number, as a class from probabilities. At huge and
+    denormal numbers a difference is only reported: it is an overflow in another step than eager's.
     """
     try:
         run = poisoned_run(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
@@ -63,7 +62,9 @@ def at_edge(
         if edge.kind != "stress":
             allowed = _for_large(expected, allowed)
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
-    bad = _wrong(session.signature, edge, answers, special_values)
+    bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
+    if edge.kind == "special" and special_values == "report":
+        bad = _without_what_follows(session.signature, answers, bad)
     if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
         exact = in_float64(session.signature, program, edge.inputs, edge.case, answers)
         bad = bad if exact is None else dict(exact.unexplained)
@@ -88,37 +89,32 @@ def _share(elements: torch.Tensor) -> float:
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
-def _wrong(
-    signature: Signature, edge: Edge, answers: Mapping[str, Answers], special: Special
-) -> dict[str, torch.Tensor]:
-    """The elements of each output that are a reason to refuse an artifact."""
+def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
+    """The elements that are a reason to refuse an artifact."""
     if edge.kind == "extreme":
-        return {name: torch.zeros_like(each.outside) for name, each in answers.items()}
+        return torch.zeros_like(answers.outside)
     if edge.kind == "stress" or (edge.kind == "special" and special == "refuse"):
-        return {name: each.outside for name, each in answers.items()}
-    return _wrong_decisions(signature, answers)
+        return answers.outside
+    return answers.outside & answers.finite
 
 
-def _wrong_decisions(
-    signature: Signature, answers: Mapping[str, Answers]
+def _without_what_follows(
+    signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Finite numbers that differ; integers and bools, unless a float of their row is NaN or
-    infinite on one side only. An output that has one value for all rows belongs to each row."""
-    one_sided = {name: of_rows(each.outside & ~each.finite) for name, each in answers.items()}
-    wrong: dict[str, torch.Tensor] = {}
-    for bound in signature.outputs:
-        output = answers[bound.name]
-        unsure = torch.zeros_like(one_sided[bound.name])
-        for other in signature.outputs:
-            if bound.rowless or other.rowless:
-                unsure |= one_sided[other.name].any()
-            elif bound.rows == other.rows:
-                unsure |= one_sided[other.name]
-        judged = output.finite
-        if not output.found.is_floating_point():
-            judged = ~unsure[:, None].expand_as(rows(output.found)).reshape(output.found.shape)
-        wrong[bound.name] = output.outside & judged
-    return wrong
+    """`bad` without the integers and bools of rows in which a float is NaN or infinite on one side
+    only. An output that has one value for all rows says nothing about a row."""
+    unsure: dict[str, torch.Tensor] = {}
+    of_each_row = [bound for bound in signature.outputs if not bound.rowless]
+    for bound in of_each_row:
+        one = answers[bound.name]
+        own = of_rows(one.outside & ~one.finite)
+        unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(own)) | own
+    kept = dict(bad)
+    for bound in of_each_row:
+        each = bad[bound.name]
+        if not answers[bound.name].found.is_floating_point():
+            kept[bound.name] = (rows(each) & ~unsure[bound.rows][:, None]).reshape(each.shape)
+    return kept
 
 
 def _advice(edge: Edge) -> str:

@@ -127,7 +127,8 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
     yield lambda: choose(opened, torch.device("cpu"), None)
-    yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
+    for function in (preferred_sizes, why_merging_does_not_pay):
+        yield from (partial(function, manifest, target) for target in manifest.targets)
 
 
 def compared(one: Bundle, two: Bundle) -> dict[str, Any]:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.report.versions import describe_validation
-from soa import Block, Layout, column, scalar
-from soa.signature import RowRange, Signature
 from stages.judging.validate import validate_session
 from stages.reference import Reference, edge_rows, random_inputs
 from stages.reports import ValidationReport
@@ -40,22 +38,22 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(Limited(), SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",))
 
 
-def judged(eager: Built, folder: Path, other: nn.Module) -> ValidationReport:
-    """Validates a model against the reference of `eager`; its answers to ordinary numbers agree."""
-    folder.mkdir(exist_ok=True)
-    session = build(other, eager.signature, folder, ("exported",)).session("exported")
-    reference = Reference.load(eager.capture.reference, eager.signature)
-    return validate_session(session, "exported", reference, tolerances_of(eager.signature))
+def judged(eager: Built, folder: Path, **limits: float) -> ValidationReport:
+    """Validates a model with limits against the reference of `eager`; ordinary numbers agree."""
+    other = build(Limited(**limits), SIGNATURE, folder, ("exported",))  # type: ignore[arg-type]
+    reference = Reference.load(eager.capture.reference, SIGNATURE)
+    tolerances = tolerances_of(SIGNATURE)
+    return validate_session(other.session("exported"), "exported", reference, tolerances)
 
 
 def test_integers_of_any_size_have_the_models_answers(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, Limited(k=100))
+    report = judged(eager, tmp_path, k=100)
     assert not report.valid and report.reason is not None
     assert "'m'" in report.reason and "ranges" in report.reason
 
 
 def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, Limited(x=1e18))
+    report = judged(eager, tmp_path, x=1e18)
     assert report.valid
     assert len(report.edges) == 4  # infinity, and numbers of three sizes
     assert report.edges[0] == "infinity" and all("numbers" in each for each in report.edges[1:])
@@ -65,61 +63,8 @@ def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) ->
 
 
 def test_what_agrees_everywhere_says_nothing(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, Limited())
+    report = judged(eager, tmp_path)
     assert report.valid and report.edges == () and report.at_edges == ""
-
-
-@dataclass(eq=False)
-class Undecided(nn.Module):
-    """NaN for large integers, or `instead`; and a class that follows from it."""
-
-    instead: float = torch.nan
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        y = torch.where(k > 100, self.instead, x.nan_to_num(0.0, 0.0, 0.0))
-        return y, y.isnan().to(torch.int32)
-
-
-@dataclass(eq=False)
-class OfEvent(nn.Module):
-    """A sum over all rows, with `instead` in place of NaN; and a class that follows from it."""
-
-    instead: float = torch.nan
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        total = x.sum().nan_to_num(self.instead, torch.inf, -torch.inf)
-        return total, total.isnan().to(torch.int32)
-
-
-EVENT = Signature.build(
-    {
-        "rows": Layout([column("x", "float32")]),
-        "event": Layout([scalar("y", "float32"), scalar("m", "int32")]),
-    },
-    [Block("x", "rows", ("x",))],
-    [Block("y", "event", ("y",)), Block("m", "event", ("m",))],
-    {"n": RowRange(1, 50)},
-)
-
-
-@pytest.mark.parametrize(
-    ("model", "signature", "kind"),
-    [(Undecided, SIGNATURE, "integers of any size"), (OfEvent, EVENT, "NaN")],
-)
-def test_a_class_that_follows_from_nan_is_no_decision(
-    model: type[Undecided | OfEvent], signature: Signature, kind: str, tmp_path: Path
-) -> None:
-    (tmp_path / "eager").mkdir()
-    eager = build(model(), signature, tmp_path / "eager", ("exported",))
-    report = judged(eager, tmp_path / "other", model(instead=0.0))
-    assert report.valid, report.reason
-    assert kind in report.edges
 
 
 def test_every_kind_of_value_is_there(eager: Built) -> None:
