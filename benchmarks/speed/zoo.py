@@ -5,7 +5,7 @@ With `--unseen`: the networks of benchmarks/speed/unseen.py instead; nothing was
 Each config goes through `pipeline run`. Then the pipeline's choice races against the eager model,
 and against artifacts that a user would build by hand. Every way starts from SoA columns and ends in
 SoA columns, so its time includes every copy that it needs. A way that takes more than a few seconds
-for a call is left out, and its name is printed.
+for a call is left out, and its name is printed. OpenVINO and JAX take part if they can be imported.
 """
 
 from __future__ import annotations
