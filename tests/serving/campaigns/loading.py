@@ -20,8 +20,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,15 @@ def refused(registry: Registry, ref: str, url: str) -> str:
     return ""
 
 
+@contextmanager
+def _log_after_an_error(server: TritonServer, say: Callable[[str], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        say("the server's last lines:\n" + "\n".join(server.log().splitlines()[-40:]))
+        raise
+
+
 def run(rounds: int, tags: Tags, folder: Path, say: Callable[[str], None]) -> bool:
     """Runs the campaign in a new folder; returns whether all was right. `say` gets each step, and
     the counts."""
@@ -199,6 +208,7 @@ def run(rounds: int, tags: Tags, folder: Path, say: Callable[[str], None]) -> bo
         stack.callback(local.close)
         server = TritonServer(folder / "empty", ServerOptions(extra=EXPLICIT))
         url = stack.enter_context(server).url
+        stack.enter_context(_log_after_an_error(server, say))
         for ref in ("other/1", f"{NAME}/1"):
             load_on(registry, ref, url)
         load = Load(url, registry, local, stack)
