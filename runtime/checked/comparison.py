@@ -121,7 +121,7 @@ def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
 
 
 def combine(parts: list[Deviation]) -> Deviation:
-    """Combine the cases of one output.
+    """Combine the cases of one output, of which there may be none.
 
     Counts are added, and `outside` is for all elements. Of every other value the worst is kept.
     """
@@ -142,8 +142,8 @@ def combine(parts: list[Deviation]) -> Deviation:
 
     return Deviation(
         elements=elements,
-        max_abs=max(p.max_abs for p in full),
-        max_rel=max(p.max_rel for p in full),
+        max_abs=max((p.max_abs for p in full), default=0.0),
+        max_rel=max((p.max_rel for p in full), default=0.0),
         outside=sum(p.outside * p.elements for p in full) / max(elements, 1),
         nonfinite_mismatches=sum(p.nonfinite_mismatches for p in full),
         ulp_p50=worst("ulp_p50"),
