@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from registry import stamp
 from registry.errors import NotPromotedError, RegistryError
@@ -20,9 +20,6 @@ from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from soa.records import as_record, parse_json
 from soa.text import html_table
-
-if TYPE_CHECKING:
-    from registry.mlflow import StoredVersion
 
 DIGEST = "digest"
 TARGET = "target."
@@ -78,6 +75,23 @@ class Promotion:
             return record
         except ValueError as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
+
+
+class Stored(Protocol):
+    """A version as MLflow's store describes it. `created`: in milliseconds since 1970, UTC."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def tags(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -194,7 +208,7 @@ class Version:
             raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
 
     @classmethod
-    def of(cls, found: StoredVersion, aliases: Mapping[str, int]) -> Version:
+    def of(cls, found: Stored, aliases: Mapping[str, int]) -> Version:
         """`aliases`: all aliases of the model."""
         number, tags = found.number, dict(found.tags)
         if DIGEST not in tags:

@@ -19,4 +19,3 @@ from .store_protocol import RunQuery as RunQuery
 from .store_protocol import Store as Store
 from .store_protocol import StoredModel as StoredModel
 from .store_protocol import StoredRun as StoredRun
-from .store_protocol import StoredVersion as StoredVersion
