@@ -1,17 +1,33 @@
-// A stand-in for alpaka, because no package registry has it: the little that this example needs. Names and forms are close
-// to alpaka's. With nvcc it is only what a kernel needs; main.cu launches it. On a CPU a block is a thread, and the threads
-// of a block run one after another.
+// What the example needs of alpaka: alpaka itself if WITH_ALPAKA is defined, otherwise a stand-in with its names, because no
+// package registry has alpaka. With nvcc the stand-in is only what a kernel needs; main.cu launches it. On a CPU its block is
+// a thread, and the threads of a block run one after another.
 #ifndef ACCELERATOR_HPP
 #define ACCELERATOR_HPP
 #include <cstdint>
 #include <thread>
 #include <vector>
-#ifdef __CUDACC__
+#ifdef WITH_ALPAKA
+#define ALPAKA_ACC_CPU_B_SEQ_T_THREADS_ENABLED
+#include <alpaka/alpaka.hpp>
+#define FN_ACC ALPAKA_FN_ACC
+#elif defined(__CUDACC__)
 #define FN_ACC __device__  // stands before a function of a kernel, as ALPAKA_FN_ACC does
 #else
 #define FN_ACC
 #endif
 namespace accelerator {
+#ifdef WITH_ALPAKA
+using Index = std::int64_t;
+using Line = alpaka::DimInt<1>;
+using Accelerator = alpaka::AccCpuThreads<Line, Index>;
+struct Queue {
+  alpaka::Queue<Accelerator, alpaka::NonBlocking> queue{alpaka::getDevByIdx(alpaka::Platform<Accelerator>{}, 0)};
+  void wait() { alpaka::wait(queue); }
+};
+template <class Functor, class... Args> void launch(Queue &queue, Index blocks, Index threads, Functor run, Args... args) {
+  alpaka::exec<Accelerator>(queue.queue, alpaka::WorkDivMembers<Line, Index>(blocks, threads, Index{1}), run, args...);
+}
+#else
 struct Accelerator {
   std::int64_t thread, threads;  // the index of a thread, and the number of all threads
 };
@@ -36,12 +52,6 @@ struct Queue {
   void wait() { for (; !blocks.empty(); blocks.pop_back()) blocks.back().join(); }
   ~Queue() { wait(); }
 };
-template <class T> struct Buffer {  // owns columns of n values
-  std::int64_t n;
-  std::vector<T> memory;
-  Buffer(std::int64_t columns, std::int64_t rows) : n(rows), memory(columns * rows) {}
-  T *column(std::int64_t k) { return memory.data() + k * n; }
-};
 template <class Functor, class... Args> void launch(Queue &queue, int blocks, int threads, Functor run, Args... args) {
   queue.wait();  // launches run in order
   auto block = [=](int first) {
@@ -49,6 +59,15 @@ template <class Functor, class... Args> void launch(Queue &queue, int blocks, in
   };
   for (int b = 0; b < blocks; ++b) queue.blocks.emplace_back(block, b * threads);
 }
+#endif
+#endif
+#ifndef __CUDACC__
+template <class T> struct Buffer {  // owns columns of n values
+  std::int64_t n;
+  std::vector<T> memory;
+  Buffer(std::int64_t columns, std::int64_t rows) : n(rows), memory(columns * rows) {}
+  T *column(std::int64_t k) { return memory.data() + k * n; }
+};
 #endif
 }  // namespace accelerator
 #endif

@@ -56,8 +56,17 @@ def networks(layers: Mapping[str, nn.Sequential]) -> dict[str, Network]:
     return found
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+def has_alpaka() -> bool:
+    """Tell whether g++ finds alpaka (CPLUS_INCLUDE_PATH), of version 1.2 or newer (2.0 is C++20)."""
+    words = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    text = "#include <alpaka/exec/UniformElements.hpp>"
+    return subprocess.run(words, input=text, text=True, capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module", params=["stand-in", "alpaka"])
+def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
+    if request.param == "alpaka" and not has_alpaka():
+        pytest.skip("g++ does not find alpaka")
     folder = tmp_path_factory.mktemp("kernel")
     torch.manual_seed(5)
     layers = {
@@ -68,6 +77,8 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
     written(made, folder, CPP)
     program = folder / "select_tracks"
     command = ["g++", "-std=c++17", "-O2", *WARNINGS, "-pthread", "-I", folder, "-o", program]
+    if request.param == "alpaka":
+        command += ["-std=c++20", "-DWITH_ALPAKA"]
     command.append(ROOT / "examples" / "kernel" / "main.cpp")
     subprocess.run([str(word) for word in command], check=True)
     return Example(program, {name: own.library for name, own in made.items()})
