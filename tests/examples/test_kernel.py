@@ -57,7 +57,7 @@ def networks(layers: Mapping[str, nn.Sequential]) -> dict[str, Network]:
 
 
 def has_alpaka() -> bool:
-    """Tell whether g++ finds alpaka (CPLUS_INCLUDE_PATH), of version 1.2 or newer (2.0 is C++20)."""
+    """Tell whether g++ finds alpaka (CPLUS_INCLUDE_PATH), of version 1.2 or 2.0."""
     words = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     text = "#include <alpaka/exec/UniformElements.hpp>"
     return subprocess.run(words, input=text, text=True, capture_output=True).returncode == 0

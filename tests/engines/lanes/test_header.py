@@ -278,16 +278,29 @@ def _nvcc() -> str:
         pytest.skip(str(error))
 
 
-def test_nvcc_takes_the_files(cuda: Headers, tmp_path: Path) -> None:
-    includes = "".join(f'#include "{cuda.folder}/{name}.h"\n' for name in NETWORKS)
+def _self_tests_compile(command: list[str], headers: Headers, runtime: str) -> None:
+    includes = "".join(f'#include "{name}.h"\n' for name in NETWORKS)
     wrong = " + ".join(f"{name}::self_test()" for name in NETWORKS)
-    kernel = f"{includes}__global__ void k(int *n) {{ *n = {wrong}; }}\n"
-    (tmp_path / "main.cu").write_text(f"{kernel}int main() {{}}\n")
-    done = subprocess.run(
-        [_nvcc(), "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    kernel = f"__global__ void k(int *n) {{ *n = {wrong}; }}\n"
+    (headers.folder / "main.cu").write_text(f"{runtime}{includes}{kernel}int main() {{}}\n")
+    done = subprocess.run(command, cwd=headers.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_nvcc_takes_the_files(cuda: Headers) -> None:
+    command = [_nvcc(), "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"]
+    _self_tests_compile(command, cuda, runtime="")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+def test_hipcc_takes_the_files(
+    networks: dict[str, Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_PLATFORM", "amd")  # it compiles for NVIDIA where it finds nvcc
+    command = ["hipcc", "-std=c++17", "--offload-arch=gfx90a", "-o", "main", "-x", "hip", "main.cu"]
+    headers = written(networks, tmp_path, Target("source", "hip"))
+    _self_tests_compile(command, headers, runtime="#include <hip/hip_runtime.h>\n")
 
 
 def test_the_self_test_sees_another_weight(purity: Path, tmp_path: Path) -> None:
