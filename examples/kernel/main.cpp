@@ -4,6 +4,7 @@
 //   g++ -std=c++17 -O2 -pthread -I . -o select_tracks examples/kernel/main.cpp
 //   ./select_tracks TRACKS SELECTED PT PURITY VERTEX
 //
+// With alpaka itself: g++ -std=c++20 -DWITH_ALPAKA and the other words.
 // TRACKS: 13 columns of float32, one after the other. SELECTED: a column of int32 and two of float32.
 #include "accelerator.hpp"
 #define SOA_FN FN_ACC
