@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 
 from engines.errors import MORE_MEMORY, CrashError
 from engines.processes.forks import end_with_parent, openmp_unused
+from engines.processes.isolation import signal_name
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +104,7 @@ def _message(ours: Connection, ended: int) -> tuple[str, Any]:
 
 
 def _crash(what: str, where: str, code: int) -> CrashError:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
     why = "its own code does so, without an engine: change the operation, or give other rows"
     if code == -signal.SIGKILL:
         why = f"as the kernel does where memory runs out: {MORE_MEMORY}"

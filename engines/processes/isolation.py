@@ -131,6 +131,14 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal. Python has none for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     """How a child ended, from its exit code and the answer that it wrote."""
     if not answer.exists():  # a child that cannot write it, or memory that lies in a file, may die
@@ -138,9 +146,8 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
             if shutil.disk_usage(folder).free < _LEAST_FREE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
     if code < 0:
-        number = signal.Signals(-code)
-        why = f"killed by {number.name}"
-        if number is not signal.SIGKILL:
+        why = f"killed by {signal_name(-code)}"
+        if -code != signal.SIGKILL:
             return Outcome(None, why, log, script, code="candidate-crashed")
         why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
         return Outcome(None, why, log, script, killed=True, code=_NO_MEMORY)

@@ -39,6 +39,10 @@ def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def end_by_a_real_time_signal() -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
 def ends_as_for_want_of_memory() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -225,6 +225,12 @@ def test_a_segfault_is_an_outcome_that_the_script_repeats(tmp_path: Path, name: 
     assert repeat(outcome).returncode == -signal.SIGSEGV
 
 
+def test_a_signal_without_a_name_is_an_outcome(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "end_by_a_real_time_signal")
+    assert outcome.code == "candidate-crashed"
+    assert str(signal.SIGRTMIN + 6) in str(outcome.error)
+
+
 def test_an_answer_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     assert run(tmp_path, "add", a=1, b=1).value == 2
     assert run(tmp_path, "leave_silently").value is None
