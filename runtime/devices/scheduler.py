@@ -105,10 +105,11 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closed = False
         self._process = OwnProcess("scheduler")
+        # Made here, so that an error of a GPU is the caller's.
+        runners = [(lane, _runner(lane.session)) for lane in self._lanes for _ in range(workers)]
         self._threads = [
-            threading.Thread(target=self._serve, args=(lane,), name="soa-scheduler", daemon=True)
-            for lane in self._lanes
-            for _ in range(workers)
+            threading.Thread(target=self._serve, args=runner, name="soa-scheduler", daemon=True)
+            for runner in runners
         ]
         for thread in self._threads:
             thread.start()
@@ -171,41 +172,51 @@ class Scheduler:
         local = [lane for lane in self._lanes if lane.session.device == device]
         free = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
         if not free and self._when_full == "raise":
+            where = f"each session on {device}" if local else "each session"
             raise QueueFullError(
-                f"{self._queue} events wait already for each session on {device}: submit fewer at "
-                "a time, or choose when_full='wait' or 'spill'"
+                f"{self._queue} events wait already for {where}: submit fewer at a time, or choose "
+                "when_full='wait' or 'spill'"
             )
         if not free and self._when_full == "spill":
             free = [lane for lane in self._lanes if len(lane.waiting) < self._queue]
         return min(free, key=_Lane.delay, default=None)
 
-    def _serve(self, lane: _Lane) -> None:
+    def _serve(self, lane: _Lane, run: Callable[[_Event], None]) -> None:
         """Run the events of a lane, one after the other, until it is closed."""
-        run = _runner(lane.session)
-        while True:
-            with self._changed:
-                while not lane.waiting and not self._closed:
-                    self._changed.wait()
-                if not lane.waiting:
-                    return
-                event = lane.waiting.popleft()
-                lane.running += 1
-                self._changed.notify_all()
+        while (event := self._next_event(lane)) is not None:
             begun = time.perf_counter()
-            wanted = event.done.set_running_or_notify_cancel()
-            if wanted:
-                try:
-                    run(event)
-                except BaseException as error:
-                    event.done.set_exception(error)
-                else:
-                    event.done.set_result(None)
+            wanted = _complete(event, run)
             took = time.perf_counter() - begun
+            del event  # an idle thread keeps no memory of a caller alive
             with self._changed:
                 lane.running -= 1
                 if wanted:
                     lane.took(took)
                 self._changed.notify_all()
+
+    def _next_event(self, lane: _Lane) -> _Event | None:
+        """Wait for the next event of a lane; None if the lane is closed and has none."""
+        with self._changed:
+            while not lane.waiting and not self._closed:
+                self._changed.wait()
+            if not lane.waiting:
+                return None
+            lane.running += 1
+            self._changed.notify_all()
+            return lane.waiting.popleft()
+
+
+def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
+    """Run an event and complete its future; False if the future was cancelled before."""
+    if not event.done.set_running_or_notify_cancel():
+        return False
+    try:
+        run(event)
+    except BaseException as error:
+        event.done.set_exception(error)
+    else:
+        event.done.set_result(None)
+    return True
 
 
 def _runner(session: Session) -> Callable[[_Event], None]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
@@ -175,6 +178,22 @@ def test_a_cancelled_event_is_not_run() -> None:
         assert done[1].cancel()
         gate.open.set()
     assert gate.events == 1
+
+
+def test_an_idle_scheduler_keeps_no_collection_alive() -> None:
+    gate = Gate()
+    gate.open.set()
+    with Scheduler([Session(SIGNATURE, gate)]) as scheduler:
+        jets, tags = event(1)
+        kept = weakref.ref(jets)
+        scheduler.submit(jets, tags).result(60)
+        del jets
+        for _ in range(600):
+            gc.collect()
+            if kept() is None:
+                break
+            time.sleep(0.1)
+        assert kept() is None
 
 
 def test_after_close() -> None:
