@@ -262,6 +262,7 @@ def _with_program(session: Session, trial: Trial) -> ValidationReport:
     cases: list[CaseReport] = []
     counts: list[Nonfinite] = []
     for rows, case in windows(signature, inputs):
+        print(f"at {label(case)} of the set", flush=True)  # ours
         answers = session_answers(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))

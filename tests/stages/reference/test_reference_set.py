@@ -105,7 +105,9 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
     return ValidationReport.from_dict(answer)
 
 
-def test_artifact_beside_the_portable_program(jets: Built, heavy: Built, tmp_path: Path) -> None:
+def test_artifact_beside_the_portable_program(
+    jets: Built, heavy: Built, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """2,500 rows for a version of at most 1,000; then compared with another model's program."""
     torch.manual_seed(3)
     stored = load_file(jets.bundle.file("reference.safetensors"))
@@ -114,6 +116,8 @@ def test_artifact_beside_the_portable_program(jets: Built, heavy: Built, tmp_pat
     save_file({name: torch.randn(2500) for name in names}, inputs)
     good = judged(jets, inputs, jets.bundle.file("program.pt2"))
     assert good.valid, good.reason
+    # The log says where an artifact was, if it crashes.
+    assert [line[:3] for line in capfd.readouterr().out.splitlines()] == ["at "] * 3
     assert [case.rows["n"] for case in good.cases] == [1000, 1000, 500]
     assert good.worst["probabilities"].elements == 2500 * 3
     save_file({name: torch.full((2500,), torch.nan) for name in names}, inputs)
