@@ -83,7 +83,8 @@ SECTIONS = {
         "Networks that are not in the zoo",
         "The code for few rows was written while these were timed; nothing else was tuned on them. "
         "The same peers, and JAX on columns.",
-        "speed.zoo", "--unseen pointwise_first transformer_block small_resnet edge_conv",
+        "speed.zoo",
+        "--unseen pointwise_first transformer_block small_resnet edge_conv line_segments mlp_256",
     ),
     "peak": Section(
         "Share of the core's peak",

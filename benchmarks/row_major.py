@@ -111,7 +111,7 @@ def openvino(model: nn.Module, signature: Signature, inputs: Arrays) -> Model:
     with quiet_torch():
         converted = runtime.convert_model(model, example_input=arguments)
     settings = {"INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "LATENCY",
-                "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
+                "INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False}  # fmt: skip
     request = runtime.compile_model(converted, "CPU", settings).create_infer_request()
 
     def run(rows: list[Tensor]) -> list[Tensor]:

@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ engines: [{engines}]
 """A config of `Mlp` on eight columns."""
 _NODE_FEATURES = tuple(f"x{i}" for i in range(6))
 _EDGE_FEATURES = tuple(f"e{i}" for i in range(3))
+_ONE_CORE = 1.05
 _LEAST_NODES = 100  # the reference draws node numbers below this, so they exist at every size
 
 
@@ -101,13 +103,18 @@ class Gnn(nn.Module):
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """This process on one core."""
+    """This process on one core. Raises RuntimeError if it used more: a library can start threads
+    elsewhere, or let the calling thread use all cores again."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
+    begun, used = time.perf_counter(), time.process_time()
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
+    share = (time.process_time() - used) / (time.perf_counter() - begun)
+    if share > _ONE_CORE:
+        raise RuntimeError(f"{share:.2f} cores were in use, and one was meant")
 
 
 @dataclass(frozen=True)

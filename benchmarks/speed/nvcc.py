@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
-import sysconfig
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,8 +32,8 @@ _PROGRAM = Path(__file__).with_suffix(".cu")
 def nvcc() -> str:
     """The compiler of a CUDA toolkit, or of the wheel nvidia-cuda-nvcc; RuntimeError if none is
     here."""
-    packages = Path(sysconfig.get_paths()["purelib"])
-    found = shutil.which("nvcc") or next(map(str, packages.glob("nvidia/cu*/bin/nvcc")), None)
+    wheels = (str(path) for each in sys.path for path in Path(each).glob("nvidia/cu*/bin/nvcc"))
+    found = shutil.which("nvcc") or next(wheels, None)
     if found is None:
         raise RuntimeError("no nvcc is here: pip install nvidia-cuda-nvcc nvidia-cuda-cccl")
     return found

@@ -93,7 +93,7 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
     model = build_model(source_of(load_config(config))).eval()
     sessions = {
         _CHOSEN: measured_session(opened, choose(opened, torch.device("cpu"), None)),
-        "AOTI in our convention, by hand": Session(signature, by_hand_in_place(bundle, folder)),
+        "AOTI on columns, by hand": Session(signature, by_hand_in_place(bundle, folder)),
     }
     by_hand = ways_by_hand(model, signature, inputs, folder)
     races: dict[int, Mapping[str, Timing]] = {}
@@ -214,7 +214,8 @@ def beside_peers(found: Mapping[str, Races]) -> Table:
     """For each network and size: the time of the choice with its spread, and the ratio to it of the
     best way by hand."""
     every = sorted({n for races in found.values() for n in races})
-    table = new_table("ours; the best peer / ours", "", *(f"n = {n:,}" for n in every))
+    title = "ours and its spread; the best peer / ours"
+    table = new_table(title, "", *(f"n = {n:,}" for n in every))
     for name, races in found.items():
         table.add_row(name, *(_beside(races[n]) if n in races else "" for n in every))
     return table
@@ -223,9 +224,9 @@ def beside_peers(found: Mapping[str, Races]) -> Table:
 def _beside(timed: Mapping[str, Timing]) -> str:
     ours = timed[_CHOSEN]
     best = min((name for name in timed if name != _CHOSEN), key=lambda name: timed[name].median_us)
-    middle, low, high = map(microseconds, (ours.median_us, ours.p05_us, ours.p95_us))
+    spread = (ours.p95_us - ours.p05_us) / ours.median_us
     ratio = timed[best].median_us / ours.median_us
-    return f"{middle} ({low} … {high}) {ratio:.2f} {best.partition(',')[0]}"
+    return f"{microseconds(ours.median_us)} {spread:.0%} {ratio:.2f} {best.partition(',')[0]}"
 
 
 if __name__ == "__main__":

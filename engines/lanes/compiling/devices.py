@@ -15,7 +15,7 @@ import math
 import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,9 +151,9 @@ def _steps(step: Step) -> int:
 
 def nvrtc() -> ctypes.CDLL:
     """NVRTC from the wheel or from the toolkit; EngineError says how to install it."""
-    packages = Path(sysconfig.get_paths()["purelib"])
-    names = [str(path) for path in sorted(packages.glob("nvidia/*/lib/libnvrtc.so.*"))]
-    for name in (*names[::-1], "libnvrtc.so.13", "libnvrtc.so.12"):
+    wheels = (sorted(Path(each).glob("nvidia/*/lib/libnvrtc.so.*"))[::-1] for each in sys.path)
+    names = [str(path) for paths in wheels for path in paths]
+    for name in (*names, "libnvrtc.so.13", "libnvrtc.so.12"):
         try:
             return ctypes.CDLL(name)
         except OSError:
