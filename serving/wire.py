@@ -129,7 +129,8 @@ class WireTensor:
         return None
 
     def gather(self, parts: Parts, at: int, n: int) -> Any:
-        """The `n` rows from row `at` on in the wire's shape, as a view if possible, else a copy."""
+        """The `n` rows from row `at` on in the wire's shape: a view where `window` has one, else a
+        copy. A scalar has no rows: its shape is `dims`."""
         library = library_of(parts[0])
         if self.scalar:
             return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)

@@ -66,7 +66,15 @@ class OptionError(SoaPipelineError, TypeError):
 
 @contextmanager
 def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
-    """Raise `error` if a library of an optional extra cannot be imported in this `with` block.
+    """Raise `error` if a library of an optional extra cannot be imported in this `with` block."""
+    with needs_library(f"'{DISTRIBUTION}[{extra}]'", error):
+        yield
+
+
+@contextmanager
+def needs_library(install: str, error: type[SoaPipelineError]) -> Iterator[None]:
+    """Raise `error` if a library cannot be imported in this `with` block; `install` is what pip
+    takes to get it.
 
     An OSError counts too: the dynamic loader may not find a library that a package needs.
     """
@@ -74,6 +82,5 @@ def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
         yield
     except (ImportError, OSError) as problem:
         what = getattr(problem, "name", None) or "a library"
-        cure = f"pip install '{DISTRIBUTION}[{extra}]'"
-        text = f"{what} cannot be imported ({problem}): {cure}"
+        text = f"{what} cannot be imported ({problem}): pip install {install}"
         raise error(text, code="missing-library") from problem

@@ -125,7 +125,7 @@ def one(folder: Path, suffix: str, who: str) -> None:
             threads=int(who[0]),
             lookup="prefer-cache" if "cached" in who else "fresh",
         )
-        parts = {k: v for k, v in vars(done.spent).items() if k not in ("rows", "counts")}
+        parts = done.spent.times
         scoring = done.seconds - done.start
     (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     print(json.dumps({"scoring": scoring, "parts": parts, "MB": int(peak) / 1024}))

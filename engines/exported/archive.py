@@ -184,19 +184,18 @@ def _is_symbol(value: object) -> bool:
 def _require_tree(text: str) -> None:
     """Raises EngineError unless the tree of the arguments has known containers only: torch would
     import the module that an unknown container names."""
-
-    def check(tree: Any) -> None:
-        if isinstance(tree, dict):
-            if tree["type"] not in (None, *_CONTAINERS):
-                raise EngineError(f"{str(tree['type'])[:40]!r} is not a kind of container")
-            if not re.fullmatch(r'null|\[\]|\["\w+"(, "\w+")*\]', tree["context"] or "null"):
-                raise EngineError(f"{str(tree['context'])[:40]!r} are not names")
-            for child in tree["children_spec"]:
-                check(child)
-
     if text:
-        _, tree = parse_json(text)
-        check(tree)
+        _, root = parse_json(text)
+        _require_node(root)
+
+
+def _require_node(node: Any) -> None:
+    if node["type"] not in (None, *_CONTAINERS):
+        raise EngineError(f"{str(node['type'])[:40]!r} is not a kind of container")
+    if not re.fullmatch(r'null|\[\]|\["\w+"(, "\w+")*\]', node["context"] or "null"):
+        raise EngineError(f"{str(node['context'])[:40]!r} are not names")
+    for child in node["children_spec"]:
+        _require_node(child)
 
 
 def _torch_functions() -> frozenset[str]:

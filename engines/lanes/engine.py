@@ -26,17 +26,13 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     ) -> list[str]:
         """Build a library, a kernel or a header. Also writes the target for the runner, and the
         source of a library or kernel."""
+        from engines.lanes.compiling import build, build_header, build_kernel
+
         if target.device == "source":
-            from engines.lanes.compiling import build_header
-
             return build_header(source, target, out)
-        if target.device != "cpu":
-            from engines.lanes.compiling import build_kernel
-
-            return build_kernel(source.program, target, out)
-        from engines.lanes.compiling import build
-
-        return build(source.program, target, out)
+        if target.device == "cpu":
+            return build(source.program, target, out)
+        return build_kernel(source.program, target, out)
 
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None

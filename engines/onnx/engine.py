@@ -22,7 +22,7 @@ from engines.base import FACTS, Engine, Executable, Portable, Prepared
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx.export import export
 from engines.onnx.program import OUTPUTS, input_name, read_outputs
-from engines.processes import tell
+from engines.processes import Lock, tell
 from engines.target import Target
 from soa.dtypes import itemsize
 from soa.errors import needs_extra
@@ -84,6 +84,7 @@ class OnnxExecutable(Executable):
             for given in session.get_inputs()
         }
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
+        self._listing = Lock()  # of `_calls`
         tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -91,12 +92,12 @@ class OnnxExecutable(Executable):
 
     def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
         """Tie arguments to the session, for many runs."""
-        session = self.session
-        if session is None:
-            raise RunError(self.refusal)
-        call = OnnxCall(self, session.io_binding(), arguments)
-        self._calls.add(call)
-        return call
+        with self._listing:
+            if self.session is None:
+                raise RunError(self.refusal)
+            call = OnnxCall(self, self.session.io_binding(), arguments)
+            self._calls.add(call)
+            return call
 
     def after_fork(self) -> None:
         """Make the session usable in the child of a fork, or note why it is not."""
@@ -114,8 +115,9 @@ class OnnxExecutable(Executable):
 
     def close(self) -> None:
         """Wait for running calls to end; later calls raise RunError."""
-        self.session = None
-        for call in list(self._calls):
+        with self._listing:
+            self.session, calls = None, list(self._calls)
+        for call in calls:
             call.release()
 
 

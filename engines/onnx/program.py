@@ -108,21 +108,26 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     specs = [spec for spec in signature.input_specs if spec.arg.name in left]
     returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(v.name), None) for v in values]
     inputs = tuple(i for i, node in enumerate(arguments) if node.name in left)
-    # The program takes a tuple of tensors and returns a tuple of tensors.
-    given = pytree.tree_structure((tuple(range(len(inputs))), {}))
-    back = pytree.tree_structure(tuple(range(len(values))))
+    entry = _entry(len(inputs), len(values))
     rewritten = ExportedProgram(
         program.graph_module,
         graph,
         ExportGraphSignature(specs, returned),
         program.state_dict,
         program.range_constraints,
-        [ModuleCallEntry("", ModuleCallSignature([], [], given, back))],
+        [entry],
         None,
         program.constants,
         verifiers=program.verifiers,
     )
     return OnnxProgram(rewritten, inputs, tuple(outputs))
+
+
+def _entry(inputs: int, outputs: int) -> ModuleCallEntry:
+    """For torch: the program takes a tuple of tensors and returns a tuple of tensors."""
+    given = pytree.tree_structure((tuple(range(inputs)), {}))
+    back = pytree.tree_structure(tuple(range(outputs)))
+    return ModuleCallEntry("", ModuleCallSignature([], [], given, back))
 
 
 def _output(arguments: list[Node], into: Node, component: int, value: Node) -> Output:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,10 +141,8 @@ def signal_name(number: int) -> str:
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     """How a child ended, from its exit code and the answer that it wrote."""
-    if not answer.exists():  # a child that cannot write it, or memory that lies in a file, may die
-        for folder in {answer.parent, Path(tempfile.gettempdir())}:
-            if shutil.disk_usage(folder).free < _LEAST_FREE:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    if not answer.exists():
+        _require_free_disk({answer.parent, Path(tempfile.gettempdir())})
     if code < 0:
         why = f"killed by {signal_name(-code)}"
         if -code != signal.SIGKILL:
@@ -170,6 +168,14 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         not_applicable=data.get("not_applicable", False),
         code=_NO_MEMORY if no_memory else Outcome.code,
     )
+
+
+def _require_free_disk(folders: Iterable[Path]) -> None:
+    """Raises OSError for a full disk: a child that cannot write its answer may die of it, and so
+    may one whose memory lies in a file."""
+    for folder in folders:
+        if shutil.disk_usage(folder).free < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:

@@ -93,7 +93,7 @@ def _asked(context: click.Context, begun: str) -> list[str]:
 
     def ask() -> None:
         with suppress(SoaPipelineError, OSError):
-            answered.extend(_begin(context.params.get("registry_uri"), begun))
+            answered.extend(_completions(context.params.get("registry_uri"), begun))
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
@@ -101,7 +101,7 @@ def _asked(context: click.Context, begun: str) -> list[str]:
     return list(answered)
 
 
-def _begin(uri: str | None, begun: str) -> Iterator[str]:
+def _completions(uri: str | None, begun: str) -> Iterator[str]:
     """Model names, and aliases and numbers of a model that is typed in full."""
     from registry.store import Registry
 

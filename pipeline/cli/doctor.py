@@ -17,6 +17,7 @@ from registry.errors import NoRegistryError, RegistryError
 from registry.store import Registry
 
 Status = Literal["ok", "warning", "missing"]
+_ENOUGH_GB = 2
 _EXTRAS = {
     "onnxruntime": "cpu",
     "onnxscript": "onnx",
@@ -39,48 +40,27 @@ class Finding:
 def examine(registry: Registry) -> Iterator[Finding]:
     """Look at Python, torch, the compiler, the CPU, GPUs, optional engines and the registry."""
     yield Finding("Python", "ok", platform.python_version())
+    yield from _torch()
+    yield _compiler()
+    yield _cpu_level()
+    for module, extra in _EXTRAS.items():
+        yield _optional(module, extra)
+    yield _disk()
+    yield _models(registry)
+
+
+def _torch() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
         yield Finding("torch", "missing", str(error), "pip install torch")
         yield Finding("GPU", "warning", "torch is missing")
+        return
+    yield Finding("torch", "ok", str(torch.__version__))
+    if torch.cuda.is_available():
+        yield Finding("GPU", "ok", torch.cuda.get_device_name(0))
     else:
-        yield Finding("torch", "ok", str(torch.__version__))
-        if torch.cuda.is_available():
-            yield Finding("GPU", "ok", torch.cuda.get_device_name(0))
-        else:
-            yield Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
-
-    yield _compiler()
-
-    if levels := host_cpu_levels():
-        yield Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
-    else:
-        lacking = missing_features("x86-64-v2")
-        yield Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
-
-    for module, extra in _EXTRAS.items():
-        there = False
-        with suppress(ModuleNotFoundError):
-            there = importlib.util.find_spec(module) is not None
-        if there:
-            yield Finding(module, "ok", "installed")
-        else:
-            cure = f"pip install 'soa-pipeline[{extra}]'"
-            yield Finding(module, "warning", "not installed", cure)
-
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    enough = free > 2
-    cure = "" if enough else "free some space"
-    yield Finding("disk", "ok" if enough else "warning", f"{free:.1f} GB free here", cure)
-
-    try:
-        models = registry.list()
-    except RegistryError as error:
-        status: Status = "warning" if isinstance(error, NoRegistryError) else "missing"
-        yield Finding("registry", status, str(error), "check --registry")
-    else:
-        yield Finding("registry", "ok", f"{registry.shown}, {len(models)} models")
+        yield Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
 
 
 def _compiler() -> Finding:
@@ -93,3 +73,37 @@ def _compiler() -> Finding:
         cure = "install g++ (or set CXX): the engines lanes and aoti compile with it"
         return Finding("C++ compiler", "missing", str(error), cure)
     return Finding("C++ compiler", "ok", version_of(words))
+
+
+def _cpu_level() -> Finding:
+    levels = host_cpu_levels()
+    if levels:
+        return Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
+    lacking = missing_features("x86-64-v2")
+    return Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
+
+
+def _optional(module: str, extra: str) -> Finding:
+    there = False
+    with suppress(ModuleNotFoundError):
+        there = importlib.util.find_spec(module) is not None
+    if there:
+        return Finding(module, "ok", "installed")
+    return Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    found = f"{free:.1f} GB free here"
+    if free > _ENOUGH_GB:
+        return Finding("disk", "ok", found)
+    return Finding("disk", "warning", found, "free some space")
+
+
+def _models(registry: Registry) -> Finding:
+    try:
+        models = registry.list()
+    except RegistryError as error:
+        status: Status = "warning" if isinstance(error, NoRegistryError) else "missing"
+        return Finding("registry", status, str(error), "check --registry")
+    return Finding("registry", "ok", f"{registry.shown}, {len(models)} models")

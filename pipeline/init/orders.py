@@ -134,20 +134,21 @@ def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> 
     longer = [each for each in possible if not why_not(model, with_more_items(each), 5)]
     if len(longer) == 1:
         return _Decision(longer[0], "so it takes any number of items")
-    written = [each for each in possible if _written(model) in {o.meaning for o in each.options}]
-    if len(written) == 1:
-        return _Decision(written[0], "as its documentation says")
+    documented = _documented_order(model)
+    agreeing = [each for each in possible if documented in {o.meaning for o in each.options}]
+    if len(agreeing) == 1:
+        return _Decision(agreeing[0], "as its documentation says")
     free = [each for each in possible if ignores_item_order(model, each)]
     if len(free) == 1:
         return _Decision(free[0], "so the order of the items does not matter")
     raise InitError(_which(feeds, *possible[:2]))
 
 
-def _written(model: Model) -> tuple[str, ...]:
+def _documented_order(model: Model) -> tuple[str, ...]:
     """The order of items and features in the docstring or type hints of forward; () if none."""
-    own = type(model.module).__doc__, getattr(model.module.forward, "__doc__", "")
+    docstrings = type(model.module).__doc__, getattr(model.module.forward, "__doc__", "")
     either = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
-    for text in (*own, _hints(model)):
+    for text in (*docstrings, _hints(model)):
         for group in re.findall(r"[(\[\"']([^()\[\]\"']*)[)\]\"']", text or ""):
             words = [match.lastgroup or "" for match in either.finditer(group)]
             if sorted(words) == ["features", "items"]:

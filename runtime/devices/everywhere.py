@@ -48,7 +48,7 @@ class MultiDeviceSession(Session):
 
     def on(self, device: torch.device | str) -> Session:
         """The session of a device. If the model is not yet deployed there, it is deployed now."""
-        where = _indexed(device)
+        where = _with_index(device)
         with self._lock:
             self._require_open()
             there = self._by_device.setdefault(where, _OnDevice())
@@ -84,7 +84,8 @@ class MultiDeviceSession(Session):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run bindings as `Session.run_many` does, device by device."""
+        """Run bindings as `Session.run_many` does, device by device. A number in an error counts
+        the bindings of one device."""
         groups: dict[Device, list[Binding]] = {}
         for binding in bindings:
             groups.setdefault(binding.device, []).append(binding)
@@ -113,7 +114,7 @@ class _OnDevice:
         self.session: Session | None = None
 
 
-def _indexed(device: torch.device | str) -> torch.device:
+def _with_index(device: torch.device | str) -> torch.device:
     """The device with its index: `cuda` is the current GPU."""
     if not torch_drives_gpus():
         return cast("torch.device", Device(device))  # torch accepts it

@@ -170,7 +170,7 @@ class Opened:
 
     def engines(self, target: str) -> list[str]:
         """The engines that a session of a target runs: the one asked for, or those chosen."""
-        if self.opening.engine_name:
+        if self.opening.engine_name is not None:
             return [self.opening.engine_name]
         return self.bundle.manifest.targets[target].engines()
 

@@ -191,7 +191,7 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
             f"{name} is {record.status} on {target}: production runs only what was verified there",
             code="load-not-verified",
         )
-    chosen = wanted or record.chosen
+    chosen = record.chosen if wanted is None else wanted
     if chosen is None:
         reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
         raise LoadError(
@@ -200,7 +200,7 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
     if chosen not in record.candidates:
         have = ", ".join(record.candidates)
         raise LoadError(
-            f"{name} has no {chosen} artifact on {target}; it has: {have}", code="load-target"
+            f"{name} has no artifact of {chosen!r} on {target}; it has: {have}", code="load-target"
         )
     candidate = record.candidates[chosen]
     if opened.production and candidate.status != "valid":

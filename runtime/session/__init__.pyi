@@ -11,5 +11,5 @@ from .origin import Origin as Origin
 from .ranged import RangedExecutable as RangedExecutable
 from .session import Session as Session
 from .streams import raw_stream as raw_stream
-from .telemetry import gauge_drift as gauge_drift
+from .telemetry import record_drift as record_drift
 from .tiled import in_tiles as in_tiles

@@ -125,7 +125,7 @@ def telemetry() -> Telemetry | None:
     return Telemetry(where) if where else None
 
 
-def gauge_drift(model: str, version: str, columns: Mapping[str, float]) -> None:
+def record_drift(model: str, version: str, columns: Mapping[str, float]) -> None:
     """Set how far each column's values moved, if telemetry is on."""
     there = telemetry()
     if there is not None:

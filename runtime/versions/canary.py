@@ -135,7 +135,8 @@ class CanarySession(SecondSession):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run each binding as its call does. At a server or a site, several run at a time."""
+        """Run each binding as its call does. At a server or a site several run at a time: as many
+        as its `in_flight` says, whatever `threads` is."""
         if self._send is None:
             super().run_many(bindings, threads, stream=stream)
         else:

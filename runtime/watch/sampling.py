@@ -20,7 +20,7 @@ from engines.errors import first_line
 from engines.processes import Lock, tell
 from runtime.errors import LoadError
 from runtime.process import keep_written, torch_runs_on
-from runtime.session import Binding, gauge_drift
+from runtime.session import Binding, record_drift
 from runtime.watch.counts import Counter, Counts
 from runtime.watch.distance import drift
 from runtime.watch.profile import PROFILE, Profile, has_profile, profile_of
@@ -100,7 +100,7 @@ class Watcher:
         write_whole(self.file, counts.to_json())
         self._written = counts.calls
         moved = {each.column: each.psi for each in drift(self._profile, counts)}
-        gauge_drift(counts.model, counts.version or "", moved)
+        record_drift(counts.model, counts.version or "", moved)
 
 
 class _Writer:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from soa.dtypes import is_opaque
-from soa.errors import CollectionError, needs_extra
+from soa.errors import CollectionError, needs_extra, needs_library
 from soa.layout import Column
 from soa.memory.collection import COLLECTION, Collection
 from soa.memory.span import Array
@@ -113,7 +113,9 @@ def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> p
     >>> to_pandas(jets).shape
     (3, 1)
     """
-    return to_arrow(collection, columns).to_pandas()
+    batch = to_arrow(collection, columns)
+    with needs_library("pandas", CollectionError):
+        return batch.to_pandas()
 
 
 @_takes_columns
@@ -126,7 +128,8 @@ def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> p
     >>> to_polars(jets).shape
     (3, 1)
     """
-    import polars as pl
+    with needs_library("polars", CollectionError):
+        import polars as pl
 
     frame = pl.from_arrow(to_arrow(collection, columns))
     assert isinstance(frame, pl.DataFrame)

@@ -250,25 +250,37 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
-    users = model
-    while isinstance(users, InFront):
-        users = users.model
     if isinstance(model, Trees):
-        names, columns = model.names, signature.inputs[0].block.columns
-        if names != columns and sorted(names) == sorted(columns):
-            order = ", ".join(names)
-            raise CaptureError(f"the trees take their features in the order {order}: list them so")
+        _require_order(model, signature.inputs[0].block.columns)
+    differs = _other_answer(answers, again)
+    if differs is not None:
+        users = model
+        while isinstance(users, InFront):
+            users = users.model
+        raise CaptureError(
+            f"the model gives two answers to the same inputs (output {differs!r}): "
+            f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
+            "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
+        )
+    # torch counts the writes into a tensor and into all its views.
+    return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
+
+
+def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
+    """Raises CaptureError if the columns have the names of the features in another order."""
+    if trees.names != columns and sorted(trees.names) == sorted(columns):
+        order = ", ".join(trees.names)
+        raise CaptureError(f"the trees take their features in the order {order}: list them so")
+
+
+def _other_answer(answers: dict[str, torch.Tensor], again: dict[str, torch.Tensor]) -> str | None:
+    """The first output of which the second answer is not the first one."""
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(dtype_name(answer.dtype))
         if compare(again[name], answer, allowed, classifier=False).outside:
-            raise CaptureError(
-                f"the model gives two answers to the same inputs (output {name!r}): "
-                f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
-                "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
-            )
-    # torch counts the writes into a tensor and into all its views.
-    return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
+            return name
+    return None
 
 
 def _forget_addresses(program: ExportedProgram) -> None:

@@ -13,6 +13,7 @@ only such windows are refused.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -266,17 +267,27 @@ def _with_program(session: Session, trial: Trial) -> ValidationReport:
         answers = session_answers(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))
-    for output in signature.outputs:
-        of_output = [each for each in counts if each.output == output.name]
-        values = sum(each.values for each in of_output)
-        share = sum(each.count for each in of_output) / max(1, values)
-        if share > trial.set_nonfinite:
-            why = (
-                f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
-                f"infinite and prove nothing; at most {trial.set_nonfinite:.2%} is allowed"
-            )
-            return ValidationReport.failed(trial.engine, why, code=ReferenceDataError.code)
+    why = _unproven(counts, trial.set_nonfinite)
+    if why:
+        return ValidationReport.failed(trial.engine, why, code=ReferenceDataError.code)
     return _judged(trial.engine, cases, trial.tolerances, begun)
+
+
+def _unproven(counts: Sequence[Nonfinite], most: float) -> str:
+    """Which output of the portable program has a larger share than `most` of NaN or infinite
+    values; empty if none has. `counts`: of each output in each window."""
+    values, nonfinite = Counter[str](), Counter[str]()
+    for each in counts:
+        values[each.output] += each.values
+        nonfinite[each.output] += each.count
+    for output, total in values.items():
+        share = nonfinite[output] / max(1, total)
+        if share > most:
+            return (
+                f"output {output!r}: {share:.2%} of the portable program's answers are NaN or "
+                f"infinite and prove nothing; at most {most:.2%} is allowed"
+            )
+    return ""
 
 
 def _judged(
@@ -377,19 +388,28 @@ def _validate_case(
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, reasons, code=faults[0].code)
-    try:
-        free = Session(signature, session.executable, session.device, any_start=True)
-        moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
-        on_windows = CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
-    except Exception as error:
-        on_windows = _broken(case, error)
-    refusal = _verdict([on_windows], tolerances)
+    refusal = _verdict([_on_windows(session, inputs, case, compared)], tolerances)
     if refusal is None:
         return CaseReport(case, deviations, (), "")
     if not any(layout.row_step == 1 for layout in signature.layouts.values()):
         return CaseReport(case, deviations, (), refusal.reason)
     reasons = (f"from an odd row of larger collections on: {refusal.reason}",)
     return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
+
+
+def _on_windows(
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    compared: Callable[[PoisonedRun], dict[str, Deviation]],
+) -> CaseReport:
+    """The report of a run on windows of larger collections, which may start at any row."""
+    try:
+        free = Session(session.signature, session.executable, session.device, any_start=True)
+        moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
+        return CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
+    except Exception as error:
+        return _broken(case, error)
 
 
 def _broken(case: Case, error: Exception) -> CaseReport:

@@ -38,14 +38,11 @@ class RowWise(torch.nn.Module):
         super().__init__()
         self.training = False
         self.shared = [bound.rowless for bound in signature.inputs]
-        example = [
+        one_row = tuple(
             each if shared else each[:1].clone()
             for each, shared in zip(arguments, self.shared, strict=True)
-        ]
-        exported = torch.export.export(_InOrder(model, signature), tuple(example), strict=False)
-        program = exported.run_decompositions({})
-        if state_written(program):
-            raise CaptureError("the model writes into its own state: an artifact keeps none")
+        )
+        program = _exported(_InOrder(model, signature), one_row)
         tensors = {**program.state_dict, **program.constants}
         specs = [s for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
         self.weights = [f"weight_{i}" for i in range(len(specs))]
@@ -74,6 +71,16 @@ class RowWise(torch.nn.Module):
             one_row, of_rows, [*of_all, *weights]
         )
         return answers_of_rows
+
+
+def _exported(
+    model: torch.nn.Module, one_row: tuple[torch.Tensor, ...]
+) -> torch.export.ExportedProgram:
+    exported = torch.export.export(model, one_row, strict=False)
+    program = exported.run_decompositions({})
+    if state_written(program):
+        raise CaptureError("the model writes into its own state: an artifact keeps none")
+    return program
 
 
 class _InOrder(torch.nn.Module):

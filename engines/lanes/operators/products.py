@@ -25,17 +25,17 @@ _FLOATS = ("float32", "float64")
 @lowers("mm", "bmm", rows=row_rules.product)
 def matmul(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
     """A product of matrices, along the last axis of `a` and the last but one of `b`."""
-    left, right = (operand(build, op, each) for each in (a, b))
+    left, right = operand(build, op, a), operand(build, op, b)
 
     def left_at(index: Indices, steps: Indices) -> Indices:
-        return (*index[:-1], *steps)
+        *batch_and_row, _ = index
+        return (*batch_and_row, *steps)
 
     def right_at(index: Indices, steps: Indices) -> Indices:
-        return (*index[:-2], *steps, index[-1])
+        *batch, _, column = index
+        return (*batch, *steps, column)
 
-    sizes = left.shape[-1:]
-    product = Product(left, right, op.shape, sizes, left_at, right_at)
-    return build.add(product)
+    return build.add(Product(left, right, op.shape, left.shape[-1:], left_at, right_at))
 
 
 @lowers("addmm", "baddbmm", rows=row_rules.product)
@@ -56,7 +56,7 @@ def addmm(
 @lowers("mv", "dot", "vdot", rows=row_rules.product)
 def vector(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
     """A product of a matrix and a vector."""
-    left, right = (operand(build, op, each) for each in (a, b))
+    left, right = operand(build, op, a), operand(build, op, b)
     return build.add(
         Product(
             left,

@@ -74,7 +74,7 @@ def traced_row(file: Path) -> tuple[OneRow, list[Given]]:
 
 def lowered_row(row: OneRow, arguments: Sequence[Given]) -> Program:
     """The program of operations of one row. NotApplicableError if there is no code for one."""
-    return _Walk(row, arguments).program
+    return _Walk(row, arguments).walk()
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,16 @@ class _Reshaping(torch.fx.Interpreter):
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
         if target is torch.ops.higher_order.map_impl:
-            body, of_rows, shared = args
-            made = _Reshaping(body).run(*[each.select(0, 0) for each in of_rows], *shared)
-            return tuple(each.unsqueeze(0) for each in made)
+            return _run_once(*args)
         return super().call_function(target, args, kwargs)
+
+
+def _run_once(
+    body: GraphModule, of_rows: Sequence[torch.Tensor], shared: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """What `map_impl` returns for one row."""
+    outputs = _Reshaping(body).run(*[each.select(0, 0) for each in of_rows], *shared)
+    return tuple(each.unsqueeze(0) for each in outputs)
 
 
 def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> torch.Tensor:
@@ -225,16 +231,24 @@ class _Walk:
         self.found: dict[Node, Any] = {}
         self.columns = 0
         self.symbols: dict[Any, int] = {}
-        for node in row.graph.graph.nodes:
+
+    def walk(self) -> Program:
+        for node in self.row.graph.graph.nodes:
             self.build.line, self.build.operator = model_line(node), str(node.target)
-            if node.op == "placeholder":
-                self.found[node] = self.input(node)
-            elif node.op == "get_attr":
-                self.found[node] = getattr(row.graph, node.target)
-            elif node.op == "call_function":
-                self.found[node] = self.call(node)
-            elif node.op == "output":
+            if node.op == "output":
                 self.outputs(node)
+            else:
+                self.found[node] = self.value_of(node)
+        return self.program
+
+    def value_of(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            return self.input(node)
+        if node.op == "get_attr":
+            return getattr(self.row.graph, str(node.target))
+        if node.op == "call_function":
+            return self.call(node)
+        raise NotApplicableError(f"it has no code for {node.op} of {node.target}")
 
     def input(self, node: Node) -> Any:
         given, value = next(self.arguments), node.meta["val"]

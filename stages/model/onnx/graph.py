@@ -31,30 +31,14 @@ class OnnxGraph(torch.nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        model = read(path)
-        as_numbers(model, path)
-        import onnx.inliner
-        import onnx.version_converter
-
         self.training = False
-        try:
-            model = onnx.inliner.inline_local_functions(model)
-            opset = [o.version for o in model.opset_import if o.domain in _DOMAINS]
-            if opset and min(opset) < 13:
-                model = onnx.version_converter.convert_version(model, 13)
-        except Exception as error:  # ONNX's C++ raises many types
-            raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
-        graph, known = model.graph, {*OPERATORS, *ON_SIZES, "Constant", "Shape"}
-        odd = [
-            n for n in graph.node if n.op_type not in (known if n.domain in _DOMAINS else CLASSICAL)
-        ]
-        if odd:
-            named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
-            listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
-            raise SourceError(f"{path} has operators that have no torch form here: {listed}")
+        graph = _in_opset_13(path)
+        _require_known(graph, path)
+        from onnx import numpy_helper
+
         self.constants: dict[str, Any] = {}
         for tensor in graph.initializer:
-            self._keep(tensor.name, onnx.numpy_helper.to_array(tensor))
+            self._keep(tensor.name, numpy_helper.to_array(tensor))
         self.nodes = [Node(node) for node in graph.node if node.op_type != "Constant"]
         self.classical = torch.nn.ModuleDict()
         for i, node in enumerate(self.nodes):
@@ -91,6 +75,32 @@ class OnnxGraph(torch.nn.Module):
             node.check(len(several))
             values.update(zip(node.outputs, several, strict=True))
         return tuple(_tensor(values[name]) for name in self.output_names)
+
+
+def _in_opset_13(path: Path) -> Any:
+    """The graph in the file, with its functions inlined. Raises SourceError."""
+    model = read(path)
+    as_numbers(model, path)
+    import onnx.inliner
+    import onnx.version_converter
+
+    try:
+        model = onnx.inliner.inline_local_functions(model)
+        opset = [o.version for o in model.opset_import if o.domain in _DOMAINS]
+        if opset and min(opset) < 13:
+            model = onnx.version_converter.convert_version(model, 13)
+    except Exception as error:  # ONNX's C++ raises many types
+        raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
+    return model.graph
+
+
+def _require_known(graph: Any, path: Path) -> None:
+    known = {*OPERATORS, *ON_SIZES, "Constant", "Shape"}
+    odd = [n for n in graph.node if n.op_type not in (known if n.domain in _DOMAINS else CLASSICAL)]
+    if odd:
+        named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
+        listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
+        raise SourceError(f"{path} has operators that have no torch form here: {listed}")
 
 
 def _run(a: Node, inputs: list[Any]) -> Any:

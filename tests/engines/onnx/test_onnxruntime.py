@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from engines.onnx.engine import OnnxCall
 from runtime.checked import Tolerance
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
+from soa.memory import argument_spans
 from stages.compile import compile_candidate
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
@@ -174,6 +178,30 @@ def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
     with binding.prepared.lock, pytest.raises(RunError, match="another thread is running this"):
         binding()
     binding()
+
+
+def test_it_is_closed_while_other_threads_bind(mlp: Built) -> None:
+    given, written = mlp.collections({"n": 3})
+    arguments = argument_spans(mlp.signature, {**given, **written}, {"n": 3})
+    opened = mlp.executable("onnxruntime")
+    ended = threading.Event()
+
+    def bind_until_closed() -> str:
+        calls = []
+        try:
+            while not ended.is_set():
+                calls.append(opened.prepare(arguments))
+        except RunError as error:
+            return str(error)
+        return "never closed"
+
+    with ThreadPoolExecutor(3) as pool:
+        said = [pool.submit(bind_until_closed) for _ in range(3)]
+        time.sleep(0.3)
+        opened.close()
+        wait(said, 5)
+        ended.set()
+    assert {each.result() for each in said} == {"the session is closed"}
 
 
 def test_a_failing_run_is_one_line(mlp: Built) -> None:

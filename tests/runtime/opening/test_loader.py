@@ -336,8 +336,9 @@ def test_engines(jets: Built, tmp_path: Path) -> None:
         load(folder, engine_name="aoti")
     with pytest.raises(LoadError, match=f"aoti made no artifact for {TARGET}"):
         load(folder, mode="test", engine_name="aoti")
-    with pytest.raises(LoadError, match=r"no onnxruntime artifact .* it has: aoti, exported, tor"):
-        load(folder, engine_name="onnxruntime")
+    for name in ("onnxruntime", ""):
+        with pytest.raises(LoadError, match=rf"no artifact of '{name}' .* it has: aoti, exported"):
+            load(folder, engine_name=name)
 
 
 def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import awkward as ak
@@ -100,6 +102,24 @@ def test_frames() -> None:
     pytest.importorskip("polars")
     assert to_polars(collection, ["k"])["k"].to_list() == [0, 1, 2, 3]
     assert address(to_polars(collection, ["k"])["k"].to_arrow()) == collection["k"].ctypes.data
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_library_that_is_not_installed(library: str) -> None:
+    """In a process of its own: pyarrow imports pandas once."""
+    program = f"""
+import sys
+sys.modules["{library}"] = None  # as if it were not installed
+from soa import Collection, Layout, column
+from soa.errors import CollectionError
+from soa.memory import to_{library}
+try:
+    to_{library}(Collection(Layout([column("pt", "float32")]), 3))
+except CollectionError as error:
+    print(error.code)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout == "missing-library\n", ran.stderr
 
 
 @pytest.mark.parametrize("export", [to_arrow, to_awkward])
