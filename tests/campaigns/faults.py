@@ -616,7 +616,7 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        "    refusal = _verdict([on_windows], tolerances)",
+        "    refusal = _verdict([_on_windows(session, inputs, case, compared)], tolerances)",
         "    refusal = None",
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
