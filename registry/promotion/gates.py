@@ -7,12 +7,12 @@ is no requirement. Gates use no files, no devices and no registry.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from registry.bundle import Worst
 from registry.promotion.decision import Decision
-from registry.promotion.findings import Findings, Measured
+from registry.promotion.findings import Bits, Findings, Measured
 from soa.text import microseconds, number
 
 
@@ -124,12 +124,7 @@ def reproducible(found: Findings) -> Iterable[Decision]:
             detail = f"{target}: not measured ({why}), {_SAME_BITS} must be shown"
             yield Decision("reproducible", False, "not measured", _SAME_BITS, detail)
             continue
-        other = []
-        for each in here:
-            where = f"{target} {each.how}"
-            first, at = known.setdefault((each.engine, each.every), (each.digest, where))
-            if each.digest != first:
-                other.append(f"{each.engine} {each.how} gives other bits than {at}")
+        other = [*_other_bits(here, known)]
         missing = [f"{each.how}: {each.why}" for each in bits if each.digest is None]
         engines = ", ".join(dict.fromkeys(each.engine for each in here))
         detail = f"{target}: " + (
@@ -145,6 +140,18 @@ def reproducible(found: Findings) -> Iterable[Decision]:
     if len(choices) > 1:
         detail = f"the levels run different engines: {'; '.join(choices)}"
         yield Decision("reproducible", False, "other engines", _SAME_BITS, detail)
+
+
+def _other_bits(
+    here: Sequence[Bits], known: dict[tuple[str, bool], tuple[str | None, str]]
+) -> Iterator[str]:
+    """What gives other bits than an earlier way. `known`: by engine and set of rows, the digest of
+    the first way and what this way was; new ones are added."""
+    for each in here:
+        where = f"{each.target} {each.how}"
+        first, at = known.setdefault((each.engine, each.every), (each.digest, where))
+        if each.digest != first:
+            yield f"{each.engine} {each.how} gives other bits than {at}"
 
 
 def independence(found: Findings) -> Iterable[Decision]:

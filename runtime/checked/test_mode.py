@@ -146,6 +146,10 @@ class _CheckedBinding(Binding):
             for bound in self.signature.inputs
         )
         self._session.add(us, bad_in, bad_out, deviations)
+        self._require_within(deviations)
+
+    def _require_within(self, deviations: Mapping[str, Deviation]) -> None:
+        """Raises DeviationError for the first output that is out of its tolerance."""
         for name, deviation in deviations.items():
             allowed = self._session.tolerances[name]
             if deviation.outside > allowed.max_outside:

@@ -23,7 +23,7 @@ from engines.lanes.index import (
     Remainder,
     Variable,
 )
-from engines.lanes.planning.blocking import Blocked, Loops
+from engines.lanes.planning.blocking import Blocked, Loops, Weights
 from engines.lanes.planning.plan import Kernel, Plan, Step, Store
 from engines.lanes.planning.together import tile, tiles
 from engines.lanes.tensors import (
@@ -262,12 +262,7 @@ class Writer:
             "left": blocked.left.by_m,
         }  # fmt: skip
         if blocked.weights is not None:
-            scalar = {"F": "float", "D": "double"}[kind]
-            own_line, own_shape = loops.right.tensor.line, loops.right.tensor.shape
-            place = self.constants.add(blocked.weights.data, own_line, own_shape)
-            rest = formula(blocked.weights.rest + place, self.constants)
-            call = "weighted"
-            right = f"({scalar} const *)weights + {rest}"
+            call, right = "weighted", self.weights_of(blocked.weights, loops.right.tensor, kind)
         else:
             assert blocked.right is not None
             constants["right"] = blocked.right.by_j
@@ -290,6 +285,12 @@ class Writer:
             count = f"constexpr int kTiles = {tiles(loops, blocked.most, self.vectors)};"
             return scoped([count, *divided(blocked.outer, "kTiles", lines)])
         return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
+
+    def weights_of(self, weights: Weights, tensor: Tensor, kind: str) -> str:
+        """The address of a product's weights, in the order in which the loops read them."""
+        scalar = {"F": "float", "D": "double"}[kind]
+        place = self.constants.add(weights.data, tensor.line, tensor.shape)
+        return f"({scalar} const *)weights + {formula(weights.rest + place, self.constants)}"
 
     def offset(self, index: Index) -> str:
         return scaled(formula(index, self.constants))
@@ -328,7 +329,8 @@ class Writer:
             return f"({kind} const *)weights + {self.constants.add(data, step.line)}"
 
         equal, trees = "true" if forest.equal else "false", table("int32_t", forest.trees)
-        if forest.ranks is None or self.few == 0:
+        ranks = forest.ranks
+        if ranks is None or self.few == 0:
             tables = [table(kind, forest.thresholds), table("int32_t", forest.nodes),
                       table("int32_t", forest.words), trees]  # fmt: skip
             to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
@@ -338,7 +340,6 @@ class Writer:
             lines = [f"leaf<{equal}, {vectors}>({given});"]
             loops = loops_of((row, tree))
             return self.each(loops, lines) if self.threads else self.nest(loops, lines)
-        ranks = forest.ranks
         tables = [table(kind, ranks.thresholds), table("int32_t", ranks.nodes),
                   table("int32_t", ranks.columns), table("int32_t", ranks.masks),
                   trees]  # fmt: skip
