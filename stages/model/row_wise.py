@@ -77,7 +77,7 @@ def _exported(
     model: torch.nn.Module, one_row: tuple[torch.Tensor, ...]
 ) -> torch.export.ExportedProgram:
     exported = torch.export.export(model, one_row, strict=False)
-    program = exported.run_decompositions({})
+    program: torch.export.ExportedProgram = exported.run_decompositions({})
     if state_written(program):
         raise CaptureError("the model writes into its own state: an artifact keeps none")
     return program
