@@ -109,7 +109,11 @@ def test_a_library_that_is_not_installed(library: str) -> None:
     """In a process of its own: pyarrow imports pandas once."""
     program = f"""
 import sys
-sys.modules["{library}"] = None  # as if it were not installed
+class Hidden:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "{library}":
+            raise ModuleNotFoundError("No module named '{library}'")
+sys.meta_path.insert(0, Hidden)
 from soa import Collection, Layout, column
 from soa.errors import CollectionError
 from soa.memory import to_{library}
