@@ -81,8 +81,7 @@ SECTIONS = {
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
-        "The code for few rows was written while these were timed; nothing else was tuned on them. "
-        "The same peers, and JAX on columns.",
+        "Nothing but the code for few rows was tuned on them. The same peers, and JAX on columns.",
         "speed.zoo",
         "--unseen pointwise_first transformer_block small_resnet edge_conv line_segments mlp_256",
     ),
@@ -110,7 +109,7 @@ SECTIONS = {
         "leaves lleaves compiles for more than eight minutes.",
         "speed.trees",
     ),
-    "memory": Section("Memory", "Resident and private memory of processes.", "memory.weights"),
+    "memory": Section("Memory", "Of processes.", "memory.weights"),
     "start": Section(
         "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"
     ),

@@ -11,6 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -109,12 +110,18 @@ def why_not_exported(
             f"{broken}{cause}. "
             "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
         )
-    return f"the model does not export{where or f' ({where_raised(error)})'}: {first_line(error)}"
+    cure = f". {_PADDED}" if _of_packed_sequence(error) else ""
+    place = where or f" ({where_raised(error)})"
+    return f"the model does not export{place}: {first_line(error)}{cure}"
 
 
 _IN_TENSORS = (
     "Keep it in tensors (torch.where for if), or write the number in the code (as num_classes= of "
     "one_hot)"
+)
+_PADDED = (
+    "A packed sequence has as many steps as its data: give the layer the padded sequence itself, "
+    "and take its output at the last step that exists, y[torch.arange(len(y)), length - 1]"
 )
 # Options of published networks that avoid the problem.
 _KNOWN = {
@@ -260,11 +267,18 @@ def _is_library(file: str) -> bool:
 
 def where_raised(error: Exception) -> str:
     """`file:line` of the innermost frame of the model's own code."""
-    trace = error.__traceback__
-    place = ""
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not _is_library(file):
-            place = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place or "in the model"
+    place = "in the model"
+    for frame, line in walk_tb(error.__traceback__):
+        if not _is_library(frame.f_code.co_filename):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
+
+
+def _of_packed_sequence(error: Exception) -> bool:
+    """Whether torch raised the error in packing, or in a recurrent layer on a PackedSequence."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(
+        frame.f_code.co_filename.endswith("/torch/nn/utils/rnn.py")
+        or frame.f_locals.get("batch_sizes") is not None
+        for frame in frames
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 FEATURES = ("a", "b", "c", "d", "e", "f")
 CLASSES = ("x", "y", "z")
@@ -110,6 +111,18 @@ class BranchesOnData(Core):
         if x.sum() > 0:  # line: branches on data
             return self.core(x)
         return self.core(x) * 2
+
+
+class PacksSteps(Core):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.GRU(1, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = (x > 0).sum(1).clamp(min=1)
+        packed = pack_padded_sequence(x[..., None], length, batch_first=True, enforce_sorted=False)
+        _, last = self.steps(packed)  # line: packs steps
+        return self.core(x) + last[0]
 
 
 class FailsWithoutRows(Core):

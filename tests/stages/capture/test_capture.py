@@ -110,6 +110,11 @@ AS_NUMBER = (ROWS, "takes the row count for a plain number", "which fixes it to 
             ("takes a path that depends on the data at ", "torch.where"),
         ),
         (
+            mlps.PacksSteps,
+            "packs steps",
+            ("does not export", "y[torch.arange(len(y)), length - 1]"),
+        ),
+        (
             mlps.Raises,
             "raises",
             ("the model fails on its reference inputs (", "no detector, no answer"),
