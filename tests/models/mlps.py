@@ -122,7 +122,8 @@ class PacksSteps(Core):
         length = (x > 0).sum(1).clamp(min=1)
         packed = pack_padded_sequence(x[..., None], length, batch_first=True, enforce_sorted=False)
         _, last = self.steps(packed)  # line: packs steps
-        return self.core(x) + last[0]
+        found: Tensor = self.core(x) + last[0]
+        return found
 
 
 class FailsWithoutRows(Core):
