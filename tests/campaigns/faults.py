@@ -43,7 +43,7 @@ FAULTS = (
         "the registry's digest is not compared with the files'",
         "another = found.digest != registered",
         "another = False",
-        ("test_altered_in_the_store",),
+        ("test_another_bundle_in_the_store_is_refused",),
     ),
     Fault(
         "a file that was replaced after it was hashed is not hashed again",
@@ -68,7 +68,7 @@ FAULTS = (
         "the signature of a folder is not required",
         "            require_signature(bundle, keys)\n    else:",
         "            pass\n    else:",
-        ("test_request.test_a_folder",),
+        ("test_a_folder_without_a_signature_is_refused",),
     ),
     Fault(
         "the signature that a policy demands is not required",
@@ -259,7 +259,7 @@ FAULTS = (
         "a promotion overwrites another one that was made while its gates measured",
         "        if replacing is None or holder == replacing:\n",
         "        if True:\n",
-        ("test_refused_when_another_came_into_its_place",),
+        ("test_a_promotion_is_refused_if_production_changed_since_its_gates_measured",),
     ),
     Fault(
         "the policy of one model is ignored; only the policy for all models counts",
@@ -283,7 +283,7 @@ FAULTS = (
         "an event may be older than the one before it",
         "            now = max(now, after.time + timedelta(milliseconds=1))\n",
         "            pass\n",
-        ("test_a_clock_that_is_behind",),
+        ("test_an_event_is_later_than_the_one_before_although_the_clock_is_behind",),
     ),
     Fault(
         "a promotion to staging counts for production",
@@ -414,7 +414,7 @@ FAULTS = (
         "a pickled session does not keep its target",
         "        target=origin.target if origin else None,\n    )",
         "    )",
-        ("test_it_opens_as_it_was_loaded",),
+        ("test_a_pickled_session_keeps_its_target",),
     ),
     Fault(
         "a damaged copy in the cache is used",
@@ -977,7 +977,7 @@ FAULTS = (
         "files are scored by a model whose rows see each other",
         "if np.count_nonzero(~agree) > limit.max_outside * agree.size:",
         "if np.count_nonzero(~agree) > agree.size:",
-        ("test_rows_that_see_each_other",),
+        ("test_a_model_whose_rows_see_each_other_scores_no_file",),
     ),
     Fault(
         "a job continues although its mode has changed",

@@ -60,16 +60,16 @@ def test_with_a_folder_in_front_everything_is_a_path(folder: str, ref: Ref) -> N
         ("~nobody-of-this-name/x", Path("~nobody-of-this-name/x")),
     ],
 )
-def test_examples(text: str, expected: Ref | Path) -> None:
+def test_text_is_a_version_or_a_path(text: str, expected: Ref | Path) -> None:
     assert parse_ref(text) == expected
 
 
-def test_home() -> None:
+def test_a_tilde_is_the_home_folder() -> None:
     assert parse_ref("~/bundle") == Path.home() / "bundle"
 
 
 @pytest.mark.parametrize("text", ["", "two words", "jets@", "@production", "jets@a@b", "jets:3"])
-def test_neither(text: str) -> None:
+def test_text_that_is_neither_a_version_nor_a_path_is_refused(text: str) -> None:
     with pytest.raises(RegistryError, match="neither a version"):
         parse_ref(text)
 

@@ -43,10 +43,7 @@ def test_the_order_of_sessions_does_not_count(
 
 def test_another_bundle_is_left_out() -> None:
     one = replace(BEGUN, events=5)
-    others = [
-        replace(one, digest="c" * 64),
-        replace(one, production_digest="c" * 64),
-    ]
+    others = [replace(one, digest="c" * 64), replace(one, production_digest="c" * 64)]
     assert one.plus(others) == one
 
 

@@ -74,7 +74,7 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     """Answers like our backend in Triton. `fault(answer, context)` may change an answer."""
 
     def __init__(self, session: Session, service: Service) -> None:
-        self.service = service
+        self.session, self.service = session, service
         self.core = Core(
             session, merge=service.merge, digest=service.digest, requests=service.requests
         )

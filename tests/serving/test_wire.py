@@ -11,16 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ServingError
-from serving.wire import (
-    FORMS,
-    TRITON_DTYPES,
-    Array,
-    Form,
-    Parts,
-    Wire,
-    WireTensor,
-    locations,
-)
+from serving.wire import FORMS, TRITON_DTYPES, Array, Form, Parts, Wire, WireTensor, locations
 from soa import Block, Collection, Layout, RowRange, Signature, column, scalar
 from soa.memory import argument_tensors
 from stages.reference.answers import row_major_inputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,10 @@ def test_resolution() -> None:
 def test_refused_before_anything_is_built(function: str, labels: Values, says: str) -> None:
     with pytest.raises(MetricError, match=says):
         Metric("m", function, "y", "truth").check(labels)
-    Metric("m", "resolution", "y", "truth").check(np.ones(4))  # equal labels are enough
+
+
+def test_equal_labels_are_enough_for_a_resolution() -> None:
+    Metric("m", "resolution", "y", "truth").check(np.ones(4))
 
 
 OWN = """
@@ -156,7 +159,9 @@ def fails(labels, outputs, column):
 """
 
 
-def test_a_function_of_ones_own(tmp_path: Path) -> None:
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str], float]:
+    """The value of a function of `OWN`, by its name."""
     (tmp_path / "own.py").write_text(OWN)
 
     def call(name: str) -> float:
@@ -164,24 +169,37 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         metric.check(LABELS)
         return metric.value(LABELS, SCORES, lambda name: np.full(4, 2.0 if name == "weight" else 0))
 
-    assert call("mean") == pytest.approx(2 * SCORES.mean())
-    for name, says in {
-        "nan": "gave nan on 4 rows",
-        "text": "gave a str, not a number",
-        "fails": "failed: KeyError: 'mass'",
-    }.items():
-        with pytest.raises(MetricError, match=says):
-            call(name)
+    return call
 
 
-def test_what_scikit_learn_refuses_or_cannot_say() -> None:
-    with pytest.raises(MetricError, match="failed: ValueError"):
-        value("accuracy", LABELS, SCORES)  # no threshold
-    with pytest.raises(MetricError, match="4 labels, 3 rows"):
-        value("roc_auc", LABELS, SCORES[:3])
-    with pytest.raises(MetricError, match="gave nan on 4 rows"):
-        value("roc_auc", np.ones(4), SCORES)
-    assert math.isfinite(value("roc_auc", LABELS, SCORES))
+def test_a_function_of_ones_own_reads_columns(own: Callable[[str], float]) -> None:
+    assert own("mean") == pytest.approx(2 * SCORES.mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("nan", "gave nan on 4 rows"), ("text", "gave a str, not a"), ("fails", "KeyError: 'mass'")],
+)
+def test_a_function_of_ones_own_that_gives_no_number(
+    own: Callable[[str], float], name: str, says: str
+) -> None:
+    with pytest.raises(MetricError, match=says):
+        own(name)
+
+
+@pytest.mark.parametrize(
+    ("function", "labels", "scores", "says"),
+    [
+        ("accuracy", LABELS, SCORES, "failed: ValueError"),  # no threshold
+        ("roc_auc", LABELS, SCORES[:3], "4 labels, 3 rows"),
+        ("roc_auc", np.ones(4), SCORES, "gave nan on 4 rows"),
+    ],
+)
+def test_rows_of_which_a_metric_has_no_number(
+    function: str, labels: Values, scores: Values, says: str
+) -> None:
+    with pytest.raises(MetricError, match=says):
+        value(function, labels, scores)
 
 
 def curve(function: str, labels: Values, output: Values, **more: Any) -> Any:

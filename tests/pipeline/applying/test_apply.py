@@ -801,22 +801,33 @@ def test_text_folders_and_patterns(tmp_path: Path, production: Registry) -> None
             pipeline.apply(REF, wrong, tmp_path / "no.npz", registry=production)
 
 
-def test_text_with_gaps_and_integers(tmp_path: Path, production: Registry) -> None:
-    given = {name: columns(30)[name] for name in FEATURES}
-    frame = pd.DataFrame(given)
-    frame["a"] = frame["a"].round().astype(int).astype(str)
-    frame.loc[29, "a"] = ""
-    gap, out = tmp_path / "gap.csv", tmp_path / "gap.npz"
-    frame.to_csv(tmp_path / "other.csv", index=False, sep=";")
+@pytest.fixture
+def gap(tmp_path: Path) -> Path:
+    """Thirty rows as text. `a` has whole numbers, and nothing in the last row."""
+    frame = pd.DataFrame({name: columns(30)[name] for name in FEATURES})
+    frame["a"] = [*frame["a"][:29].round().astype(int).astype(str), ""]
+    frame.to_csv(tmp_path / "gap.csv", index=False)
+    return tmp_path / "gap.csv"
+
+
+def test_text_without_commas_is_refused(tmp_path: Path, production: Registry, gap: Path) -> None:
+    gap.write_text(gap.read_text().replace(",", ";"))
     with pytest.raises(DataError, match="commas"):
-        pipeline.apply(REF, tmp_path / "other.csv", out, registry=production)
-    frame.to_csv(gap, index=False)
+        pipeline.apply(REF, gap, tmp_path / "out.npz", registry=production)
+
+
+def test_a_gap_in_text_is_a_null(tmp_path: Path, production: Registry, gap: Path) -> None:
     with pytest.raises(DataError, match=r"gap.csv, rows 0 to 30: 'a' has 1 nulls"):
-        pipeline.apply(REF, gap, out, registry=production)
-    given["a"] = np.round(given["a"])
-    given["a"][29] = 4
-    pipeline.apply(REF, gap, out, fill={"a": 4}, registry=production)
-    require_scored(out, given)
+        pipeline.apply(REF, gap, tmp_path / "out.npz", registry=production)
+
+
+def test_whole_numbers_in_text_are_the_models_floats(
+    tmp_path: Path, production: Registry, gap: Path
+) -> None:
+    given = columns(30)
+    given["a"] = np.append(given["a"][:29].round(), np.float32(4))
+    pipeline.apply(REF, gap, tmp_path / "out.npz", fill={"a": 4}, registry=production)
+    require_scored(tmp_path / "out.npz", given)
 
 
 def test_a_null_is_nan_for_trees(

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import Module
 
 import pipeline
 from pipeline.applying.columns import eigen_shape
@@ -21,7 +22,7 @@ from pipeline.applying.job import cuts
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
-from soa import Collection, Layout, Signature, eigen
+from soa import Collection, Layout, eigen
 from soa.memory import as_collection, to_arrow
 from tests.models import served
 from tests.models.scored import SUFFIXES, columns, write_rows
@@ -92,28 +93,26 @@ def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
             np.testing.assert_array_equal(whole, expected[name][start:stop])
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "signature", "says"),
-    [
-        ("coupled", served.Coupled, served.COUPLED, "depends on the rows beside it"),
-        ("running", served.Running, served.COUPLED, "depends on the rows beside it"),
-        ("event", served.Event, served.EVENT, "row dimensions"),
-    ],
-)
-def test_rows_that_see_each_other(
-    tmp_path: Path,
-    empty: Registry,
-    tmp_path_factory: pytest.TempPathFactory,
-    name: str,
-    model: type,
-    signature: Signature,
-    says: str,
+@pytest.mark.parametrize("model", [served.Coupled, served.Running])
+def test_a_model_whose_rows_see_each_other_scores_no_file(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory, model: type[Module]
 ) -> None:
-    promoted(empty, served.shared(tmp_path_factory, name, model(), signature))
-    given = {name: columns(100)["a"] for name in ("x", "y", "z", "weight")}
-    source = write_rows(tmp_path / "rows.npz", given)
-    with pytest.raises(ApplyError, match=says):
+    name = model.__name__.lower()
+    promoted(empty, served.shared(tmp_path_factory, name, model(), served.COUPLED))
+    source = write_rows(tmp_path / "rows.npz", dict.fromkeys("xy", columns(100)["a"]))
+    with pytest.raises(ApplyError, match="depends on the rows beside it"):
         pipeline.apply(f"{name}@production", source, tmp_path / "out.npz", registry=empty)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_model_of_two_row_dimensions_scores_no_file(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    promoted(empty, served.shared(tmp_path_factory, "event", served.Event(), served.EVENT))
+    given = dict.fromkeys(("x", "y", "z", "weight"), columns(100)["a"])
+    source = write_rows(tmp_path / "rows.npz", given)
+    with pytest.raises(ApplyError, match="row dimensions"):
+        pipeline.apply("event@production", source, tmp_path / "out.npz", registry=empty)
     assert not list(tmp_path.glob("*out*"))
 
 

@@ -182,15 +182,20 @@ def test_a_target_is_built_once(added: Added, target: str) -> None:
     assert list(registry.history("jets")) == before
 
 
-def test_mistakes(registry: Registry) -> None:
-    where = ("--registry", registry.uri)
-    for ref, target, more, says in (
-        ("jets/1", "cpu/x86-64-v9", (), "unknown target 'cpu/x86-64-v9': use cpu, "),
-        ("jets/1", "rocm/gfx90a", (), "this host cannot run rocm/gfx90a: "),
-        ("jets/1", LOWER, ("--engine", "gcc"), "unknown engine 'gcc': use one of "),
-        ("jets/9", LOWER, (), "jets/9: no such version; there are: 1"),
-    ):
-        assert refusal("build", ref, "--target", target, *more, *where).startswith(says)
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("jets/1", "--target", "cpu/x86-64-v9"), "unknown target 'cpu/x86-64-v9': use cpu, "),
+        (("jets/1", "--target", "rocm/gfx90a"), "this host cannot run rocm/gfx90a: "),
+        (("jets/1", "--target", LOWER, "--engine", "gcc"), "unknown engine 'gcc': use one of "),
+        (("jets/9", "--target", LOWER), "jets/9: no such version; there are: 1"),
+    ],
+    ids=["no such target", "target of another host", "no such engine", "no such version"],
+)
+def test_what_cannot_be_built_is_refused(
+    registry: Registry, arguments: tuple[str, ...], says: str
+) -> None:
+    assert refusal("build", *arguments, "--registry", registry.uri).startswith(says)
 
 
 def test_what_does_not_validate_is_not_added(

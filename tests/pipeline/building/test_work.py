@@ -11,20 +11,15 @@ import pytest
 from pipeline.building.work import Work, content_key, depends_on
 
 
-def test_key_depends_on_what_is_said_not_on_its_order() -> None:
-    assert content_key({"a": 1, "b": {"c": 2, "d": 3}}) == content_key(
-        {"b": {"d": 3, "c": 2}, "a": 1}
-    )
-    keys: list[dict[str, object]] = [
-        {"a": 1},
-        {"a": "1"},
-        {"a": 1.5},
-        {"a": [1, 2]},
-        {"a": [2, 1]},
-        {"b": 1},
-        {},
-    ]
-    assert len({content_key(parts) for parts in keys}) == len(keys)
+def test_the_order_of_the_parts_does_not_change_the_key() -> None:
+    one, other = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert content_key(one) == content_key(other)
+
+
+def test_other_parts_have_another_key() -> None:
+    values: tuple[object, ...] = (1, "1", 1.5, [1, 2], [2, 1])
+    parts: list[dict[str, object]] = [*({"a": value} for value in values), {"b": 1}, {}]
+    assert len({content_key(each) for each in parts}) == len(parts)
 
 
 class Stage:
@@ -50,11 +45,15 @@ class Stage:
         return self.built
 
 
-def test_built_once(tmp_path: Path) -> None:
+def test_a_stage_is_built_once(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     assert [stage.run(), stage.run()] == [1, 1]
     assert (stage.work.folder("stage", {"key": "key"}) / "result").is_file()
-    assert [stage.run(key="other"), stage.run("next")] == [2, 3]
+
+
+def test_each_stage_and_each_key_has_its_own_build(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert [stage.run(), stage.run(key="other"), stage.run("next")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, SystemExit])
@@ -76,16 +75,29 @@ def test_failed_result_is_used_but_not_kept(tmp_path: Path) -> None:
     assert [stage.run(), stage.run()] == [1, 2]
 
 
-def test_result_holds_as_long_as_the_files_behind_it(tmp_path: Path) -> None:
-    source = tmp_path / "model.py"
+def stage_of_a_file(source: Path) -> Stage:
+    """A stage that was built once, from the file `source`."""
     source.write_text("width = 1")
-    stage = Stage(tmp_path / "work", source)
-    assert [stage.run(), stage.run()] == [1, 1]
-    source.write_text("width = 2")
+    stage = Stage(source.with_name("work"), source)
+    stage.run()
+    return stage
+
+
+def test_a_stage_is_kept_while_its_source_file_is_the_same(tmp_path: Path) -> None:
+    assert stage_of_a_file(tmp_path / "model.py").run() == 1
+
+
+def test_a_changed_source_file_is_built_again(tmp_path: Path) -> None:
+    stage = stage_of_a_file(tmp_path / "model.py")
+    (tmp_path / "model.py").write_text("width = 2")
     assert [stage.run(), stage.run()] == [2, 2]
-    source.unlink()
-    stage.source = None
-    assert [stage.run(), stage.run()] == [3, 3]
+
+
+def test_a_stage_whose_source_file_is_gone_is_built_again(tmp_path: Path) -> None:
+    stage = stage_of_a_file(tmp_path / "model.py")
+    (tmp_path / "model.py").unlink()
+    stage.source = None  # the new build reads no file
+    assert [stage.run(), stage.run()] == [2, 2]
 
 
 def test_two_runs_at_once_build_once(tmp_path: Path) -> None:

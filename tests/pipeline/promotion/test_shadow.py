@@ -311,14 +311,17 @@ def test_what_cannot_be_shadowed(registry: Registry, options: Any, says: str) ->
         pipeline.load("jets@production", registry=registry, shadow="@staging", **options)
 
 
-def test_a_folder_needs_a_file_for_the_record(
-    registry: Registry, gated: Gated, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"mode": "test", "registry": registry, "shadow_fraction": 1.0}
+def test_a_shadow_of_a_folder_is_refused_without_a_file_for_its_record(gated: Gated) -> None:
     with pytest.raises(LoadError, match="write shadow_record=FILE"):
-        pipeline.load(gated.good.path, shadow=gated.bad.path, **options)
+        pipeline.load(gated.good.path, mode="test", shadow=gated.bad.path)
+
+
+def test_a_shadow_of_a_folder_has_its_record_in_a_file(gated: Gated, tmp_path: Path) -> None:
     file = tmp_path / "seen.json"
-    session = pipeline.load(gated.good.path, shadow=gated.bad.path, shadow_record=file, **options)
+    session = pipeline.load(
+        gated.good.path, mode="test",
+        shadow=gated.bad.path, shadow_fraction=1.0, shadow_record=file,
+    )  # fmt: skip
     run_events(session, 3)
     session.close()
     assert json.loads(file.read_text())["events"] == 3

@@ -91,11 +91,7 @@ def _covers(text: str, n: int) -> bool:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "a JSON object is needed, found list"),
-        ("{}", "name: is missing"),
-    ],
+    [("{", "not JSON"), ("[]", "a JSON object is needed, found list"), ("{}", "name: is missing")],
 )
 def test_what_is_no_manifest(text: str, message: str) -> None:
     with pytest.raises(BundleError, match=message) as caught:
@@ -122,11 +118,7 @@ def test_bad_fields(manifest_data: dict[str, Any], field: str, value: object, me
         Manifest.from_json(json.dumps(manifest_data | {field: value}))
 
 
-A = {
-    "status": "verified",
-    "chosen": "a",
-    "candidates": {"a": {"status": "valid", "files": ["f"]}},
-}
+A = {"status": "verified", "chosen": "a", "candidates": {"a": {"status": "valid", "files": ["f"]}}}
 
 
 @pytest.mark.parametrize(

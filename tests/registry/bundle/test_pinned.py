@@ -101,13 +101,20 @@ def test_written_while_it_is_held(bundle: Bundle) -> None:
     pinned.close()
 
 
-def test_link_or_gone(bundle: Bundle, tmp_path: Path) -> None:
-    (bundle.path / MODEL).rename(tmp_path / "elsewhere")
+def test_a_missing_file_is_refused(bundle: Bundle) -> None:
+    (bundle.path / MODEL).unlink()
     with pytest.raises(BundleError, match="is missing"):
         Pinned(bundle, [MODEL])
+
+
+def test_a_symbolic_link_to_the_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    (bundle.path / MODEL).rename(tmp_path / "elsewhere")
     (bundle.path / MODEL).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BundleError, match="cannot read"):
         Pinned(bundle, [MODEL])
+
+
+def test_a_file_that_the_bundle_does_not_list_is_refused(bundle: Bundle) -> None:
     with pytest.raises(BundleError, match=r"the bundle has no file '\.\./x'"):
         Pinned(bundle, ["../x"])
 

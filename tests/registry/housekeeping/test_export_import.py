@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -103,19 +103,21 @@ def test_an_imported_history_moves_nothing(imported: Registry) -> None:
     assert all(event.approver == "" for event in events)
 
 
-def test_again_and_on(source: Registry, away: Registry, tmp_path: Path) -> None:
-    """An import may be repeated; an imported event is exported with its first registry."""
-    export_to(source, Ref("jets"), tmp_path / "out")
-    import_from(away, tmp_path / "out")
-    again = import_from(away, tmp_path / "out")
+def test_a_second_import_changes_nothing(imported: Registry, tmp_path: Path) -> None:
+    again = import_from(imported, tmp_path / "out")
     assert again.events == 0
     assert not any(each.new for each in again.versions.values())
-    assert (len(away.versions("jets")), len(away.history("jets"))) == (2, 5)
-    away.approve(away.find("jets/1"), "bob")
-    export_to(away, Ref("jets"), tmp_path / "back")
+    assert (len(imported.versions("jets")), len(imported.history("jets"))) == (2, 5)
+
+
+def test_an_event_that_is_exported_again_keeps_its_first_registry(
+    source: Registry, imported: Registry, tmp_path: Path
+) -> None:
+    imported.approve(imported.find("jets/1"), "bob")
+    export_to(imported, Ref("jets"), tmp_path / "back")
     assert import_from(source, tmp_path / "back").events == 6
     told = [event.imported for event in source.history("jets") if event.kind == "import"]
-    assert [each["registry"] for each in told] == [source.uri] * 5 + [away.uri]
+    assert [each["registry"] for each in told] == [source.uri] * 5 + [imported.uri]
 
 
 def test_two_imports_at_once(
@@ -152,41 +154,51 @@ def test_one_version_under_another_name(
     assert [event.version for event in away.history("tagger")] == [2, 2, 2]
 
 
-def test_nothing_to_export(source: Registry, tmp_path: Path) -> None:
-    for ref in (Ref("tracks"), Ref("jets", 9)):
-        with pytest.raises(NotFoundError):
-            export_to(source, ref, tmp_path / "out")
+@pytest.mark.parametrize("ref", [Ref("tracks"), Ref("jets", 9)], ids=str)
+def test_what_is_not_there_is_not_exported(source: Registry, tmp_path: Path, ref: Ref) -> None:
+    with pytest.raises(NotFoundError):
+        export_to(source, ref, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_replaces_no_folder(source: Registry, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match="exists already"):
         export_to(source, Ref("jets"), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_damage_is_found_before_anything_comes_in(
-    source: Registry, away: Registry, tmp_path: Path
+def another_version(export: Path) -> None:
+    shutil.rmtree(export / "versions/2")
+    shutil.copytree(export / "versions/1", export / "versions/2")
+
+
+def other_content(name: str) -> Callable[[Path], object]:
+    return lambda export: (export / name).write_bytes(b"other")
+
+
+PROGRAM, ANNEX = "versions/2/program.pt2", "versions/2/annexes/cuda/sm_90/aoti/model.so"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (other_content(PROGRAM), r"program\.pt2 is truncated or altered"),
+        (other_content(ANNEX), r"model\.so is truncated or altered"),
+        (another_version, r"versions/2 is not what export\.json says"),
+        (other_content("export.json"), "not JSON"),
+        (lambda export: (export / "export.json").unlink(), "not an export"),
+        (shutil.rmtree, "out: cannot be read"),
+    ],
+    ids=["program", "annex", "version", "record", "no record", "no export"],
+)
+def test_a_damaged_export_is_refused_before_anything_comes_in(
+    source: Registry, away: Registry, tmp_path: Path, damage: Callable[[Path], object], says: str
 ) -> None:
-    out = tmp_path / "out"
-    export_to(source, Ref("jets"), out)
-    with (out / "versions/2/program.pt2").open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-        import_from(away, out)
-    export_to(source, Ref("jets"), tmp_path / "second")
-    (tmp_path / "second/versions/2/annexes/cuda/sm_90/aoti/model.so").write_bytes(b"other")
-    with pytest.raises(BundleError, match=r"model\.so is truncated or altered"):
-        import_from(away, tmp_path / "second")
-    shutil.rmtree(out / "versions/2")
-    shutil.copytree(out / "versions/1", out / "versions/2")
-    with pytest.raises(BundleError, match=r"versions/2 is not what export\.json says"):
-        import_from(away, out)
-    (out / "export.json").write_text("{")
-    with pytest.raises(BundleError, match="not JSON"):
-        import_from(away, out)
-    (out / "export.json").unlink()
-    with pytest.raises(BundleError, match="not an export"):
-        import_from(away, out)
-    with pytest.raises(BundleError, match="nothing: cannot be read"):
-        import_from(away, tmp_path / "nothing")
+    export_to(source, Ref("jets"), tmp_path / "out")
+    damage(tmp_path / "out")
+    with pytest.raises(BundleError, match=says):
+        import_from(away, tmp_path / "out")
     assert away.list() == []
 
 

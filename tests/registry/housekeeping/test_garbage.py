@@ -196,10 +196,7 @@ def test_an_annex_that_is_being_written(
 
 
 def test_what_versions_have_stays(
-    registry: Registry,
-    make_bundle: MakeBundle,
-    bundle: Bundle,
-    tmp_path: Path,
+    registry: Registry, make_bundle: MakeBundle, bundle: Bundle, tmp_path: Path
 ) -> None:
     """Versions with aliases and without, signed, promoted, of several models; and others' runs."""
     for seed in range(3):

@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import (
-    Bundle,
-    NoRegistryError,
-    Registry,
-    RegistryError,
-    RegistryUnavailableError,
-)
+from registry import Bundle, NoRegistryError, Registry, RegistryError, RegistryUnavailableError
 from registry.mlflow import access as access
 from tests.models.bundles import PASSED, MakeBundle
 from tests.models.registries import file_of
@@ -38,10 +32,8 @@ def unavailable(action: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_locked(
-    registry: Registry,
-    make_bundle: MakeBundle,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_locked_registry_is_read_or_refused_and_stays_as_it_was(
+    registry: Registry, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "LOCK_WAIT_S", 0.2)
     bundle = Bundle.open(make_bundle())
@@ -86,7 +78,7 @@ def test_locked_in_the_middle_says_nothing_on_the_screen(
     assert capfd.readouterr() == ("", "")
 
 
-def test_not_a_database(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.db").write_bytes(b"some text that is no database at all" * 100)
     with pytest.raises(RegistryError, match="file is not a database"):
         Registry(f"sqlite:///{tmp_path}/r.db").list()

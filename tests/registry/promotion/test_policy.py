@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
-from registry import (
-    Bundle,
-    NotFoundError,
-    PromotionRefused,
-    Registry,
-    RegistryError,
-)
+from registry import Bundle, NotFoundError, PromotionRefused, Registry, RegistryError
 from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
 from tests.models.bundles import PASSED, V3
 from tests.models.mlflow_server import client_of

@@ -182,19 +182,25 @@ def test_a_fetch_makes_room(
     held.release()
 
 
-def test_what_does_not_fill_it(host: Host) -> None:
+def test_an_empty_cache_is_not_made_without_a_fetch(host: Host) -> None:
+    with pytest.raises(NotCachedError, match="is not in the cache"):
+        host.cache.hold(host.source.digest, None)
+    assert not host.cache.root.exists()
+
+
+def test_a_fetch_that_fails_leaves_nothing(host: Host) -> None:
     def half(partial: Path) -> None:
         (partial / SUMS).write_text("")
         raise BundleError("the network went away")
 
-    with pytest.raises(NotCachedError, match="is not in the cache"):
-        host.cache.hold(host.source.digest, None)
-    assert not host.cache.root.exists()
     with pytest.raises(BundleError, match="the network went away"):
         host.cache.hold(host.source.digest, half)
     assert host.cache.entries() == []
     assert host.left_over() == []
-    (host.cache.root / host.source.digest).mkdir()  # an empty folder by accident
+
+
+def test_an_empty_folder_in_the_cache_is_filled(host: Host) -> None:
+    (host.cache.root / host.source.digest).mkdir(parents=True)
     held = host.cache.hold(host.source.digest, host.fill)
     assert Bundle.open(held.path).digest == host.source.digest
 
@@ -207,15 +213,25 @@ def test_another_that_does_not_end(host: Host, monkeypatch: pytest.MonkeyPatch) 
         host.cache.hold(host.source.digest, host.fill)
 
 
-def test_mistakes(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("", "20", "20 gigabytes", "-1GB"):
-        with pytest.raises(RegistryError, match=r"--max-size: found .*; write a number and kB"):
-            parse_size(text, "--max-size")
+def test_a_size_is_a_number_of_bytes() -> None:
     assert parse_size("1.5 MB", "") == 1_500_000
+
+
+@pytest.mark.parametrize("text", ["", "20", "20 gigabytes", "-1GB"])
+def test_a_size_without_a_number_or_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(RegistryError, match=r"--max-size: found .*; write a number and kB"):
+        parse_size(text, "--max-size")
+
+
+def test_a_size_of_the_environment_that_is_none(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIPELINE_CACHE_SIZE", "much")
     with pytest.raises(RegistryError, match="PIPELINE_CACHE_SIZE: found 'much'"):
         host.cache.hold(host.source.digest, host.fill)
-    monkeypatch.delenv("PIPELINE_CACHE_SIZE")
+
+
+def test_a_file_in_place_of_the_folder(host: Host, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BundleError, match=r"Not a directory: name another folder with PIPELINE_C"):
         Cache(tmp_path / "file" / "cache").hold(host.source.digest, host.fill)
@@ -272,7 +288,7 @@ class TestOfARegistry:
         (None, "relative", "/home/x/.cache/soa-pipeline"),  # the XDG rule ignores it
     ],
 )
-def test_where_it_is(
+def test_the_cache_is_where_the_environment_says(
     ours: str | None, xdg: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/x")

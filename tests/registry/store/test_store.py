@@ -209,6 +209,14 @@ class TestFind:
         assert registry.register(bundle).number == 2
 
 
+Reader = Callable[[Registry, Version, Path], Bundle]
+each_reader = pytest.mark.parametrize(
+    "read",
+    [lambda registry, version, folder: registry.open(version), Registry.fetch],
+    ids=["open", "fetch"],
+)
+
+
 class TestFiles:
     def test_fetch(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
         version = registry.register(bundle)
@@ -219,29 +227,37 @@ class TestFiles:
         with pytest.raises(BundleError, match="exists already"):
             registry.fetch(version, tmp_path / "copies" / "one")
 
-    def test_altered_in_the_store(
-        self, registry: Registry, bundle: Bundle, make_bundle: MakeBundle, tmp_path: Path
+    @each_reader
+    def test_an_altered_file_in_the_store_is_refused(
+        self, registry: Registry, bundle: Bundle, read: Reader, tmp_path: Path
     ) -> None:
         version = registry.register(bundle)
-        path = registries.folder_of(version)
-        (path / "program.pt2").write_bytes(b"other")
-        attempts: list[Callable[[], object]] = [
-            lambda: registry.fetch(version, tmp_path / "x/y"),
-            lambda: registry.open(version),
-        ]
-        for attempt in attempts:
-            with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-                attempt()
-        assert os.listdir(tmp_path / "x") == []
+        (registries.folder_of(version) / "program.pt2").write_bytes(b"other")
+        with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+            read(registry, version, tmp_path / "copy")
 
-        shutil.rmtree(path)
-        shutil.copytree(make_bundle(seed=7), path)  # consistent, but not what was registered
-        for attempt in attempts:
-            with pytest.raises(BundleError, match="are another bundle"):
-                attempt()
-        assert os.listdir(tmp_path / "x") == []
+    @each_reader
+    def test_another_bundle_in_the_store_is_refused(
+        self, registry: Registry, make_bundle: MakeBundle, read: Reader, tmp_path: Path
+    ) -> None:
+        version = registry.register(Bundle.open(make_bundle()))
+        shutil.rmtree(registries.folder_of(version))
+        shutil.copytree(make_bundle(seed=7), registries.folder_of(version))
+        with pytest.raises(BundleError, match="are another bundle"):
+            read(registry, version, tmp_path / "copy")
 
-        shutil.rmtree(path)
+    def test_a_fetch_that_fails_leaves_no_folder(
+        self, registry: Registry, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        version = registry.register(bundle)
+        (registries.folder_of(version) / "program.pt2").write_bytes(b"other")
+        with pytest.raises(BundleError):
+            registry.fetch(version, tmp_path / "copies" / "one")
+        assert os.listdir(tmp_path / "copies") == []
+
+    def test_files_that_are_gone_from_the_store(self, registry: Registry, bundle: Bundle) -> None:
+        version = registry.register(bundle)
+        shutil.rmtree(registries.folder_of(version))
         assert registry.local_path(version) is None
         with pytest.raises(BundleError, match="jets/1: its files are gone"):
             registry.open(version)

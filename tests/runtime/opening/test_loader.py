@@ -25,6 +25,7 @@ from runtime import process
 from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
+from runtime.opening import Mode
 from runtime.session.session import Session
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, TARGET, Built, described, require_right, resealed
@@ -98,15 +99,23 @@ def test_test_mode_takes_anything(registry: Registry, jets: Built, name: str) ->
         assert session.report.worst["probabilities"].outside == 0
 
 
-def test_threads(registry: Registry, jets: Built) -> None:
-    """Production uses the caller's thread alone; test mode does not change torch's setting."""
+def test_test_mode_does_not_change_torchs_threads(jets: Built) -> None:
     torch.set_num_threads(2)
     load(jets.bundle.path, mode="test")
     assert torch.get_num_threads() == 2
-    load("jets@production", registry=registry)
-    assert torch.get_num_threads() == 1
-    load("jets@production", registry=registry, threads=2)
-    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("options", "threads"), [({}, 1), ({"threads": 2}, 2)])
+def test_production_sets_torchs_threads(
+    registry: Registry, options: dict[str, Any], threads: int
+) -> None:
+    """By default it uses the caller's thread alone."""
+    torch.set_num_threads(3 - threads)
+    load("jets@production", registry=registry, **options)
+    assert torch.get_num_threads() == threads
+
+
+def test_several_threads_after_a_fork_are_refused(jets: Built) -> None:
     said = in_a_child(lambda: load(jets.bundle.path, mode="test", threads=2))
     assert said.startswith("RunError: OpenMP's threads do not come through a fork")
 
@@ -204,23 +213,34 @@ def test_note_that_is_none(copy: Path, text: str) -> None:
     load(copy, mode="test")
 
 
-def test_folder_or_name(pulled: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is written with a slash; whether a folder exists plays no role."""
+@pytest.fixture
+def beside_jets(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which has the pulled folder `jets`."""
     monkeypatch.chdir(pulled.parent)
-    require_right(load("./jets", registry=registry))
-    require_right(load(Path("jets")))
+    return pulled.parent
+
+
+@pytest.mark.usefixtures("beside_jets")
+@pytest.mark.parametrize("ref", ["./jets", Path("jets")])
+def test_a_path_is_a_folder(registry: Registry, ref: str | Path) -> None:
+    require_right(load(ref, registry=registry))
+
+
+@pytest.mark.usefixtures("beside_jets")
+def test_a_name_is_a_model_although_a_folder_has_it_too(registry: Registry) -> None:
     with pytest.raises(LoadError, match="never promoted"):
         load("jets", registry=registry)
-    nothing = f"sqlite:///{pulled.parent}/none/registry.db"
-    with pytest.raises(NotFoundError, match=r"for the folder of that name write \./jets"):
-        load("jets", registry=nothing)
-    with pytest.raises(NotFoundError):
-        load("tracks", registry=nothing)
-    assert not (pulled.parent / "none").exists()
+
+
+@pytest.mark.parametrize(("ref", "says"), [("jets", r"write \./jets"), ("tracks", "nothing is")])
+def test_a_name_makes_no_registry(beside_jets: Path, ref: str, says: str) -> None:
+    with pytest.raises(NotFoundError, match=says):
+        load(ref, registry=f"sqlite:///{beside_jets}/none/registry.db")
+    assert not (beside_jets / "none").exists()
 
 
 @pytest.mark.parametrize("ref", ["./nothing", "jets@", ""])
-def test_neither(registry: Registry, ref: str) -> None:
+def test_text_that_is_no_version_and_no_folder_is_refused(registry: Registry, ref: str) -> None:
     with pytest.raises(RegistryError):
         load(ref, registry=registry)
 
@@ -320,28 +340,47 @@ def test_production_runs_only_what_was_verified_on_the_target(jets: Built, tmp_p
     require_right(load(folder, mode="test"))
 
 
-def test_engines(jets: Built, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def of_exported(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A promoted folder of `exported`; its torchscript artifact is invalid, aoti made none."""
+
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         candidates = manifest["targets"][TARGET]["candidates"]
         manifest["targets"][TARGET]["chosen"] = "exported"
         candidates["torchscript"].update(status="invalid", reason="too far off")
         candidates["aoti"].update(status="failed", reason="it crashed", files=[])
 
-    folder = vouched(resealed(jets.bundle, tmp_path / "edited", edit))
-    require_right(load(folder))
-    require_right(load(folder, mode="test", engine_name="torchscript"))
-    with pytest.raises(LoadError, match=r"the torchscript artifact .* is refused: too far off"):
-        load(folder, engine_name="torchscript")
-    with pytest.raises(LoadError, match=r"the aoti artifact .* is failed: it crashed"):
-        load(folder, engine_name="aoti")
-    with pytest.raises(LoadError, match=f"aoti made no artifact for {TARGET}"):
-        load(folder, mode="test", engine_name="aoti")
-    for name in ("onnxruntime", ""):
-        with pytest.raises(LoadError, match=rf"no artifact of '{name}' .* it has: aoti, exported"):
-            load(folder, engine_name=name)
+    return vouched(resealed(jets.bundle, tmp_path_factory.mktemp("exported") / "edited", edit))
 
 
-def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:
+def test_production_runs_the_chosen_engine(of_exported: Path) -> None:
+    session = load(of_exported)
+    require_right(session)
+    assert session.origin is not None and session.origin.engine == "exported"
+
+
+def test_test_mode_runs_an_invalid_artifact(of_exported: Path) -> None:
+    require_right(load(of_exported, mode="test", engine_name="torchscript"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode", "says"),
+    [
+        ("torchscript", "production", "the torchscript artifact .* is refused: too far off"),
+        ("aoti", "production", "the aoti artifact .* is failed: it crashed"),
+        ("aoti", "test", f"aoti made no artifact for {TARGET}"),
+        ("onnxruntime", "production", "no artifact of 'onnxruntime' .* it has: aoti, exported"),
+        ("", "production", "no artifact of '' .* it has: aoti, exported"),
+    ],
+)
+def test_an_engine_that_has_nothing_to_run_is_refused(
+    of_exported: Path, engine: str, mode: Mode, says: str
+) -> None:
+    with pytest.raises(LoadError, match=says):
+        load(of_exported, mode=mode, engine_name=engine)
+
+
+def test_a_target_without_a_valid_artifact_is_refused(jets: Built, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][TARGET]
         record.update(status="failed", chosen=None)

@@ -28,7 +28,7 @@ from runtime.loader import load
 from runtime.opening import LOOKUPS, LookupPolicy, Opening, open_artifact, open_version
 from runtime.session import in_tiles
 from runtime.session.session import Session
-from tests.models.keys import make_keys
+from tests.models.keys import KeyPair, make_keys
 from tests.models.project import TARGET, Built, described
 from tests.models.versions import negated, promoted
 
@@ -58,7 +58,7 @@ def move_away(registry: Registry) -> None:
     folder.rename(folder.with_name("moved"))
 
 
-def test_fresh_asks(registry: Registry) -> None:
+def test_a_fresh_lookup_asks_each_time(registry: Registry) -> None:
     session = load(NAME, registry=registry)
     found = lookup_of(session)
     assert (found.policy, found.asked, found.stale) == ("fresh", True, None)
@@ -190,25 +190,41 @@ class TestGates:
         with pytest.raises(LoadError, match="not known here"):
             load(NAME, registry=registry, lookup="offline")
 
-    def test_signatures_that_a_policy_asks_for(self, registry: Registry, tmp_path: Path) -> None:
+    @pytest.fixture
+    def release(self, registry: Registry, tmp_path: Path) -> KeyPair:
+        """The key with which a version must be signed, says the registry's policy."""
         release = make_keys(tmp_path, "release")
         registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
+        return release
+
+    @pytest.fixture
+    def signature(self, registry: Registry, release: KeyPair, jets: Built) -> Path:
+        """The signature that this host keeps of the version. The registry is gone since."""
+        registry.sign(registry.find(NAME), release.private)
+        load(NAME, registry=registry, lookup="prefer-cache")
+        move_away(registry)
+        return cache_root() / jets.bundle.digest / "bundle.sig"
+
+    @pytest.mark.usefixtures("release")
+    def test_what_is_not_signed_is_not_kept(self, registry: Registry) -> None:
         with pytest.raises(TrustError, match=r"^jets/1: not signed"):
             load(NAME, registry=registry, lookup="prefer-cache")
         with pytest.raises(LoadError, match="not known here"):
             load(NAME, registry=registry, lookup="offline")
-        registry.sign(registry.find(NAME), release.private)
-        session = load(NAME, registry=registry, lookup="prefer-cache")
-        move_away(registry)
-        for lookup in LOOKUPS[1:]:
-            require_runs(load(NAME, registry=registry, lookup=lookup, max_age_s=0))
-        assert session.origin is not None
-        (cache_root() / str(session.origin.digest) / "bundle.sig").unlink()
-        for lookup in LOOKUPS[1:]:
-            with pytest.raises(TrustError, match=r"not signed; .*the registry's policy"):
-                load(NAME, registry=registry, lookup=lookup, max_age_s=0)
+
+    @pytest.mark.parametrize("lookup", LOOKUPS[1:])
+    def test_a_signature_is_asked_for_without_the_registry(
+        self, registry: Registry, signature: Path, lookup: LookupPolicy
+    ) -> None:
+        require_runs(load(NAME, registry=registry, lookup=lookup, max_age_s=0))
+        signature.unlink()
+        with pytest.raises(TrustError, match=r"not signed; .*the registry's policy"):
+            load(NAME, registry=registry, lookup=lookup, max_age_s=0)
+
+    @pytest.mark.usefixtures("signature")
+    def test_the_callers_keys_count_offline(self, registry: Registry, tmp_path: Path) -> None:
         other = make_keys(tmp_path, "other")
-        with pytest.raises(TrustError):
+        with pytest.raises(TrustError, match="none of those trusted"):
             load(NAME, registry=registry, lookup="offline", trusted_keys=[other.public])
 
     def test_a_flipped_bit(self, registry: Registry, jets: Built) -> None:
@@ -279,6 +295,6 @@ def test_a_cache_that_cannot_be_written(
         load(NAME, registry=registry, lookup="prefer-cache")
 
 
-def test_unknown_policy(registry: Registry) -> None:
+def test_a_lookup_that_is_none_is_refused(registry: Registry) -> None:
     with pytest.raises(LoadError, match="lookup 'cache': use one of 'fresh', 'prefer-cache', 'of"):
         load(NAME, registry=registry, lookup="cache")  # type: ignore[arg-type]

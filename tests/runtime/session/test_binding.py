@@ -178,8 +178,13 @@ def test_rows_outside_the_compiled_range(n: int) -> None:
     refused = refusal(jets(n), tags(n))
     assert refused.startswith(f"n = {n} is outside the compiled range 2 … 100: ")
     assert "rows: unbounded" in refused
-    for inside in (2, 100):
-        SESSION.bind(jets(inside), tags(inside))()
+
+
+@pytest.mark.parametrize("n", [2, 100])
+def test_rows_at_the_ends_of_the_compiled_range(n: int) -> None:
+    binding = SESSION.bind(jets(n), tags(n))
+    binding()
+    assert binding.rows == {"n": n}
 
 
 def test_rows_of_two_dimensions_are_independent() -> None:
@@ -405,9 +410,13 @@ def test_what_is_no_row_count(rows: Any) -> None:
     with pytest.raises(BindError, match="integer"):
         binding(rows)
     assert binding.rows == {"n": 5}
-    for integer in (np.int64(7), {"n": np.uint32(7)}):
-        binding(integer)
-        assert binding.rows == {"n": 7}
+
+
+@pytest.mark.parametrize("rows", [np.int64(7), {"n": np.uint32(7)}], ids=["one", "by name"])
+def test_numpys_integers_are_row_counts(rows: Any) -> None:
+    binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
+    binding(rows)
+    assert binding.rows == {"n": 7}
 
 
 def test_a_collection_that_is_read_and_written_is_one() -> None:

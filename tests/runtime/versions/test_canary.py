@@ -294,23 +294,39 @@ def test_rows_and_memory_change_for_both(with_canary: Any) -> None:
     assert session.seen.canary_calls == session.seen.production_calls == 5
 
 
-def test_run_and_run_many(with_canary: Any) -> None:
+def test_run_many_divides_bindings_between_the_versions(with_canary: Any) -> None:
     session = with_canary(0.5, answers(CANARY))
     pairs = [bound(session, n) for n in (3, 4, 5, 6)]
-    pairs[0][0](2)
     session.run_many([binding for binding, _ in pairs], threads=2)
     answered = [float(tags["x"][-1]) for _, tags in pairs]
     assert sorted(answered) == [PRODUCTION, PRODUCTION, CANARY, CANARY]
-    assert [binding.rows["n"] for binding, _ in pairs] == [3, 4, 5, 6]
+    assert (session.seen.canary_calls, session.seen.production_calls) == (2, 2)
+
+
+def test_run_many_takes_the_bound_rows_after_a_call_on_fewer(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
+    binding, tags = bound(session, 3)
+    binding(2)
+    session.run_many([binding])
+    assert binding.rows == {"n": 3}
+    assert tags["x"][-1] in (PRODUCTION, CANARY)
+
+
+def test_all_runs_with_one_key_are_of_one_version(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
     jets, tags = memory(session)
-    session.run(jets, tags, key=1)
-    first = tags["x"].tolist()
-    session.run(jets, tags, key=1)
-    assert tags["x"].tolist() == first
-    seen = session.seen
-    assert seen.canary_calls + seen.production_calls == 7
+    answered = set()
+    for _ in range(20):
+        session.run(jets, tags, key=1)
+        answered |= {*tags["x"].tolist()}
+    assert len(answered) == 1
+    assert session.seen.canary_calls + session.seen.production_calls == 20
+
+
+def test_a_canary_session_has_no_run_async(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
     with pytest.raises(RunError, match="at a server or a site"):
-        session.run_async(jets, tags, key=1)
+        session.run_async(*memory(session), key=1)
 
 
 def test_two_threads_on_one_binding(with_canary: Any) -> None:

@@ -61,7 +61,7 @@ def read(tags: Collection, n: int = N) -> torch.Tensor:
 def answers(folder: Path, n: int = N) -> torch.Tensor:
     """The answers of one version, to compare with."""
     session = load(folder, mode="test", engine_name="aoti")
-    plain = Session(session.signature, session._executable)
+    plain = Session(session.signature, session.executable)
     jets, tags = event(plain, n)
     plain.run(jets, tags)
     return read(tags, n)
@@ -153,7 +153,7 @@ def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
     session = live_session(registry, lookup="prefer-cache")
     busy, idle = session.bind(*event(session)), session.bind(*event(session))
     assert isinstance(session.current, Session)
-    old = weakref.ref(session.current._executable)
+    old = weakref.ref(session.current.executable)
     promoted(registry, second)
     session.refresh()
     cache = Cache(cache_root())
@@ -393,7 +393,6 @@ def test_a_scheduler_over_it(registry: Registry, second: Bundle, both: list[torc
 def test_a_watcher_outlives_errors(
     registry: Registry, second: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = live_session(registry)
     store = tmp_path / "store"
 
     def wait_for(seen: Callable[[], bool]) -> None:
@@ -402,8 +401,8 @@ def test_a_watcher_outlives_errors(
             time.sleep(0.01)
         assert seen()
 
-    with caplog.at_level(logging.WARNING, "soa-pipeline"):
-        watcher = session.watch(every_s=0.02)
+    caplog.set_level(logging.WARNING, "soa-pipeline")
+    with live_session(registry) as session, session.watch(every_s=0.02) as watcher:
         store.rename(tmp_path / "moved")
         wait_for(lambda: "nothing is registered" in (watcher.error or ""))
         (tmp_path / "moved").rename(store)
@@ -411,10 +410,27 @@ def test_a_watcher_outlives_errors(
         wait_for(lambda: session.ref == "jets/2")
         wait_for(lambda: watcher.error is None)
     assert "not refreshed, jets/1 goes on serving: nothing is registered" in caplog.text
-    session.close()  # also ends the watcher
-    assert [t.name for t in threading.enumerate() if t.name == "soa-watch"] == []
+
+
+def test_closing_a_session_ends_its_watcher(registry: Registry) -> None:
+    session = live_session(registry)
+    session.watch(every_s=0.02)
+    assert "soa-watch" in {thread.name for thread in threading.enumerate()}
+    session.close()
+    assert "soa-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_closed_session_runs_nothing_and_stays_at_its_version(
+    registry: Registry, second: Bundle
+) -> None:
+    session = live_session(registry)
+    session.close()
+    promoted(registry, second)
     with pytest.raises(RunError, match="closed"):
         session.run(*event(session))
     assert session.refresh() is False
+
+
+def test_a_watcher_needs_a_time_between_its_looks(registry: Registry) -> None:
     with pytest.raises(ValueError, match="every_s=0"):
-        Watcher(session, 0)
+        Watcher(live_session(registry), 0)

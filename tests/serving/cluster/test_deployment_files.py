@@ -12,12 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from serving.cluster.deployment_files import (
-    envoy_config,
-    helm_values,
-    queue_query,
-    remarks,
-)
+from serving.cluster.deployment_files import envoy_config, helm_values, queue_query, remarks
 from serving.cluster.needs import Needs
 from tests.serving.cluster.conftest import find_prometheus
 from tests.serving.cluster.needs import ALL, AMD, CPU, NVIDIA, SCHEMA, VALUES, installed

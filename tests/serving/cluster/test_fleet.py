@@ -74,7 +74,7 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
     until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
     each = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
     assert min(each) > REQUESTS / 10, each
-    model: Any = session._executable
+    model: Any = session.executable
     bundle = replace(model.opened.bundle, digest="e" * 64)
     model.opened = replace(model.opened, bundle=bundle)
     with pytest.raises(VersionMismatchError, match="asked for bundle eeeeeeeeeeee"):

@@ -59,7 +59,7 @@ def test_names_that_kubernetes_takes(model: str, name: str) -> None:
         ("/cvmfs/cms.cern.ch/m", "cvmfs", "cvmfs", "/cvmfs", "/cvmfs/cms.cern.ch/m"),
     ],
 )
-def test_places(text: str, kind: str, source: str, mount: str, folder: str) -> None:
+def test_text_names_a_storage(text: str, kind: str, source: str, mount: str, folder: str) -> None:
     assert Storage.parse(text) == Storage(kind, source, mount, folder)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def test_places(text: str, kind: str, source: str, mount: str, folder: str) -> N
         ({"prometheus": "http://metrics/path"}, "write http://HOST:PORT"),
     ],
 )
-def test_mistakes(given: dict[str, Any], said: str) -> None:
+def test_options_that_no_cluster_can_take(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ServingError, match=said):
         ClusterOptions(**{"image": IMAGE, **given})
 

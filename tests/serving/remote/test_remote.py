@@ -128,15 +128,16 @@ def test_a_server_that_was_restarted_in_another_form(shop: Shop) -> None:
     session.close()
 
 
-def test_a_form_that_this_software_does_not_know(shop: Shop, server: Server, url: str) -> None:
-    before, server.service = server.service, replace(server.service, requests="tiles")  # type: ignore[arg-type]
+def test_a_form_that_this_software_does_not_know(
+    shop: Shop, server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = replace(server.service, requests="tiles")  # type: ignore[arg-type]
+    monkeypatch.setattr(server, "service", tiles)
     with pytest.raises(VersionMismatchError, match=r"form 'tiles', which is none of columns"):
         pipeline.load("jets@production", device=url, registry=shop.registry)
-    server.service = before
 
 
 def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
-    assert isinstance(remote, RemoteSession)
     assert remote.origin is not None
     assert remote.origin.digest == shop.bundles["jets"].digest
     assert (remote.origin.name, remote.origin.version) == ("jets", "1")
@@ -353,15 +354,15 @@ def test_another_version_or_model(shop: Shop, elsewhere: Registry, url: str) -> 
 
 
 def test_a_server_that_was_restarted_with_another_bundle(
-    shop: Shop, server: Server, remote: RemoteSession
+    shop: Shop, server: Server, remote: RemoteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every request names its bundle."""
     event = shop.event("jets", remote, 5)
     remote.run(*event)
-    before, server.core._digest = server.core._digest, "f" * 64
+    restarted = Server(server.session, replace(server.service, digest="f" * 64))
+    monkeypatch.setattr(server, "core", restarted.core)
     with pytest.raises(RemoteError, match=r"asked for bundle .*, this server runs ffffffffffff"):
         remote.run(*event)
-    server.core._digest = before
 
 
 def test_what_was_not_promoted_runs_in_test_mode_only(
@@ -475,10 +476,11 @@ def test_a_proxy_for_the_web_is_not_asked(
     shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site's worker nodes have http_proxy in their environment."""
+    for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.delenv("no_proxy", raising=False)
-    options = RemoteOptions(deadline_s=5.0, retries=0)
-    connect(shop, url, options).close()
+    session = connect(shop, url, RemoteOptions(deadline_s=5.0, retries=0))
+    session.run(*shop.event("jets", session, 5))  # an error, if it went to the proxy
 
 
 class Sharing(Server):
@@ -522,7 +524,7 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
 ) -> None:
     """The first attempt may still write to the region, until the server unregisters it."""
     monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
-    sharing = Sharing(server.core._session, server.service)
+    sharing = Sharing(server.session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
     sharing.fault = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed", times=1)
     with sharing.listening() as url:
@@ -544,7 +546,7 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
 
 def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) -> None:
     """The region then still holds the answer to the request before."""
-    sharing = Sharing(server.core._session, server.service)
+    sharing = Sharing(server.session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 0
     with sharing.listening() as url:
         session = connect(shop, url, replace(QUICK, shared_memory=True))

@@ -86,7 +86,7 @@ def load(tags: Tags, where: Site, **more: Any) -> Any:
 
 def hurry(session: Any, checks: bool = False, **limits: float) -> None:
     """Changes the time limits of later requests, and with `checks` those of health checks."""
-    router = session._router
+    router = session.executable
     router.policy = router.policy.model_copy(update=limits)
     for place in router.places:
         client = place.executable.client
@@ -288,11 +288,12 @@ def test_a_server_with_another_version_is_not_used(
     with one.listening() as a, two.listening() as b:
         session = load(tags, site(a, b))
         until(lambda: {p.state for p in session.report().places} == {"good"})
-        one.core._digest = "f" * 64  # restarted with other files, not noticed yet
+        restarted = Server(local, replace(one.service, digest="f" * 64))
+        one.core = restarted.core  # with other files, which is not noticed yet
         for i in range(10):
             answered(session, local, i, 5)
         session.close()
-    one.service = two.service.__class__(**{**two.service.__dict__, "digest": "e" * 64})
+    one.service = replace(two.service, digest="e" * 64)
     with one.listening() as a:
         session = load(tags, site(a))
         place = session.report().place("s0")
@@ -377,7 +378,7 @@ def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
         rule = {"servers": ["s1"], "fall_back": False}
         session = load(tags, Site.model_validate({**data, "models": {"tagged": rule}}))
         assert [p.name for p in session.report().places] == ["s1"]
-        assert session._router.fall_back is None
+        assert session.executable.fall_back is None
 
 
 def test_test_mode_compares_wherever_it_ran(tags: Tags, one: Server) -> None:
@@ -514,7 +515,7 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
 def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, one: Server) -> None:
     with one.listening() as url:
         session = load(tags, site(url))
-        (model,) = (place.executable for place in session._router.places)
+        (model,) = (place.executable for place in session.executable.places)
         assert isinstance(model, RemoteModel)
         client = model.client
         client.options = replace(client.options, message_bytes=HEADERS + 1)

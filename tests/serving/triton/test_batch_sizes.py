@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.bundle.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
-from serving.triton.batch_sizes import (
-    preferred_sizes,
-    why_merging_does_not_pay,
-)
+from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from soa.records import as_record
 from tests.models.bundles import V3, manifest_data
 

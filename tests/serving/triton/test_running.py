@@ -182,21 +182,28 @@ def loading_two(tags: Tags, local: Session) -> Loading:
     return Loading(local, tags.deployed.service, config_message(two))
 
 
-def test_what_was_there_is_loaded_again(tags: Tags, loading_two: Loading) -> None:
-    """After wrong answers, and after a replacement that failed."""
+def test_after_wrong_answers_what_was_there_is_loaded_again(
+    tags: Tags, loading_two: Loading
+) -> None:
+    loading_two.fault = nan(0)
+    wrong = pytest.raises(ServerError, match="answers are not the reference's")
+    with loading_two.listening() as url, wrong:
+        load_on(tags.registry, f"{NAME}/1", url)
+    assert (loading_two.versions, loading_two.loads) == ([2], 2)
+
+
+@pytest.mark.parametrize(("replace", "fails_at", "loads"), [(False, 1, 1), (True, 2, 3)])
+def test_after_a_load_that_failed_what_was_there_is_still_there(
+    tags: Tags, loading_two: Loading, replace: bool, fails_at: int, loads: int
+) -> None:
+    loading_two.refused = {fails_at}
+    with loading_two.listening() as url, pytest.raises(ServingError, match="out of memory"):
+        load_on(tags.registry, f"{NAME}/1", url, replace=replace)
+    assert (loading_two.versions, loading_two.loads) == ([2], loads)
+
+
+def test_a_replacement_unloads_what_was_there(tags: Tags, loading_two: Loading) -> None:
     with loading_two.listening() as url:
-        loading_two.fault = nan(0)
-        with pytest.raises(ServerError, match="answers are not the reference's"):
-            load_on(tags.registry, f"{NAME}/1", url)
-        assert (loading_two.versions, loading_two.loads) == ([2], 2)
-        loading_two.fault = lambda answer, context: answer
-        loading_two.refused = {4, 6}
-        with pytest.raises(ServingError, match="out of memory"):
-            load_on(tags.registry, f"{NAME}/1", url, replace=True)
-        assert (loading_two.versions, loading_two.loads) == ([2], 5)
-        with pytest.raises(ServingError, match="out of memory"):
-            load_on(tags.registry, f"{NAME}/1", url)
-        assert (loading_two.versions, loading_two.loads) == ([2], 6)
         assert load_on(tags.registry, f"{NAME}/1", url, replace=True).versions == [1]
 
 

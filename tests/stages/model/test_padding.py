@@ -219,7 +219,7 @@ def test_every_engine_gives_the_answers_of_padded_rows(tmp_path: Path) -> None:
 
 def test_wrong_offsets_show_in_aoti(lists: project.Built) -> None:
     session = load(lists.bundle.path, mode="test", engine_name="aoti")
-    assert_wrong_offsets_show(Session(session.signature, session._executable))
+    assert_wrong_offsets_show(Session(session.signature, session.executable))
 
 
 def assert_wrong_offsets_show(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +106,38 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
     return ValidationReport.from_dict(answer)
 
 
-def test_artifact_beside_the_portable_program(
-    jets: Built, heavy: Built, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """2,500 rows for a version of at most 1,000; then compared with another model's program."""
-    torch.manual_seed(3)
+def long_set(jets: Built, folder: Path, draw: Callable[[int], torch.Tensor]) -> Path:
+    """A set of 2,500 rows; the version takes at most 1,000 in a run."""
     stored = load_file(jets.bundle.file("reference.safetensors"))
-    names = [name for name in stored if name.startswith("input/")]
-    inputs = tmp_path / "set.safetensors"
-    save_file({name: torch.randn(2500) for name in names}, inputs)
-    good = judged(jets, inputs, jets.bundle.file("program.pt2"))
-    assert good.valid, good.reason
+    columns = {name: draw(2500) for name in stored if name.startswith("input/")}
+    save_file(columns, folder / "set.safetensors")
+    return folder / "set.safetensors"
+
+
+def test_all_rows_of_a_set_are_compared(
+    jets: Built, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(3)
+    inputs = long_set(jets, tmp_path, torch.randn)
+    report = judged(jets, inputs, jets.bundle.file("program.pt2"))
+    assert report.valid, report.reason
+    assert [case.rows["n"] for case in report.cases] == [1000, 1000, 500]
+    assert report.worst["probabilities"].elements == 2500 * 3
     # The log says where an artifact was, if it crashes.
     assert [line[:3] for line in capfd.readouterr().out.splitlines()] == ["at "] * 3
-    assert [case.rows["n"] for case in good.cases] == [1000, 1000, 500]
-    assert good.worst["probabilities"].elements == 2500 * 3
-    save_file({name: torch.full((2500,), torch.nan) for name in names}, inputs)
-    empty = judged(jets, inputs, jets.bundle.file("program.pt2"))
-    assert not empty.valid
-    assert "100.00% of the portable program's answers are NaN" in (empty.reason or "")
-    save_file({name: torch.randn(2500) for name in names}, inputs)
-    bad = judged(jets, inputs, heavy.bundle.file("program.pt2"))
-    assert not bad.valid
-    assert bad.worst["probabilities"].outside > 0.5
+
+
+def test_a_set_whose_answers_are_all_nan_proves_nothing(jets: Built, tmp_path: Path) -> None:
+    inputs = long_set(jets, tmp_path, lambda rows: torch.full((rows,), torch.nan))
+    report = judged(jets, inputs, jets.bundle.file("program.pt2"))
+    assert not report.valid
+    assert "100.00% of the portable program's answers are NaN" in (report.reason or "")
+
+
+def test_an_artifact_is_not_another_models_program(
+    jets: Built, heavy: Built, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    inputs = long_set(jets, tmp_path, torch.randn)
+    report = judged(jets, inputs, heavy.bundle.file("program.pt2"))
+    assert not report.valid and report.worst["probabilities"].outside > 0.5

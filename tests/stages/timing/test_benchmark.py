@@ -158,17 +158,22 @@ def test_a_size_that_is_lost_is_said() -> None:
     assert "n=1000" in lost and "8 µs" in lost and "10 µs" in lost and "b " in lost
 
 
-def test_targets_race_together_and_a_shared_session_once(mlp: Built) -> None:
+@pytest.fixture(scope="module")
+def raced(mlp: Built) -> dict[str, BenchmarkReport]:
+    """A race of two targets, which share the session `y`."""
     shared, own = mlp.session("exported"), mlp.session("exported")
-    found = benchmark_targets(
-        mlp.signature,
-        {"low": {"x": own, "y": shared}, "high": {"y": shared}},
-        mlp.inputs,
-        seconds=0.01,
-    )
-    for case, timed in found["low"].timings.items():
-        assert timed["y"] == found["high"].timings[case]["y"] and set(timed) == {"x", "y"}
-    assert found["high"].fastest == "y"
+    sessions = {"low": {"x": own, "y": shared}, "high": {"y": shared}}
+    return benchmark_targets(mlp.signature, sessions, mlp.inputs, seconds=0.01)
+
+
+def test_a_session_that_two_targets_share_is_timed_once(raced: dict[str, BenchmarkReport]) -> None:
+    low, high = ([case["y"] for case in raced[name].timings.values()] for name in ("low", "high"))
+    assert low == high
+
+
+def test_each_target_has_its_own_contestants(raced: dict[str, BenchmarkReport]) -> None:
+    assert {frozenset(case) for case in raced["low"].timings.values()} == {frozenset("xy")}
+    assert raced["high"].fastest == "y"
 
 
 def test_nobody_to_choose_from() -> None:
