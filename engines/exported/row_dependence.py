@@ -72,7 +72,7 @@ class _Walk:
         self.specs = {
             getattr(spec.arg, "name", ""): spec for spec in program.graph_signature.input_specs
         }
-        self.table = _without_rule(frozenset(rules))
+        self.table = _decompositions_without_rule(frozenset(rules))
         self.values: dict[Node, Answer] = {}
         self.counts: set[Any] = set()
         """The symbols of the numbers of rows."""
@@ -206,9 +206,9 @@ class _Walk:
 
 
 @cache
-def _without_rule(rules: frozenset[str]) -> Decompositions:
-    """torch's decompositions of the operators that have no rule. It takes those apart that write in
-    place only after they do so no more."""
+def _decompositions_without_rule(rules: frozenset[str]) -> Decompositions:
+    """torch's decompositions of the operators that have no rule. Pointwise operators need none;
+    those that write in place are taken apart once torch has replaced the write."""
     return {
         overload: each
         for overload, each in decompositions(rules).items()

@@ -82,6 +82,10 @@ class Numbers:
         least, most = self.least + other.least, self.most + other.most
         return Numbers(least, most, self.step + other.step, self.base or other.base)
 
+    def minus(self, other: Numbers) -> Numbers | None:
+        negative = other.times(Numbers(-1, -1))
+        return None if negative is None else self.plus(negative)
+
     def times(self, other: Numbers) -> Numbers | None:
         """The product, if `other` is a single known number, else None."""
         if other.least != other.most or other.step or self.base or other.base:

@@ -93,14 +93,15 @@ def same(call: Call) -> Value:
 
 def _arithmetic(call: Call) -> Value:
     """`add`, `sub` and `mul`. Their results may be numbers that pick rows."""
-    first, second, found = _numbers(call, "self"), _numbers(call, "other"), None
+    first, second = _numbers(call, "self"), _numbers(call, "other")
+    found: Numbers | None = None
     if first and second and call.number("alpha") in (None, 1):
         if call.name == "mul":
             found = first.times(second) or second.times(first)
         elif call.name == "add":
             found = first.plus(second)
-        elif (negative := second.times(Numbers(-1, -1))) is not None:
-            found = first.plus(negative)
+        else:
+            found = first.minus(second)
     if found is None and any(value.numbered for value in call.tensors.values()):
         raise Mixed(NUMBER)
     return Value(call.broadcast(), found)

@@ -111,7 +111,9 @@ class Source:
     def _batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        for low in range(start, max(stop, start + 1), rows):
+        if start == stop:  # an empty batch still has the columns' dtypes
+            yield self._slice(names, start, stop)
+        for low in range(start, stop, rows):
             yield self._slice(names, low, min(low + rows, stop))
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
     """
     from registry.housekeeping import removable, remove
 
-    wanted = _in_registry(ref, "version")
+    wanted = _registry_ref(ref, "version")
     if not yes:
         version = removable(registry, wanted)
         click.confirm(
@@ -128,13 +128,14 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
     return Answer(data, [f"{done.version.ref} is removed ({_size(done.bytes)})"])
 
 
-def _in_registry(ref: str, what: str) -> Ref:
+def _registry_ref(ref: str, what: str) -> Ref:
+    """A model or a version of the registry. Raises RegistryError for the path of a folder."""
     from registry.errors import RegistryError
     from registry.ref import Ref, parse_ref
 
     parsed = parse_ref(ref)
     if not isinstance(parsed, Ref):
-        raise RegistryError(f"{ref}: the path of a folder, a {what} of the registry is needed")
+        raise RegistryError(f"{ref} is the path of a folder: name a {what} of the registry")
     return parsed
 
 
@@ -246,7 +247,7 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """
     from registry.housekeeping import export_to
 
-    export = export_to(registry, _in_registry(ref, "model"), path)
+    export = export_to(registry, _registry_ref(ref, "model"), path)
     refs, events = [f"{export.name}/{number}" for number in export.versions], len(export.history)
     data = {"path": str(path), "versions": refs, "events": events}
     return Answer(data, [f"{', '.join(refs)} and {events} events are in {path}"])

@@ -39,6 +39,8 @@ _PARTIAL = re.compile(
     r"\..+\.[0-9a-f]{8}\.(partial|old|sig)(-journal|-wal|-shm)?"
     r"|\.artifact\.uploading\..+"  # MLflow's own
 )
+# MLflow's filter for the runs that hold the files of a version.
+_OURS = f"tags.`mlflow.source.name` = 'soa-pipeline' AND tags.{DIGEST} LIKE '%'"
 _UNFINISHED = ("RUNNING", "SCHEDULED")
 
 
@@ -124,15 +126,9 @@ class _Collector:
             if not re.fullmatch(NAME_PATTERN, experiment.name):
                 continue
 
-            def search(page_token: str | None, where: str = experiment.experiment_id) -> Any:
-                return self.client.search_runs(
-                    [where],
-                    f"tags.`mlflow.source.name` = 'soa-pipeline' AND tags.{DIGEST} LIKE '%'",
-                    run_view_type=ViewType.ALL,
-                    page_token=page_token,
-                )
-
-            for run in all_pages(search):
+            where = [experiment.experiment_id]
+            search, every = self.client.search_runs, ViewType.ALL
+            for run in all_pages(search, where, _OURS, run_view_type=every):
                 yield experiment.name, run
 
     def _versions(self, run: Any) -> Sequence[Any]:

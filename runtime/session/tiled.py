@@ -51,10 +51,10 @@ class _Tiled(Executable):
     def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
         """The calls of a run, one for each tile. The first argument is the row carrier."""
         n = arguments[0].shape[0]
-        size = self._rows if n >= 2 * self._rows else max(n, 1)
-        return [
-            self._tile(arguments, begin, min(size, n - begin)) for begin in range(0, n, size)
-        ] or [self._executable.prepare(arguments)]
+        if n == 0:
+            return [self._executable.prepare(arguments)]
+        size = self._rows if n >= 2 * self._rows else n
+        return [self._tile(arguments, begin, min(size, n - begin)) for begin in range(0, n, size)]
 
     def _tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
         kinds = zip(self._kinds, arguments, strict=True)

@@ -61,15 +61,21 @@ def reopening(session: Session) -> Reopening:
     return session.reopening
 
 
-def test_a_process_that_has_it_open_opens_it_no_more(registry: Registry) -> None:
+def test_unpickling_gives_the_session_that_is_open(registry: Registry) -> None:
     session = load("jets@production", registry=registry)
     reopening(session).share(session)
     assert pickle.loads(pickle.dumps(session)) is session
+
+
+def test_a_closed_session_is_opened_again_once(registry: Registry) -> None:
+    session = load("jets@production", registry=registry)
+    reopening(session).share(session)
+    before = answers(session, {"a": np.ones(3)})
     blob = pickle.dumps(session)
     session.close()
     again = pickle.loads(blob)
     assert again is not session and pickle.loads(blob) is again
-    assert len(answers(again, {"a": np.ones(3)})["x"]) == 3
+    assert np.array_equal(answers(again, {"a": np.ones(3)})["x"], before["x"])
 
 
 def test_the_ones_used_last_are_kept(registry: Registry) -> None:

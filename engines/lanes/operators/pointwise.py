@@ -142,11 +142,13 @@ def convert(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 
 def common_dtype(a: Any, b: Any) -> str:
     """The dtype to which torch converts two arguments before it compares them."""
-    dtype = torch.result_type(*(_stand_in(each) for each in (a, b)))
+    dtype = torch.result_type(_for_result_type(a), _for_result_type(b))
     return str(dtype).removeprefix("torch.")
 
 
-def _stand_in(given: Any) -> Any:
+def _for_result_type(given: Any) -> Any:
+    """What `torch.result_type` needs of an argument: a number, or a tensor of the same dtype and
+    rank. A tensor of rank 0 counts less than others."""
     if isinstance(given, Value):
         return 1  # a size is an integer that does not change the result's dtype
     if not isinstance(given, Tensor):

@@ -124,13 +124,23 @@ def test_an_annex_of_another_bundle(
     assert registry.find("jets/1") == version
 
 
-def test_altered_files(registry: Registry, version: Version, annex: Annex) -> None:
+def test_an_annex_with_an_altered_file_is_refused(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
     found = registry.add_target(version, annex)
     library = registry.open(found).file(f"annexes/{V4}/aoti/model.so")
     library.write_bytes(b"\0" * 5000)
     with pytest.raises(BundleError, match=r"aoti/model\.so is truncated or altered"):
         registry.open(found)
     assert registry.open(found, annexes=()).digest == version.digest
+
+
+def test_an_annex_that_was_sealed_again_is_refused(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
+    found = registry.add_target(version, annex)
+    library = registry.open(found).file(f"annexes/{V4}/aoti/model.so")
+    library.write_bytes(b"\0" * 5000)
     seal(library.parents[1])  # consistent, but not what was registered
     with pytest.raises(BundleError, match=r"jets/1: the files in .* are another annex"):
         registry.open(found)

@@ -117,22 +117,23 @@ def test_a_failed_registration(
     assert collect(registry) == []
 
 
-def test_files_that_come_while_others_are_removed(
+def test_a_file_that_is_written_during_the_removal_is_removed_too(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that was taken for abandoned goes on writing until it asks if it may."""
     leave(registry, bundle, "log_batch")
     (artifacts,) = {p.parents[1] for p in stored_files(registry) if p.name == "program.pt2"}
-    plain = os.rmdir
+    late, plain = artifacts / "report.html", os.rmdir
+    written = []
 
-    def slower(path: str, *, dir_fd: int | None = None) -> None:
-        if path == artifacts.name:
-            monkeypatch.setattr(os, "rmdir", plain)
-            (artifacts / "report.html").write_text("just made")
+    def after_a_late_file(path: str | Path, *, dir_fd: int | None = None) -> None:
+        if Path(path) == artifacts and not written:
+            written.append(late.write_text("just made"))
         plain(path, dir_fd=dir_fd)
 
-    monkeypatch.setattr(os, "rmdir", slower)
+    monkeypatch.setattr(os, "rmdir", after_a_late_file)
     assert len(collect(registry, older_than=NOW)) == 1
+    assert written
     assert stored_files(registry) == []
 
 
@@ -269,7 +270,7 @@ def test_files_that_others_finish_meanwhile(registry: Registry, tmp_path: Path) 
     assert list(listed) == []
 
 
-def test_the_size_of_what_others_remove_meanwhile(
+def test_a_file_that_others_remove_meanwhile_has_no_size(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "walk", lambda root: [(root, [], ["manifest.json", "removed"])])

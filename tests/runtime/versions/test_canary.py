@@ -146,8 +146,10 @@ def test_a_share_of_many_threads(with_canary: Any, kept: list[ShadowRecord]) -> 
     assert (total(kept).canary_calls, total(kept).production_calls) == (400, 7600)
 
 
-@pytest.mark.parametrize(("share", "answer"), [(0, PRODUCTION), (1, CANARY), (1.0, CANARY)])
-def test_all_or_nothing(share: float, answer: float, with_canary: Any) -> None:
+@pytest.mark.parametrize(("share", "answer"), [(0, PRODUCTION), (1, CANARY)])
+def test_a_share_of_0_or_1_gives_all_calls_to_one_version(
+    share: float, answer: float, with_canary: Any
+) -> None:
     session = with_canary(share, answers(CANARY))
     binding, tags = bound(session)
     for key in (None, 3, b"three"):

@@ -193,7 +193,7 @@ def test_row_major_inputs_by_hand() -> None:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def test_a_reference_survives_its_file(tmp_path: Path) -> None:
+def test_a_saved_reference_loads_as_it_was(tmp_path: Path) -> None:
     signature = mlp_signature()
     made = compute_reference(
         Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
@@ -201,10 +201,10 @@ def test_a_reference_survives_its_file(tmp_path: Path) -> None:
     made.save(tmp_path / "reference.safetensors")
     read = Reference.load(tmp_path / "reference.safetensors")
     assert read.cases == made.cases
-    assert [o["probabilities"].shape[0] for o in read.outputs] == [c["n"] for c in made.cases]
     for one, other in zip(read.outputs, made.outputs, strict=True):
         assert torch.equal(one["probabilities"], other["probabilities"])
-    assert torch.equal(read.inputs["jets"]["a"], made.inputs["jets"]["a"])
+    for name, values in made.inputs["jets"].items():
+        assert torch.equal(read.inputs["jets"][name], values)
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", save({"w": torch.zeros(2)}), None])
