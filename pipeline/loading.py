@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
@@ -162,11 +161,11 @@ def load(
     (50,)
     """
     opening = _opening(ref, mode, build, options)
-    elsewhere = _elsewhere(opening, device, site, remote)
-    if elsewhere is not None and (live or opening.watch is not None):
+    elsewhere = _elsewhere(device, site, remote)
+    if elsewhere and (live or opening.watch is not None):
         what = "live" if live else "watch"
-        raise LoadError(f"{what} with {elsewhere.name}: only sessions on this host have that")
-    if shadow is not None and (live or elsewhere is not None or device == "auto"):
+        raise LoadError(f"{what} with {elsewhere}: only sessions on this host have that")
+    if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if canary is not None and (live or device == "auto" or shadow is not None):
         raise LoadError("a canary runs beside one version: without live, device 'auto', a shadow")
@@ -174,10 +173,12 @@ def load(
         raise LoadError("canary_limits without a canary: name one")
     if canary is None and shadow is None and shadow_record is not None:
         raise LoadError("shadow_record without a shadow or a canary: name one")
-    if elsewhere is None:
-        session = load_here(opening, device, live)
+    if elsewhere:
+        open_ = _opener(opening, device, site, remote)
+        session = open_(open_version(opening))
     else:
-        session = elsewhere.open(open_version(opening))
+        open_ = partial(session_on, device=device_here("cpu"))
+        session = load_here(opening, device, live)
     with ExitStack() as after_an_error:
         after_an_error.callback(session.close)
         if shadow is not None:
@@ -188,33 +189,32 @@ def load(
             from runtime.versions import with_canary
 
             limits = canary_limits or CanaryLimits()
-            open_ = elsewhere.open if elsewhere else partial(session_on, device=device_here("cpu"))
             session = with_canary(session, opening, canary, share, limits, shadow_record, open_)
         after_an_error.pop_all()
     return session
 
 
-@dataclass(frozen=True)
-class _Elsewhere:
-    """A place other than this host's devices. `open` makes the session of a version there."""
-
-    name: str
-    open: Callable[[Opened], Session]
-
-
-def _elsewhere(
-    opening: Opening, device: Device, site: Ref | Site | None, remote: RemoteOptions | None
-) -> _Elsewhere | None:
-    """The server or the site that is asked for; None for this host. Raises LoadError."""
+def _elsewhere(device: Device, site: Ref | Site | None, remote: RemoteOptions | None) -> str:
+    """The name of the server or the site that is asked for; empty for this host. Raises
+    LoadError."""
     at_site = device == "site" or (site is not None and str(device) == "cpu")
     if site is not None and not at_site:
         raise LoadError(f"a site with device {str(device)!r}: write device='site', or no device")
     if isinstance(device, str) and device.startswith(SCHEME):
-        return _Elsewhere(repr(device), _on_a_server(opening, device, remote))
+        return repr(device)
     if remote is not None:
         whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
-    return _Elsewhere("a site", _at_a_site(opening, site)) if at_site else None
+    return "a site" if at_site else ""
+
+
+def _opener(
+    opening: Opening, device: Device, site: Ref | Site | None, remote: RemoteOptions | None
+) -> Callable[[Opened], Session]:
+    """A function that opens a version at the server or the site."""
+    if isinstance(device, str) and device.startswith(SCHEME):
+        return _on_a_server(opening, device, remote)
+    return _at_a_site(opening, site)
 
 
 def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:

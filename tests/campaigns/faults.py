@@ -116,9 +116,9 @@ FAULTS = (
     ),
     Fault(
         "a server runs a version that was not promoted",
-        "        session = elsewhere.open(open_version(opening))",
+        "        session = open_(open_version(opening))",
         '        opening = Opening(opening.ref, mode="test", registry=opening.registry)\n'
-        "        session = elsewhere.open(open_version(opening))",
+        "        session = open_(open_version(opening))",
         ("test_what_was_not_promoted_runs_in_test_mode_only",),
     ),
     Fault(

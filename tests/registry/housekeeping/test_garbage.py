@@ -124,7 +124,7 @@ def test_a_file_that_is_written_during_the_removal_is_removed_too(
     leave(registry, bundle, "log_batch")
     (artifacts,) = {p.parents[1] for p in stored_files(registry) if p.name == "program.pt2"}
     late, plain = artifacts / "report.html", os.rmdir
-    written = []
+    written: list[int] = []
 
     def after_a_late_file(path: str | Path, *, dir_fd: int | None = None) -> None:
         if Path(path) == artifacts and not written:
