@@ -100,7 +100,7 @@ def test_rm_refuses_before_it_asks(staged: Registry, yes: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("ref", "says"),
-    [("jets", "by its number, as jets/3"), ("./jets", "a version of the registry is needed")],
+    [("jets", "by its number, as jets/3"), ("./jets", "name a version of the registry")],
 )
 def test_rm_takes_a_number(staged: Registry, ref: str, says: str) -> None:
     assert says in refusal("rm", ref, "--yes", "--registry", staged.uri)
