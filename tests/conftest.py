@@ -120,6 +120,15 @@ def same_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Makes Python switch threads after a few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
 @pytest.fixture(scope="session")
 def quick_commits() -> None:
     sqlite.quick_commits()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +19,3 @@ def registry(jets: Built, empty: Registry) -> Registry:
     """jets/1 is in production."""
     promoted(empty, jets.bundle)
     return empty
-
-
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Makes Python switch threads after a few instructions."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)

@@ -180,6 +180,7 @@ def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
     binding()
 
 
+@pytest.mark.usefixtures("restless")
 def test_it_is_closed_while_other_threads_bind(mlp: Built) -> None:
     given, written = mlp.collections({"n": 3})
     arguments = argument_spans(mlp.signature, {**given, **written}, {"n": 3})
