@@ -81,7 +81,7 @@ SECTIONS = {
     ),
     "unseen": Section(
         "Networks that are not in the zoo",
-        "Nothing but the code for few rows was tuned on them. The same peers, and JAX on columns.",
+        "Code for few rows and wide layers was tuned on them. The same peers, and JAX on columns.",
         "speed.zoo",
         "--unseen pointwise_first transformer_block small_resnet edge_conv line_segments mlp_256",
     ),
@@ -109,7 +109,7 @@ SECTIONS = {
         "leaves lleaves compiles for more than eight minutes.",
         "speed.trees",
     ),
-    "memory": Section("Memory", "Of processes.", "memory.weights"),
+    "memory": Section("Memory", "Whole processes.", "memory.weights"),
     "start": Section(
         "Starting", "Whole processes; the median of five.", "memory.start", "--processes 5"
     ),
@@ -121,7 +121,7 @@ _HEAD = """\
 
 Made by `python -m benchmarks --results`. Machine: {machine}; one thread unless a table says
 otherwise. Contestants take turns in one process, so ratios are more reliable than times. Figures of
-a GPU: docs/results/gpu.md. Below a median, or beside it, stands its spread, p05 … p95.
+a GPU: docs/results/gpu.md. A spread is p05 … p95, or (p95 - p05) / median in %.
 """
 
 

@@ -43,7 +43,7 @@ engines: [{engines}]
 """A config of `Mlp` on eight columns."""
 _NODE_FEATURES = tuple(f"x{i}" for i in range(6))
 _EDGE_FEATURES = tuple(f"e{i}" for i in range(3))
-_ONE_CORE = 1.05
+_ONE_CORE = 1.05  # processor time over time: more is another core
 _LEAST_NODES = 100  # the reference draws node numbers below this, so they exist at every size
 
 

@@ -51,6 +51,11 @@ def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], ba
     return Panel(title, x, "µs", tuple(races), rows)
 
 
+def spread(timing: Timing) -> str:
+    """The 5th to the 95th percentile, as a part of the median."""
+    return f"{(timing.p95_us - timing.p05_us) / timing.median_us:.0%}"
+
+
 def machine() -> str:
     """This host and its torch, in one line."""
     facts = {**host(), "torch": tools().get("torch", "?")}

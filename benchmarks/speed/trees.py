@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.subject import Subject, one_core, subject
-from benchmarks.table import print_machine
+from benchmarks.table import print_machine, spread
 from pipeline.report.tables import microseconds, new_table, show
 from soa import Collection
 from stages.model.trees import load_trees
@@ -77,7 +77,7 @@ def cells(found: Mapping[str, Timing]) -> Iterator[str]:
     """Our time and its spread, and how many times as long each peer takes."""
     own = found["ours"]
     yield microseconds(own.median_us).replace(" ", "")
-    yield f"{(own.p95_us - own.p05_us) / own.median_us:.0%}"
+    yield spread(own)
     for name in _PEERS:
         yield f"{found[name].median_us / own.median_us:.2f}" if name in found else "-"
 

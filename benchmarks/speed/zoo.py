@@ -25,7 +25,7 @@ from benchmarks.row_major import aoti_package, onnx, onnx_session, openvino
 from benchmarks.speed.in_jax import in_jax
 from benchmarks.speed.unseen import write_configs
 from benchmarks.subject import one_core
-from benchmarks.table import WIDTH, print_machine
+from benchmarks.table import WIDTH, print_machine, spread
 from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
 from engines.exported import quiet_torch
@@ -224,9 +224,8 @@ def beside_peers(found: Mapping[str, Races]) -> Table:
 def _beside(timed: Mapping[str, Timing]) -> str:
     ours = timed[_CHOSEN]
     best = min((name for name in timed if name != _CHOSEN), key=lambda name: timed[name].median_us)
-    spread = (ours.p95_us - ours.p05_us) / ours.median_us
     ratio = timed[best].median_us / ours.median_us
-    return f"{microseconds(ours.median_us)} {spread:.0%} {ratio:.2f} {best.partition(',')[0]}"
+    return f"{microseconds(ours.median_us)} {spread(ours)} {ratio:.2f} {best.partition(',')[0]}"
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
 
 
 def _other_answer(answers: dict[str, torch.Tensor], again: dict[str, torch.Tensor]) -> str | None:
-    """The first output of which the second answer is not the first one."""
+    """The first output whose second answer differs; None if no output does."""
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(dtype_name(answer.dtype))

@@ -151,8 +151,10 @@ def _steps(step: Step) -> int:
 
 def nvrtc() -> ctypes.CDLL:
     """NVRTC from the wheel or from the toolkit; EngineError says how to install it."""
-    wheels = (sorted(Path(each).glob("nvidia/*/lib/libnvrtc.so.*"))[::-1] for each in sys.path)
-    names = [str(path) for paths in wheels for path in paths]
+    names = []
+    for packages in sys.path:
+        found = sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
+        names += [str(path) for path in found]
     for name in (*names, "libnvrtc.so.13", "libnvrtc.so.12"):
         try:
             return ctypes.CDLL(name)

@@ -124,12 +124,17 @@ def test_an_annex_of_another_bundle(
     assert registry.find("jets/1") == version
 
 
+def altered_library(registry: Registry, version: Version) -> Path:
+    library = registry.open(version).file(f"annexes/{V4}/aoti/model.so")
+    library.write_bytes(b"\0" * 5000)
+    return library
+
+
 def test_an_annex_with_an_altered_file_is_refused(
     registry: Registry, version: Version, annex: Annex
 ) -> None:
     found = registry.add_target(version, annex)
-    library = registry.open(found).file(f"annexes/{V4}/aoti/model.so")
-    library.write_bytes(b"\0" * 5000)
+    altered_library(registry, found)
     with pytest.raises(BundleError, match=r"aoti/model\.so is truncated or altered"):
         registry.open(found)
     assert registry.open(found, annexes=()).digest == version.digest
@@ -139,8 +144,7 @@ def test_an_annex_that_was_sealed_again_is_refused(
     registry: Registry, version: Version, annex: Annex
 ) -> None:
     found = registry.add_target(version, annex)
-    library = registry.open(found).file(f"annexes/{V4}/aoti/model.so")
-    library.write_bytes(b"\0" * 5000)
+    library = altered_library(registry, found)
     seal(library.parents[1])  # consistent, but not what was registered
     with pytest.raises(BundleError, match=r"jets/1: the files in .* are another annex"):
         registry.open(found)
