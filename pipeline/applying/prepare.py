@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,9 @@ from pipeline.applying.sources import READERS, Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
 from registry.history import PRODUCTION
-from registry.store import Registry
 from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
-from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
+from runtime.opening import Opened, Opening, open_version
 from runtime.watch import has_profile, profile_of
 from soa.errors import CollectionError, needs_extra
 from soa.options import nearest
@@ -35,49 +35,67 @@ to the outputs."""
 _TRIED = 256
 
 
-def prepare(
-    ref: str | Path,
-    inputs: Sequence[Path],
-    out: Path,
-    *,
-    columns: Mapping[str, str],
-    keep: Sequence[str],
-    tree: str | None,
-    suffix: str | None,
-    mode: Mode,
-    registry: Registry | str | None,
-    lookup: LookupPolicy = "fresh",
-    fill: Mapping[str, float] | None = None,
-    watch: bool | None = False,
-) -> Job:
-    """Arguments as in `apply`. `watch` None: count the values if the version says how its columns
-    are distributed. Raises ApplyError, DataError, or the errors of opening a version."""
-    if not inputs:
-        raise ApplyError("no file to score: name some")
+@dataclass(frozen=True)
+class Wanted:
+    """What a job is asked for: arguments of `apply`. `watch` None: count the values if the version
+    says how its columns are distributed."""
+
+    inputs: Sequence[Path]
+    out: Path
+    columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Sequence[str] = ()
+    fill: Mapping[str, float] = field(default_factory=dict)
+    tree: str | None = None
+    suffix: str | None = None
+    watch: bool | None = False
+
+
+@dataclass(frozen=True)
+class _Inspected:
+    """An input, and the rows at which it may be cut."""
+
+    input: Input
+    cut_at: list[int]
+
+
+def prepare(opening: Opening, wanted: Wanted) -> Job:
+    """Raises ApplyError, DataError, or the errors of opening a version."""
+    _require_pyarrow()
+    paths = _distinct_files(wanted.inputs)
+    opened = open_version(opening)
+    row_dimension(opened.signature)
+    with open_source(paths[0], wanted.tree) as source:
+        plan = _plan(opened, source, wanted)
+    files = [_inspected(path, wanted.tree, plan) for path in paths]
+    outputs, folder = _outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
+    counters = _try(plan, opened, [each.input for each in files], outputs)
+    return Job(plan, outputs, str(folder), _about(opened), counters)
+
+
+def _require_pyarrow() -> None:
     with needs_extra("data", ApplyError):
         import pyarrow as pyarrow
-    opened = open_version(
-        Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
-    )
-    files: list[Input] = []
-    inputs = [file for given in inputs for file in _files_of(given)]
-    cut_at: list[list[int]] = []
-    row_dimension(opened.signature)
-    for path in map(Path.absolute, inputs):
-        if str(path) in (each.path for each in files):
+
+
+def _distinct_files(given: Sequence[Path]) -> list[Path]:
+    if not given:
+        raise ApplyError("no file to score: name some")
+    found = [file.absolute() for path in given for file in _files_of(path)]
+    for place, path in enumerate(found):
+        if path in found[:place]:
             raise ApplyError(f"{path} is named twice")
-        with open_source(path, tree) as source:
-            if not files:
-                plan = _plan(opened, source, columns, keep, fill or {}, watch)
-            names = plan.names
-            source.require(names)
-            edges, now = source.edges(names), path.stat()
-            size, changed = now.st_size, now.st_mtime_ns
-            cut_at.append(list(cuts(edges, plan.batch, source.seeks)))
-            files.append(Input(str(path), source.tree, source.ntuple, edges[-1], size, changed))
-    outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cut_at)
-    counters = _try(plan, opened, files, outputs)
-    return Job(plan, outputs, str(folder), _about(opened), counters)
+    return found
+
+
+def _inspected(path: Path, tree: str | None, plan: Plan) -> _Inspected:
+    with open_source(path, tree) as source:
+        source.require(plan.names)
+        edges, now = source.edges(plan.names), path.stat()
+        size, changed = now.st_size, now.st_mtime_ns
+        return _Inspected(
+            Input(str(path), source.tree, source.ntuple, edges[-1], size, changed),
+            [*cuts(edges, plan.batch, source.seeks)],
+        )
 
 
 def _files_of(path: Path) -> Sequence[Path]:
@@ -94,24 +112,17 @@ def _files_of(path: Path) -> Sequence[Path]:
     return [*map(Path, matching)]
 
 
-def _plan(
-    opened: Opened,
-    source: Source,
-    columns: Mapping[str, str],
-    keep: Sequence[str],
-    fill: Mapping[str, float],
-    watch: bool | None,
-) -> Plan:
+def _plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
     kept: list[str] = []
-    for word in keep:
+    for word in wanted.keep:
         try:
             kept += [word] if word in source else names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    renamed = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
+    renamed = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
     read = model_columns(opened.signature, source, renamed)
-    filled = {read.get(name, name): value for name, value in fill.items()}
+    filled = {read.get(name, name): value for name, value in wanted.fill.items()}
     for name in filled:
         if name not in read.values():
             names = ", ".join(dict.fromkeys(read.values()))
@@ -121,7 +132,7 @@ def _plan(
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
     reopening.share(session)
-    watched = has_profile(opened.bundle) if watch is None else watch
+    watched = has_profile(opened.bundle) if wanted.watch is None else wanted.watch
     return Plan(
         reopening,
         read,
@@ -273,7 +284,7 @@ def _counters(
 
 
 def _outputs(
-    key: str, out: Path, suffix: str | None, files: Sequence[Input], cut_at: Sequence[Sequence[int]]
+    key: str, out: Path, suffix: str | None, files: Sequence[_Inspected]
 ) -> tuple[tuple[Output, ...], Path]:
     """The files to be written, and the folder for their parts."""
     single = out.suffix in WRITERS and not out.is_dir()
@@ -281,7 +292,8 @@ def _outputs(
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
     folder = out.with_name(f".{out.name}{FOLDER}") if single else out / FOLDER
     pieces_of: dict[Path, list[Piece]] = {}
-    for i, (file, edges) in enumerate(zip(files, cut_at, strict=True)):
+    for i, inspected in enumerate(files):
+        file, edges = inspected.input, inspected.cut_at
         name = Path(file.path)
         own_suffix = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
         path = out if single else out / f"{name.stem}{suffix or own_suffix}"

@@ -27,13 +27,13 @@ from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.origin_record import About, read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.prepare import prepare
+from pipeline.applying.prepare import Wanted, prepare
 from pipeline.applying.score_piece import count, score
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
-from runtime.opening import LookupPolicy, Mode
+from runtime.opening import LookupPolicy, Mode, Opening
 from runtime.watch import Counts, Moved, Profile, drift, sum_of
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
@@ -139,11 +139,12 @@ def apply(
         raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
     begun = time.perf_counter()
     files = [inputs] if isinstance(inputs, str | Path) else inputs
-    job = prepare(
-        ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
-        suffix=suffix, mode=mode, registry=registry, lookup=lookup, fill=fill,
+    wanted = Wanted(
+        [*map(Path, files)], Path(out), columns or {}, keep, fill or {}, tree, suffix,
         watch=watch or (None if histograms else False),
     )  # fmt: skip
+    opening = Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
+    job = prepare(opening, wanted)
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:
         return run(job, how, begun=begun, force=force, progress=progress, histograms=histograms)
@@ -234,10 +235,8 @@ def count_files(
     """Run the model on the rows of files, write no answer, and count all values. Returns the
     version's profile, and the counts. Arguments and errors: as of `apply`."""
     nowhere = Path(gettempdir()) / f"{os.urandom(8).hex()}.parquet"
-    job = prepare(
-        ref, inputs, nowhere, columns=columns, keep=(), tree=tree, suffix=None, mode=mode,
-        registry=registry, fill=fill, watch=True,
-    )  # fmt: skip
+    opening = Opening(ref, mode=mode, registry=registry, threads=1, watch=0)
+    job = prepare(opening, Wanted(inputs, nowhere, columns, fill=fill, tree=tree, watch=True))
     assert job.plan.profile is not None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         counts = sum_of([*pool.map(lambda piece: count(job.plan, piece), job.pieces)])

@@ -187,12 +187,10 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
     are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features. It
     keeps its dtypes: a trial with integers, which are all 0, shows no mixing.
     """
-    places = product(*(range(len(options)) for options in choices))
     failed: list[Outcome] = []
     mixing: Outcome | None = None
     not_a_number: Outcome | None = None
-    for place in sorted(islice(places, 100_000), key=lambda each: (sum(each), each))[:_MOST]:
-        options = [each[i] for each, i in zip(choices, place, strict=True)]
+    for options in _likely_first(choices):
         if mixing is not None and not _may_replace(mixing, options, model):
             continue
         outcome = tried(model, options)
@@ -205,6 +203,14 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
         else:
             mixing = mixing or outcome
     return Search(mixing or not_a_number, failed)
+
+
+def _likely_first(choices: Sequence[Sequence[Option]]) -> list[list[Option]]:
+    """Combinations of an option for each input, no more than `_MOST`. The options of an input are
+    in the order of likelihood."""
+    places = product(*(range(len(options)) for options in choices))
+    likely = sorted(islice(places, 100_000), key=lambda each: (sum(each), each))[:_MOST]
+    return [[options[i] for options, i in zip(choices, place, strict=True)] for place in likely]
 
 
 def _may_replace(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:

@@ -62,7 +62,6 @@ def helm_values(needs: Needs) -> Object:
             "soa-pipeline/target": str(needs.target),
         },
         tolerations=[{"key": gpu, "operator": "Exists", "effect": "NoSchedule"}] if gpu else [],
-        nfs=needs.storage.source.partition(":")[::2],
         prometheus=urlsplit(needs.prometheus) if needs.prometheus else None,
     )
 

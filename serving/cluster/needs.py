@@ -79,7 +79,8 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class Storage:
-    """The volume with the model repository. `source`: the name of the claim, or `host:/folder`.
+    """The volume with the model repository. `source`: the name of the claim, or of the host of a
+    network file system, whose `exported` folder is mounted.
 
     `mount`: the path of the volume in the server. `folder`: the path of the repository there.
     """
@@ -88,6 +89,7 @@ class Storage:
     source: str
     mount: str
     folder: str
+    exported: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Storage:
@@ -95,7 +97,7 @@ class Storage:
         if match := re.fullmatch(r"pvc:([a-z0-9]([a-z0-9.-]*[a-z0-9])?)(/.+)?", text):
             return cls("pvc", match[1], "/models", _plain(text, f"/models{match[3] or ''}"))
         if match := re.fullmatch(r"nfs:([\w.-]+):(/.*)", text):
-            return cls("nfs", f"{match[1]}:{_plain(text, match[2])}", "/models", "/models")
+            return cls("nfs", match[1], "/models", "/models", exported=_plain(text, match[2]))
         if text.startswith("/cvmfs/"):
             return cls("cvmfs", "cvmfs", "/cvmfs", _plain(text, text))
         raise ServingError(

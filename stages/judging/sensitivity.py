@@ -10,7 +10,8 @@ or a near tie (two neighbours equally near).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
 from soa.text import number
 from stages.reference import Arrays, Case, few_digits, filled_collections, session_answers
+
+_LOG = logging.getLogger(__name__)
 
 CHANGE = 2.0**-21
 """The largest relative change of an input or weight: four roundings of float32."""
@@ -133,22 +136,34 @@ def in_float64(
     signature: Signature, program: Path, inputs: Arrays, case: Case, answers: Mapping[str, Answers]
 ) -> InFloat64 | None:
     """Compare answers with the captured program in float64. None if it does not run so: then
-    nothing is explained."""
+    nothing is explained, and the error is in the log."""
     try:
         model = open_candidate("exported", program, torch.device("cpu"))
         exact = _answers(model, signature, inputs, case, None)
         others = [session_answers(Session(signature, model), inputs, case)]
         others += [_answers(model, signature, inputs, case, seed) for seed in range(_TRIES)]
-    except Exception:
+    except Exception:  # torch raises many types
+        _LOG.info("the program does not run in float64", exc_info=True)
         return None
-    unexplained = {}
-    for name, each in answers.items():
-        moves = [of_rows(distance(other[name], exact[name]) / each.band) for other in others]
-        moved = torch.stack(moves).amax(0)
-        deviation = of_rows(each.apart / each.band)
-        explained = (deviation <= 1 + _FACTOR * moved) | (moved.isinf() & deviation.isinf())
-        unexplained[name] = each.outside & ~explained.reshape(-1, *[1] * (each.apart.ndim - 1))
-    return InFloat64(exact, unexplained)
+    return InFloat64(
+        exact,
+        {
+            name: _unexplained(each, exact[name], [other[name] for other in others])
+            for name, each in answers.items()
+        },
+    )
+
+
+def _unexplained(
+    answers: Answers, exact: torch.Tensor, others: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The elements outside the tolerance, except those of rows in which the other ways to compute
+    the answers are as far from the exact ones."""
+    moved = torch.stack([of_rows(distance(other, exact) / answers.band) for other in others])
+    most = moved.amax(0)
+    deviation = of_rows(answers.apart / answers.band)
+    explained = (deviation <= 1 + _FACTOR * most) | (most.isinf() & deviation.isinf())
+    return answers.outside & ~explained.reshape(-1, *[1] * (answers.apart.ndim - 1))
 
 
 def _answers(

@@ -36,11 +36,12 @@ from engines.lanes.planning import (
     rows_together,
     written_kernel,
 )
-from engines.lanes.tensors import Product, Program, Reduction
+from engines.lanes.tensors import Leaves, Product, Program, Reduction
 from engines.target import Target
 
 THREADS = 128  # of a block
 _UNROLLED = 6000  # the most steps of a row's program for which all loops are unrolled
+_A_NODE = 10  # steps that take a compiler as long as a node of a tree: 2,480 nodes took 30 s
 _MOST_STORED = 400  # the most intermediate values to try in registers; not all exist at once
 _MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
 _MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
@@ -139,6 +140,8 @@ def _require_room(size: int) -> None:
 
 
 def _steps(step: Step) -> int:
+    if isinstance(step, Leaves):
+        return _A_NODE * step.source.shape[0] * len(step.forest.thresholds)
     if not isinstance(step, Kernel):
         return math.prod(step.source.shape) ** 2
     inner = step.inner.steps() if isinstance(step.inner, Product | Reduction) else ()

@@ -52,7 +52,7 @@ class Steps(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(3, 12, batch_first=True)
+        self.lstm = nn.LSTM(3, 5, batch_first=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         steps, _ = self.lstm(x)

@@ -420,14 +420,16 @@ def test_of_two_numbers() -> None:
     ],
 )
 def test_integers(dtype: torch.dtype) -> None:
+    """Around the ends of the range, and between them; divisors are positive."""
     limit = torch.iinfo(dtype)
     ends = [0, 1, limit.max, limit.min, limit.max - 1, limit.min + 1, 5, 7]
+    divisors_of_ends = [1, 2, 3, limit.max, 7, 9, 1, 1]
     generator = torch.Generator().manual_seed(1)
     rest = torch.randint(limit.min // 2, limit.max // 2, (MOST - len(ends),), generator=generator)
-    a = torch.cat([torch.tensor(ends, dtype=dtype), rest.to(dtype)])
-    b = torch.cat([torch.tensor([1, 2, 3, limit.max, 7, 9, 1, 1]).to(dtype), rest.abs().to(dtype)])
-    b = b.clamp(min=1)
-    agree(INTEGERS, [torch.stack([a, a.flip(0)], 1), torch.stack([b, b], 1)], 1)
+    values = torch.cat([torch.tensor(ends), rest]).to(dtype)
+    divisors = torch.cat([torch.tensor(divisors_of_ends), rest.abs().clamp(min=1)]).to(dtype)
+    columns = torch.stack([values, values.flip(0)], 1)
+    agree(INTEGERS, [columns, torch.stack([divisors, divisors], 1)], 1)
 
 
 def test_reductions() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engines.lanes.compiling.devices import stores
 from engines.lanes.planning import planned, row_program
 from engines.lanes.tensors import Leaves
 from engines.processes import run_isolated
@@ -137,3 +138,11 @@ def test_other_engines_take_it_apart(name: str) -> None:
     x = torch.from_numpy(rows_for(trees, 5, 40))
     made = prepared(Scores(model), [x], ["y"])
     assert torch.equal(made.compiled(name)(x)["y"], made.compiled()(x)["y"])
+
+
+@pytest.mark.parametrize("leaves, small", [(30, True), (700, False)])
+def test_only_a_small_forest_is_unrolled_for_gpus(leaves: int, small: bool) -> None:
+    """NVRTC takes half a minute for 2,480 nodes, unrolled, and under a second for a loop."""
+    model, trees = drawn_forest([leaves])
+    made = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 64))], ["score"])
+    assert ("registers" in stores(planned(row_program(made.program)))) == small

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -36,40 +37,43 @@ def test_an_origin_says_what_runs() -> None:
     assert str(Origin("jets", None, None, "cpu/arm", "aoti")) == "jets (aoti, cpu/arm)"
 
 
+@dataclass(frozen=True)
+class Call:
+    binding: Binding
+    tags: Collection
+
+    def answers(self) -> bytes:
+        self.tags.memory()[0].zero_()
+        self.binding()
+        return self.tags.memory()[0].numpy().tobytes()
+
+
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", ENGINES)
 def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
     """Four threads, each with its own bindings of one session and its own order of row counts."""
     session = mlp.session(name)
     sizes = [1, 33, 100, 1000]
-    turns = 40
+    threads = len(sizes)
+    together = threading.Barrier(threads)
 
-    def bound(first: int) -> list[tuple[Binding, Collection]]:
-        made = []
-        for n in sizes[first:] + sizes[:first]:
-            given, written = mlp.collections({"n": n}, spare=first)
-            made.append((session.bind(given, written), written["tags"]))
-        return made
+    def bound(thread: int) -> list[Call]:
+        calls = []
+        for n in sizes[thread:] + sizes[:thread]:
+            given, written = mlp.collections({"n": n}, spare=thread)
+            calls.append(Call(session.bind(given, written), written["tags"]))
+        return calls
 
-    expected = []
-    for first in range(4):
-        for binding, _ in (serial := bound(first)):
-            binding()
-        expected.append([tags.memory()[0].clone() for _, tags in serial])
-    barrier = threading.Barrier(4)
+    def answers_in_turn(calls: list[Call], turns: int = 40) -> list[list[bytes]]:
+        return [[call.answers() for call in calls] for _ in range(turns)]
 
-    def work(thread: int) -> None:
-        barrier.wait()
-        bindings = bound(thread)  # threads may bind at once, too
-        for turn in range(turns):
-            for k, (binding, tags) in enumerate(bindings):
-                tags.memory()[0].zero_()
-                binding()
-                right = torch.equal(tags.memory()[0], expected[thread][k])
-                assert right, f"thread {thread}, turn {turn}, n={tags.n}"
+    def in_a_thread(thread: int) -> list[list[bytes]]:
+        together.wait()
+        return answers_in_turn(bound(thread))  # threads bind at once, too
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
+    expected = [answers_in_turn(bound(thread)) for thread in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        assert [*pool.map(in_a_thread, range(threads))] == expected
 
 
 @pytest.mark.usefixtures("restless")

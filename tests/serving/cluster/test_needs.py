@@ -51,16 +51,16 @@ def test_names_that_kubernetes_takes(model: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "source", "mount", "folder"),
+    ("text", "storage"),
     [
-        ("pvc:models", "pvc", "models", "/models", "/models"),
-        ("pvc:data/cms/run3/", "pvc", "data", "/models", "/models/cms/run3"),
-        ("nfs:files.x:/a/b", "nfs", "files.x:/a/b", "/models", "/models"),
-        ("/cvmfs/cms.cern.ch/m", "cvmfs", "cvmfs", "/cvmfs", "/cvmfs/cms.cern.ch/m"),
+        ("pvc:models", Storage("pvc", "models", "/models", "/models")),
+        ("pvc:data/cms/run3/", Storage("pvc", "data", "/models", "/models/cms/run3")),
+        ("nfs:files.x:/a/b", Storage("nfs", "files.x", "/models", "/models", exported="/a/b")),
+        ("/cvmfs/cms.cern.ch/m", Storage("cvmfs", "cvmfs", "/cvmfs", "/cvmfs/cms.cern.ch/m")),
     ],
 )
-def test_text_names_a_storage(text: str, kind: str, source: str, mount: str, folder: str) -> None:
-    assert Storage.parse(text) == Storage(kind, source, mount, folder)  # type: ignore[arg-type]
+def test_text_names_a_storage(text: str, storage: Storage) -> None:
+    assert Storage.parse(text) == storage
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from serving.errors import ServerError, ServerGoneError, ServingError, TooLargeE
 from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
 from serving.triton.config import Service, config_message
 from serving.triton.versions import beside, fact, other_requests, without
-from tests.models.authorities import certify
+from tests.models.authorities import Certified, certify
 from tests.models.project import PASSED, answer, cli, refusal, resealed
 from tests.models.tagged import NAME, Event, Tags
 from tests.serving.campaigns import loading
@@ -275,18 +275,37 @@ def test_a_load_that_is_interrupted(
     assert (loading_two.versions, loading_two.loads) == ([2], 2)
 
 
-def test_a_server_with_tls(tags: Tags, local: Session, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class WithTls:
+    """The words of a command to a server that speaks TLS, and the certificates of that server."""
+
+    unload: tuple[str, ...]
+    root: Certified
+    site: Certified
+
+
+@pytest.fixture
+def with_tls(tags: Tags, local: Session, tmp_path: Path) -> Iterator[WithTls]:
     root = certify(tmp_path, "root", authority=True)
     site = certify(tmp_path, "site", root)
     keys = [(site.private.read_bytes(), site.pem.read_bytes())]
     credentials = grpc.ssl_server_credentials(keys)
     with Server(local, tags.deployed.service).listening(credentials=credentials) as url:
-        words = ("serve", f"{NAME}/2", "--to", url, "--unload")
-        assert "no answer after" in refused(tags, *words)
-        said = refused(tags, *words, "--root-certificates", str(root.pem))
-        assert said.endswith("does not serve tagged/2; versions there: 1")
-        said = refused(tags, *words, "--private-key", str(site.private))
-        assert said.startswith("TLS with private_key and no certificate_chain")
+        yield WithTls(("serve", f"{NAME}/2", "--to", url, "--unload"), root, site)
+
+
+def test_a_server_with_tls_does_not_answer_without_its_root(tags: Tags, with_tls: WithTls) -> None:
+    assert "no answer after" in refused(tags, *with_tls.unload)
+
+
+def test_a_server_with_tls_answers_to_who_has_its_root(tags: Tags, with_tls: WithTls) -> None:
+    said = refused(tags, *with_tls.unload, "--root-certificates", str(with_tls.root.pem))
+    assert said.endswith("does not serve tagged/2; versions there: 1")
+
+
+def test_a_key_needs_its_certificate(tags: Tags, with_tls: WithTls) -> None:
+    said = refused(tags, *with_tls.unload, "--private-key", str(with_tls.site.private))
+    assert said.startswith("TLS with private_key and no certificate_chain")
 
 
 # -- a real server --------------------------------------------------------------------------------
