@@ -96,9 +96,9 @@ def capture(
     checked = _check_eager(model, signature, arguments, example)
     taken = in_precision(as_torch(model), precision)
     exportable = exports(taken, arguments)
-    if written := checked.written:
-        taken, exportable = Copied(taken, written), Copied(exportable, written)
-        names = ", ".join(repr(signature.inputs[i].name) for i in written)
+    if checked.written:
+        taken, exportable = Copied(taken, checked.written), Copied(exportable, checked.written)
+        names = ", ".join(repr(signature.inputs[i].name) for i in checked.written)
         say(f"note: the model writes into {names}: in the graph it gets copies of its own")
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
@@ -111,26 +111,22 @@ def capture(
     script = torchscript(
         taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
-    cases = make_cases(signature)
-    say(f"computing the reference at {len(cases)} sizes")
-    reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
-    if refusal := too_much(count_nonfinite(signature, cases, reference.outputs), nonfinite):
-        raise ReferenceDataError(refusal)
-    notes = [*weaknesses(model, signature, reference), *_notes_on(program, checks.read)]
+    known = (example, checked.answers)
+    reference = _finite_reference(model, signature, inputs, known, nonfinite, say)
     say("computing the eager model's answers to stress rows and extreme values")
     stress = stress_rows(model, signature, inputs)
     at_edges = edge_rows(model, signature, inputs, stated)
     if many != 0:
         say("computing the eager model's answers to many rows")
     answered = many_rows(model, signature, inputs, many)
-    notes += [*stress.notes, *at_edges.notes, *answered.notes]
-    for each in notes:
-        say(f"note: {each}")
-    edges = (*stress.edges, *at_edges.edges)
-    reference = replace(reference, edges=edges, notes=tuple(notes))
-    _forget_addresses(program)
-    with quiet_torch():
-        write_buffered(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
+    notes = (
+        *weaknesses(model, signature, reference), *_notes_on(program, checks.read),
+        *stress.notes, *at_edges.notes, *answered.notes,
+    )  # fmt: skip
+    for note in notes:
+        say(f"note: {note}")
+    _save_program(program, folder / "program.pt2")
+    reference = replace(reference, edges=(*stress.edges, *at_edges.edges), notes=notes)
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
@@ -143,6 +139,30 @@ def capture(
     )  # fmt: skip
     result.save()
     return result
+
+
+def _finite_reference(
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    known: tuple[Case, dict[str, torch.Tensor]],
+    nonfinite: float,
+    say: Callable[[str], None],
+) -> Reference:
+    """The eager answers at all sizes; those of a case are `known`. ReferenceDataError if more than
+    the fraction `nonfinite` of an output is NaN or infinite."""
+    cases = make_cases(signature)
+    say(f"computing the reference at {len(cases)} sizes")
+    reference = compute_reference(model, signature, inputs, cases, known)
+    if refusal := too_much(count_nonfinite(signature, cases, reference.outputs), nonfinite):
+        raise ReferenceDataError(refusal)
+    return reference
+
+
+def _save_program(program: ExportedProgram, file: Path) -> None:
+    _forget_addresses(program)
+    with quiet_torch():
+        write_buffered(file, lambda buffer: torch.export.save(program, buffer))
 
 
 def _notes_on(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
