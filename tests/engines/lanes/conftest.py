@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
 
 
@@ -8,3 +11,13 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles libraries of `lanes` with -O1, in half the time. For tests of what operators do;
     other tests show what -O3 makes of the code."""
     monkeypatch.setenv("TESTS_LANES", "-O1")
+
+
+@pytest.fixture(scope="module")
+def traced_once() -> Iterator[None]:
+    """Traces each captured program at one row once, though several artifacts are made of it."""
+    from engines.lanes.planning import program
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "traced_row", cache(program.traced_row))
+        yield

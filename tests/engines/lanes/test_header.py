@@ -29,6 +29,7 @@ from tests.engines.lanes.harness import Compiled, Prepared, prepared
 from tests.models.forests import Forest
 
 CPP, CUDA = Target("source", "cpp"), Target("source", "cuda")
+pytestmark = pytest.mark.usefixtures("traced_once")
 CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)), None)
 
 
@@ -44,6 +45,17 @@ class TrackPurity(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor]:
         x = self.first(x)
         x = x + 0.3 * torch.relu(self.block(x))  # a product and a sum, which compilers may fuse
+        return (torch.sigmoid(self.last(x)),)
+
+
+class Line(nn.Module):
+    """The simplest network with the same columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(15, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
         return (torch.sigmoid(self.last(x)),)
 
 
@@ -121,9 +133,15 @@ def networks() -> dict[str, Network]:
 
 
 def made(network: Prepared, target: Target, folder: Path) -> Compiled:
-    """The library that includes the network's header."""
+    """The library that includes the network's header.
+
+    It is compiled for one of NVIDIA's architectures: tests/pipeline/building/test_header.py has a
+    header for all of them.
+    """
     source = Portable(network.program, None, network.signature)
-    files = engine("lanes").compile(source, target, {}, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engines.lanes.compiling.header._NVIDIA", ("sm_80",))
+        files = engine("lanes").compile(source, target, {}, folder)
     opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
     return Compiled(network.model, network.signature, Session(network.signature, opened))
 
@@ -332,7 +350,7 @@ def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path
     """In one file their names are ambiguous; in two files of one program each keeps its own."""
     torch.manual_seed(6)
     rows = torch.randn(64, 15)
-    version = Network(prepared(TrackPurity(), [rows], ["p"]), rows)
+    version = Network(prepared(Line(), [rows], ["p"]), rows)
     other = written({"purity": version}, tmp_path, CPP).folder / "purity.h"
     first = f'#include "{purity}"\n'
     both = f'{first}#include "{other}"\nint main() {{ return purity::self_test(); }}\n'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -365,8 +365,12 @@ def _flat(answer: Tensor) -> Tensor:
     return answer.flatten(1) if answer.dim() > 1 else answer.unsqueeze(1)
 
 
-def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = False) -> None:
-    """Compares all functions; one output per dtype, as an output takes torch.export long."""
+Answers = Iterator[tuple[str, Tensor, Tensor]]
+"""The title of each function, the library's answers, and eager torch's."""
+
+
+def library_of(table: Table, inputs: list[Tensor]) -> Callable[..., Answers]:
+    """A library of all functions. One output per dtype, as an output takes torch.export long."""
     titles: dict[torch.dtype, list[str]] = {}
     for title, call in table.items():
         titles.setdefault(call(*inputs).dtype, []).append(title)
@@ -375,17 +379,26 @@ def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = Fa
         for dtype, group in titles.items()
     }
     library = compiled(Function(outputs), inputs, list(outputs))
-    wrong: dict[str, float] = {}
-    for n in (MOST, 5):
-        rows = [each[:n] for each in inputs]
+
+    def answers(*rows: Tensor) -> Answers:
         found = library(*rows)
         for name, group in zip(outputs, titles.values(), strict=True):
             wanted = [_flat(table[title](*rows)) for title in group]
             parts = found[name].split([each.shape[1] for each in wanted], 1)
-            for title, part, right in zip(group, parts, wanted, strict=True):
-                off = distance(part, right, cancelling)
-                if not off <= most:
-                    wrong[title] = off
+            yield from zip(group, parts, wanted, strict=True)
+
+    return answers
+
+
+def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = False) -> None:
+    """Compares all functions."""
+    answers = library_of(table, inputs)
+    wrong: dict[str, float] = {}
+    for n in (MOST, 5):
+        for title, found, wanted in answers(*(each[:n] for each in inputs)):
+            off = distance(found, wanted, cancelling)
+            if not off <= most:
+                wrong[title] = off
     assert wrong == {}
 
 
@@ -515,12 +528,7 @@ def test_slices_beyond_the_size_casts_and_constants() -> None:
     x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
     x[1, :2] = -0.0
     whole = torch.randint(-40_000, 40_000, (MOST, 6)).to(torch.int32)
-    table = {name.replace(" ", "_").replace(",", "").replace(".", "_").replace("-", "m"): f
-             for name, f in {**OUTSIDE, **DIVIDED, **CASTS}.items()}  # fmt: skip
-    made = compiled(Function(table), [x, whole], list(table))
-    answers, expected = made(x, whole), made.eager(x, whole)
-    for name, wanted in expected.items():
-        found = answers[name].reshape(wanted.shape)
+    for name, found, wanted in library_of({**OUTSIDE, **DIVIDED, **CASTS}, [x, whole])(x, whole):
         assert torch.allclose(found.double(), wanted.double(), rtol=1e-6, atol=0, equal_nan=True), (
             name
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +63,7 @@ CALLS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("quick_compiler")
 def test_small_floats() -> None:
     # The same numbers in each run: for some, eager subtracts nearly equal ones.
     x = torch.randn(MOST, 3, 6, generator=torch.Generator().manual_seed(5))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -124,6 +125,7 @@ def documented() -> list[Row]:
     return rows
 
 
+@pytest.mark.usefixtures("quick_compiler")
 def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None:
     def every(x: Tensor) -> Tensor:
         return torch.stack([call(x[:, 0]).float() for call in FUNCTIONS.values()], 1)
