@@ -34,6 +34,10 @@ LONGEST = (
 """Files that compile for minutes: every operator, other compilers, other processors. They are not
 in `core`, and come first, so that no process is left alone with one of them."""
 
+OURS = ("SKHEP_DATA", "HOME", "NO_PROXY", "TESTS_LANES")
+"""Variables that tests set and torch does not read when it is imported: a process that has imported
+it takes their jobs, too."""
+
 SHORT_RACES = (
     ("pipeline.config.schema", "_QUICK_BENCHMARK_S", 0.1),
     ("pipeline.promotion.measuring", "_SECONDS_A_SIZE", 0.2),
@@ -101,6 +105,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         # Processes that have imported torch are kept: the import takes longer than a test.
         patch.setattr(warm, "_IDLE_S", 600.0)
+        patch.setattr(warm, "_READ_LATER", (*warm._READ_LATER, *OURS))
         for module, name, seconds in SHORT_RACES:
             if module in sys.modules:  # a run of few tests imports none of them
                 patch.setattr(sys.modules[module], name, seconds)
