@@ -20,6 +20,8 @@ PACKAGE = Path(__file__).parent / "engine_package"
 BUILD = """
 import json, sys
 import pipeline
+from stages.timing import tile_choice
+tile_choice._SECONDS = 0.1
 config, work, registry = sys.argv[1:]
 bundle = pipeline.run(config, pipeline.Registry(registry), work).bundle
 session = pipeline.load(bundle.path, mode="test")
