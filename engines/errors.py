@@ -76,10 +76,13 @@ def full_disk(error: BaseException) -> bool:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    """The exception, its cause or context, the cause of that, and so on, each once."""
+    passed: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in passed:  # `raise error from error` is a circle
+        passed.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,16 +70,22 @@ class StandaloneBuild(AotiBuild):
                 settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
                 files = super().compile(source, target, {**settings, **options}, out)
         except Exception as error:  # torch has no exception type for errors of the linker
-            missing = dict.fromkeys(_MISSING.findall(str(error)))
+            missing = list(dict.fromkeys(_MISSING.findall(str(error))))
             if not missing:
                 raise
-            program = load_program(source.program)
-            named = [_said(name, program) for name in missing if name not in _DISPATCHER]
-            needs = ", ".join(dict.fromkeys([*dispatched, *named]))
+            needs = _needs(dispatched, missing, source.program)
             raise NotApplicableError(f"it cannot run without torch: {needs}") from error
         with (out / TARGET).open("a") as note:
             note.write(f"soa-shim {VERSION}\n")
         return files
+
+
+def _needs(dispatched: Sequence[str], missing: Sequence[str], file: Path) -> str:
+    """The operators without a C function, and the functions that the linker lacks, each with its
+    line in the model."""
+    program = load_program(file)
+    functions = [_said(name, program) for name in missing if name not in _DISPATCHER]
+    return ", ".join(dict.fromkeys([*dispatched, *functions]))
 
 
 def _libraries(scratch: Path) -> str:

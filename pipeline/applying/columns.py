@@ -74,6 +74,16 @@ def counts_of(lists: Any) -> Array:
     return counts
 
 
+def with_filled_items(lists: Any, fill: float | None) -> Any:
+    """An Arrow array of lists, with `fill` in place of items that are null; lists that are null
+    stay so. ValueError if the dtype has no such value."""
+    import pyarrow as pa
+
+    if fill is None or lists.null_count or not lists.values.null_count:
+        return lists
+    return type(lists).from_arrays(lists.offsets, pa.array(_filled(lists.values, fill)))
+
+
 def column_of(
     name: str, values: Any, missing: bool = False, fill: float | None = None
 ) -> FileColumn:

@@ -117,10 +117,12 @@ class Labelled:
         )
 
     @classmethod
-    def kept(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
+    def from_bundle(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
         """The labelled rows that `keep` copied; `folder` holds the files that the record names."""
-        name_of = {name: asked.functions[name].function.rpartition(":")[2] for name in stored.code}
-        code = {name: f"{folder / file}:{name_of[name]}" for name, file in stored.code.items()}
+        code = {}
+        for name, file in stored.code.items():
+            function = asked.functions[name].function.rpartition(":")[2]
+            code[name] = f"{folder / file}:{function}"
         return cls(folder / stored.file, asked, code)
 
     @contextmanager

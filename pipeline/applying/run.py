@@ -209,7 +209,7 @@ def _write(outputs: Sequence[Output], parts: _Parts, execute: Execute, force: bo
     job = parts.job
     folder = Path(job.folder)
     try:
-        missing = parts.missing()
+        missing = parts.find_missing()
         # Closing the generator stops the pieces that are still being scored.
         with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
             for output in outputs:
@@ -341,12 +341,12 @@ class _Parts:
         self.results: Iterator[tuple[Piece, Scored]] = iter(())
         self.spent = Scored(0, 0.0, 0.0, 0.0)
 
-    def missing(self) -> list[Piece]:
-        """The pieces that must be scored: all except those whose parts are already complete."""
+    def find_missing(self) -> list[Piece]:
+        """Look which parts are complete, report their rows as done, and return the other pieces."""
         self._there = {piece.part for piece in self._wanted if _is_whole(piece)}
-        missing = [piece for piece in self._wanted if piece.part not in self._there]
-        self._tell(-sum(piece.rows for piece in missing))
-        return missing
+        left = [piece for piece in self._wanted if piece.part not in self._there]
+        self._tell(-sum(piece.rows for piece in left))
+        return left
 
     def _tell(self, rows: int) -> None:
         """Add `rows` to the rows that are done, and report the progress."""

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.columns import Array, as_arrow, column_of, is_jagged, nulls_in
+from pipeline.applying.columns import (
+    Array,
+    as_arrow,
+    column_of,
+    is_jagged,
+    nulls_in,
+    with_filled_items,
+)
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import Rows, write
@@ -280,18 +287,20 @@ class Scorer:
         """The columns of a jagged collection, as an Awkward array of records of lists."""
         import awkward as ak
 
-        lists: dict[str, Any] = {}
+        layout, lists = self._signature.layouts[name], dict[str, Any]()
         for column, file_column in self._read[name].items():
-            values = batch[file_column]
-            if not is_jagged(values):
-                fill = self._plan.fill.get(file_column)
+            values, dtype = batch[file_column], layout[column].dtype
+            fill = self._plan.fill.get(file_column)
+            if fill is None and self._plan.missing and is_float(dtype):
+                fill = np.nan
+            if not is_jagged(values):  # each row has as many items
                 lists[column] = ak.Array(column_of(file_column, values, fill=fill).values)
             else:
-                lists[column] = ak.from_arrow(values)
-        some = next(iter(lists.values()))
-        for member in self._signature.layouts[name].columns:
+                lists[column] = ak.from_arrow(with_filled_items(values, fill))
+        one = next(iter(lists.values()))
+        for member in layout.columns:
             if member.name not in lists:  # the model does not read it
-                lists[member.name] = ak.values_astype(ak.zeros_like(some), member.dtype)
+                lists[member.name] = ak.values_astype(ak.zeros_like(one), member.dtype)
         return ak.zip(lists, depth_limit=1)
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

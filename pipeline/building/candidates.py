@@ -78,10 +78,12 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
 
 def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bool:
     """Whether a candidate is built, given those that were built before."""
-    other = built.get((target, engine(name).in_place_of))
-    if other is None or not other.report.valid:
-        return other is None or not other.report.unverified
-    return engine(name).for_heavy_rows and steps.is_heavy(target, other.compiled)
+    preferred = built.get((target, engine(name).in_place_of))
+    if preferred is None:
+        return True
+    if not preferred.report.valid:
+        return not preferred.report.unverified
+    return engine(name).for_heavy_rows and steps.is_heavy(target, preferred.compiled)
 
 
 def _candidate(steps: Steps, target: Target, name: str) -> Candidate:

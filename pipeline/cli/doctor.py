@@ -6,7 +6,6 @@ import importlib.util
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -84,9 +83,11 @@ def _cpu_level() -> Finding:
 
 
 def _optional(module: str, extra: str) -> Finding:
-    there = False
-    with suppress(ModuleNotFoundError):
+    """Whether the library of an extra is installed."""
+    try:
         there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # for a.b, if there is no a
+        there = False
     if there:
         return Finding(module, "ok", "installed")
     return Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")

@@ -126,23 +126,34 @@ class Feed:
 
     def forms(self, length: int) -> list[Option]:
         """The possible orders of this input, the likely ones first."""
-        count = len(self.trained.features if self.trained else self.columns)
         if self.mask:
             return _vector(length, 1)
+        count = len(self.trained.features if self.trained else self.columns)
         if self.jagged:
-            return [*(_vector(length, 0)[:1] if count == 1 else []), *_items(count, length)]
+            plain = _vector(length, 0)[:1] if count == 1 else []
+            return [*plain, *_items(count, length)]
         extents = max((c.extents for c in self.columns), key=len, default=())
-        if self.trained or not extents:
+        if not extents:
+            return self._of_numbers(count)
+        if self.trained:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
-            options = [Option((count, *extents), names)]
-            if count == 1 and not extents and not self.trained:
-                options.append(Option((), ("n",)))
-            return options if extents else [*options, replace(options[0], order=Order((1, 0)))]
-        if count == 1:
-            return _stored(extents)
+            return [Option((count, *extents), names)]
+        return _stored(extents) if count == 1 else self._of_vectors(extents)
+
+    def _of_numbers(self, count: int) -> list[Option]:
+        """Columns with one number a row."""
+        wide = Option((count,), ("n", "features"))
+        turned = replace(wide, order=Order((1, 0)))
+        if count == 1 and not self.trained:
+            return [wide, Option((), ("n",)), turned]
+        return [wide, turned]
+
+    def _of_vectors(self, extents: tuple[int, ...]) -> list[Option]:
+        """Several columns, of vectors or matrices; `extents`: those of the one with most axes."""
         flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
         if len({c.extents for c in self.columns}) > 1:
             return [replace(flat, axes=("n", "features"))]
+        count = len(self.columns)
         if len(extents) > 1:
             return [Option((count, *extents), ("n", "features", *map(str, extents))), flat]
         return _columns(count, extents[0], flat)

@@ -56,35 +56,52 @@ class Model:
 def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[str, Any]) -> Model:
     """Read the model of `file.py:callable`, `module:callable` or a file. In `Model.said`, paths are
     relative to `folder`. Raises InitError, SourceError."""
-    file, _, name = spec.rpartition(":")
-    kind = "factory" if file else _KINDS.get(Path(spec).suffix)
-    if kind == "torchscript" and is_program(Path(spec)):
-        kind = "program"
-    if kind is None:
-        raise InitError(
-            instead(Path(spec))
-            or f"{spec}: a model is file.py:callable or module:callable, which makes a torch "
-            f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
-        )
-    settings: dict[str, Any] = {kind: spec if file else Path(spec)}
-    source: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
-    if file.endswith(".py"):
-        settings = {kind: f"{Path(file).resolve()}:{name}"}
-        source = {kind: f"{os.path.relpath(file, folder)}:{name}"}
-    if kwargs:
-        settings["kwargs"] = kwargs
+    kind = _kind(spec)
+    source = ModelSource(**{kind: _place(spec)}, kwargs=kwargs)
+    said: dict[str, Any] = {kind: _place_in(folder, spec)}
     notes: list[str] = []
-    module = build_model(ModelSource(**settings), notes.append)
+    module = build_model(source, notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     if kind == "program":
         _check_rows(module, spec)
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
-        module = build_model(ModelSource(**settings, weights=weights, weights_prefix=prefix))
-        source["weights"] = os.path.relpath(weights, folder)
+        module = build_model(replace(source, weights=weights, weights_prefix=prefix))
+        said["weights"] = os.path.relpath(weights, folder)
         if prefix:
-            source["weights_prefix"] = prefix
-    return replace(model_of(module, source), notes=tuple(notes))
+            said["weights_prefix"] = prefix
+    return replace(model_of(module, said), notes=tuple(notes))
+
+
+def _kind(spec: str) -> str:
+    """The field of ModelSource for a model. Raises InitError if it is none that can be read."""
+    if spec.rpartition(":")[0]:
+        return "factory"
+    path = Path(spec)
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise InitError(
+            instead(path)
+            or f"{spec}: a model is file.py:callable or module:callable, which makes a torch "
+            f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
+        )
+    return "program" if kind == "torchscript" and is_program(path) else kind
+
+
+def _place(spec: str) -> Any:
+    """The model for ModelSource: a file's path, or a callable, whose file has an absolute path."""
+    file, _, name = spec.rpartition(":")
+    if not file:
+        return Path(spec)
+    return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else spec
+
+
+def _place_in(folder: Path, spec: str) -> str:
+    """The model for a config in `folder`, with a path relative to it."""
+    file, _, name = spec.rpartition(":")
+    if not file:
+        return os.path.relpath(spec, folder)
+    return f"{os.path.relpath(file, folder)}:{name}" if file.endswith(".py") else spec
 
 
 def _check_rows(program: Any, spec: str) -> None:

@@ -32,6 +32,8 @@ _ITEMS = (
     r"items?|particles?|constituents?|hits?|tracks?|seq\w*|time\w*|steps?|jets|points?|nodes?|L|P|T"
 )
 _FEATURES = r"features?|channels?|feat\w*|vars?|variables?|C|D|F|E"
+_AXIS = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
+_BRACKETED = re.compile(r"[(\[\"']([^()\[\]\"']*)[)\]\"']")
 _SHOWN = 6  # attempts in a message
 
 
@@ -141,18 +143,17 @@ def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> 
     free = [each for each in possible if ignores_item_order(model, each)]
     if len(free) == 1:
         return _Decision(free[0], "so the order of the items does not matter")
-    raise InitError(_which(feeds, *possible[:2]))
+    raise InitError(_question(feeds, *possible[:2]))
 
 
 def _documented_order(model: Model) -> tuple[str, ...]:
     """The order of items and features in the docstring or type hints of forward; () if none."""
     docstrings = type(model.module).__doc__, getattr(model.module.forward, "__doc__", "")
-    either = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
     for text in (*docstrings, _hints(model)):
-        for group in re.findall(r"[(\[\"']([^()\[\]\"']*)[)\]\"']", text or ""):
-            words = [match.lastgroup or "" for match in either.finditer(group)]
-            if sorted(words) == ["features", "items"]:
-                return tuple(words)
+        for shape in _BRACKETED.findall(text or ""):
+            axes = tuple(str(word.lastgroup) for word in _AXIS.finditer(shape))
+            if sorted(axes) == ["features", "items"]:
+                return axes
     return ()
 
 
@@ -163,20 +164,17 @@ def _hints(model: Model) -> str:
         return ""
 
 
-def _which(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
+def _question(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
     """The question that the user must answer: which of two orders of axes is meant."""
-    for feed, a, b in zip(feeds, one.options, other.options, strict=True):
-        if a.meaning != b.meaning:
-            columns = ",".join(column.name for column in feed.columns)
-            ways = " or ".join(
-                f"--input '{feed.port.name}=({', '.join(o.named)}): {columns}'" for o in (a, b)
-            )
-            return (
-                f"forward runs on {feed.port.name} as ({', '.join(a.named)}) and as "
-                f"({', '.join(b.named)}), with other answers, and nothing says which one it was "
-                f"trained with: give {ways}"
-            )
-    raise AssertionError("two outcomes of one order")
+    ways = zip(feeds, one.options, other.options, strict=True)
+    feed, first, second = next(way for way in ways if way[1].meaning != way[2].meaning)
+    name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
+    a, b = (f"({', '.join(option.named)})" for option in (first, second))
+    return (
+        f"forward runs on {name} as {a} and as {b}, with other answers, and nothing says which one "
+        f"it was trained with: give --input '{name}={a}: {columns}' or "
+        f"--input '{name}={b}: {columns}'"
+    )
 
 
 def _said(feed: Feed, why: str) -> str:

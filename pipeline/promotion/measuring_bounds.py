@@ -128,7 +128,7 @@ def _metrics(
         return
     with tempfile.TemporaryDirectory(prefix="soa-metrics-") as folder:
         copy_files(opened.bundle, [stored.file, *stored.code.values()], Path(folder))
-        labelled = Labelled.kept(stored, asked, Path(folder))
+        labelled = Labelled.from_bundle(stored, asked, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
             new = _values(labelled, opened, target)

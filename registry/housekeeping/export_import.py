@@ -33,6 +33,7 @@ from registry.history import Event, Number
 from registry.housekeeping.pushing import Pushed, push
 from registry.ref import Ref
 from registry.store import Registry, cache_root
+from registry.version import Version
 from soa.files import open_plain, read_plain
 from soa.records import Before, Record, Within, as_data, as_record
 
@@ -115,28 +116,19 @@ class Imported:
 def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     """Export a version, or all versions of a model, to the new folder or `*.tar` file `dest`, with
     the history of the version or the model. `dest` is complete and verified, or not created."""
-    alone = ref != Ref(ref.name)
-    versions = [registry.find(ref)] if alone else registry.versions(ref.name)
+    whole_model = ref == Ref(ref.name)
+    versions = registry.versions(ref.name) if whole_model else [registry.find(ref)]
     if not versions:
         raise NotFoundError(f"{ref}: the model has no versions")
-    numbers = {version.number for version in versions}
-    events = [
-        event for event in registry.history(ref.name) if not alone or event.version in numbers
-    ]
+    events = registry.history(ref.name)
+    if not whole_model:
+        events = [event for event in events if event.version == versions[0].number]
     export = Export(
         name=ref.name,
         registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
-        versions={
-            version.number: ExportedVersion(
-                digest=version.digest,
-                created=version.created.isoformat(),
-                aliases=list(version.aliases),
-                origin=dict(version.origin),
-            )
-            for version in versions
-        },
+        versions={version.number: _exported(version) for version in versions},
         history=[_foreign(event, registry) for event in events],
     )
     with write_atomically(dest) as partial:
@@ -148,6 +140,15 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     return export
 
 
+def _exported(version: Version) -> ExportedVersion:
+    return ExportedVersion(
+        digest=version.digest,
+        created=version.created.isoformat(),
+        aliases=list(version.aliases),
+        origin=dict(version.origin),
+    )
+
+
 def import_from(registry: Registry, source: Path, name: str | None = None) -> Imported:
     """Import what `export_to` wrote, as model `name`, by default under its original name.
 
@@ -156,7 +157,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     an interrupted import can be repeated.
     """
     room = registry.sqlite.parent if registry.sqlite is not None else cache_root()
-    with _as_folder(source, room) as folder:
+    with as_folder(source, room) as folder:
         try:
             text = read_plain(folder / EXPORT)
         except OSError as error:
@@ -243,7 +244,7 @@ def _as_tar(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _as_folder(source: Path, room: Path) -> Iterator[Path]:
+def as_folder(source: Path, room: Path) -> Iterator[Path]:
     """The export as a folder. A tar is unpacked in a new folder in `room`: not in /tmp, which may
     be small, but where `pipeline registry gc` finds it if this process is killed."""
     if source.is_dir():

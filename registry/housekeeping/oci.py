@@ -84,7 +84,7 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
         modelfs={"type": "layers", "diffIds": [layer["digest"] for layer in layers]},
     )
     described = {"mediaType": CONFIG, "size": len(config), "digest": _digest(config)}
-    repository.upload(config, described)
+    repository.upload_bytes(config, described)
     content = _json(
         schemaVersion=2, mediaType=IMAGE, artifactType=MODEL, config=described, layers=layers
     )

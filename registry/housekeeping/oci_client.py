@@ -80,15 +80,18 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
     def put_manifest(self, content: bytes, media_type: str) -> None:
         self.do_request(self._manifest, "PUT", data=content, headers={"Content-Type": media_type})
 
-    def upload(self, source: Path | bytes, layer: Mapping[str, Any]) -> None:
-        """Store a file or bytes, unless the registry has them. `layer`: the descriptor."""
+    def upload(self, file: Path, layer: Mapping[str, Any]) -> None:
+        """Store a file, unless the registry has it. `layer`: its descriptor."""
+        in_chunks = layer["size"] > IN_CHUNKS
+        with self._errors():
+            self.upload_blob(str(file), self.container, dict(layer), do_chunked=in_chunks)
+
+    def upload_bytes(self, content: bytes, layer: Mapping[str, Any]) -> None:
+        """As `upload`, for content in memory, by way of a temporary file."""
         with self._errors(), tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
-            if isinstance(source, bytes):
-                file.write(source)
-                file.flush()
-                source = Path(file.name)
-            in_chunks = layer["size"] > IN_CHUNKS
-            self.upload_blob(str(source), self.container, dict(layer), do_chunked=in_chunks)
+            file.write(content)
+            file.flush()
+            self.upload(Path(file.name), layer)
 
     def pieces(self, digest: str) -> Iterator[bytes]:
         """The content of a blob."""

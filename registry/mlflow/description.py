@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from registry.bundle import Bundle, Candidate, Manifest, TargetRecord
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
@@ -51,31 +52,39 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
-    """Name, value and MLflow's step of each metric.
+class Plotted(NamedTuple):
+    """A number for MLflow's page, under a valid name. `step`: its place in a plot; 0 if alone."""
 
-    At step 0: `<target>.metric.<name>` of the gates, `<target>.<engine>.n<rows>.median_us`,
+    name: str
+    value: float
+    step: int = 0
+
+
+def metrics(targets: Targets) -> Iterator[Plotted]:
+    """The metrics of targets.
+
+    `<target>.metric.<name>` of the gates, `<target>.<engine>.n<rows>.median_us`,
     `<target>.<engine>.worst.<output>.max_abs`, ... `<target>.<engine>.median_us` has the row count
     as its step, so that MLflow plots it; of several row dimensions, the largest count is taken.
     """
     for target, record in targets.items():
         for name, value in record.metrics.items():
-            yield _key(f"{tag_of(target)}.metric.{name}"), value, 0
+            yield Plotted(_key(f"{tag_of(target)}.metric.{name}"), value)
         for engine, candidate in record.candidates.items():
             yield from _metrics_of(candidate, f"{tag_of(target)}.{engine}")
 
 
-def _metrics_of(candidate: Candidate, prefix: str) -> Iterator[tuple[str, float, int]]:
+def _metrics_of(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
     for case, stats in candidate.benchmark.items():
         rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
         for name, value in asdict(stats).items():
-            yield _key(f"{prefix}.n{case}.{name}"), value, 0
-            yield _key(f"{prefix}.{name}"), value, rows
+            yield Plotted(_key(f"{prefix}.n{case}.{name}"), value)
+            yield Plotted(_key(f"{prefix}.{name}"), value, rows)
     for output, worst in candidate.worst.items():
         for name, value in asdict(worst).items():
-            yield _key(f"{prefix}.worst.{output}.{name}"), value, 0
+            yield Plotted(_key(f"{prefix}.worst.{output}.{name}"), value)
     if candidate.compile_seconds is not None:
-        yield _key(f"{prefix}.compile_seconds"), candidate.compile_seconds, 0
+        yield Plotted(_key(f"{prefix}.compile_seconds"), candidate.compile_seconds)
 
 
 def markdown(bundle: Bundle) -> str:

@@ -140,7 +140,7 @@ class Router(Executable):
             raise NowhereError(self._nobody(whys, time.monotonic() - begun, progress.at))
         if whys:
             log.info("%s: runs here: %s", self._what, "; ".join(whys.values()))
-        call.here()
+        call.run_here()
 
     def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
         """Try one message at a server, or the whole request on a device of this host."""
@@ -288,10 +288,10 @@ class Call(Prepared):
         if router.open or self._local is None:
             router.run(self)
         else:  # there is no usable place: run directly, as a local session does
-            self.here()
+            self.run_here()
 
-    def here(self) -> None:
-        """Run on the local CPU."""
+    def run_here(self) -> None:
+        """Run on the local CPU, and count that. There must be a fall-back."""
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None

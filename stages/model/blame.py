@@ -154,18 +154,25 @@ def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shap
     except Exception as error:
         return _Blamed(_user_frame(str(error)))
     names = {number: name for name, number in INTERN_TABLE.items()}
+
+    def file_of(frame: dict[str, Any]) -> str:
+        return str(names.get(frame["filename"], frame["filename"]))
+
     for finding in getattr(getattr(draft, "_report", None), "failures", []):
         stack = finding.data.get("stack") or []
-        asked = [str(names.get(f["filename"], f["filename"])) for f in stack]
-        as_number = bool(asked) and (
-            not _is_library(asked[-1]) or any(f.get("name") == "unbind" for f in stack)
-        )
-        for frame in reversed(finding.data.get("user_stack") or stack):
-            file = str(names.get(frame["filename"], frame["filename"]))
-            if not _is_library(file):
-                code = f" ({frame['loc'].strip().rstrip(':')})" if frame.get("loc") else ""
-                return _Blamed(f"{file}:{frame['line']}{code}", as_number)
+        frames = finding.data.get("user_stack") or stack
+        own = [frame for frame in frames if not _is_library(file_of(frame))]
+        if own:
+            unbound = any(frame.get("name") == "unbind" for frame in stack)
+            as_number = bool(stack) and (unbound or not _is_library(file_of(stack[-1])))
+            return _Blamed(_place(file_of(own[-1]), own[-1]), as_number)
     return _Blamed("")
+
+
+def _place(file: str, frame: dict[str, Any]) -> str:
+    """`file:line (code)` of a frame in a finding."""
+    code = (frame.get("loc") or "").strip().rstrip(":")
+    return f"{file}:{frame['line']}" + (f" ({code})" if code else "")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ store into the caller's columns are all inside the graph, where a compiler fuses
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,13 @@ from soa.signature import BoundBlock, Signature, offsets_of
 from soa.text import identifier
 from stages.errors import CaptureError
 from stages.model.fronts import begin_and_end, wrong_offsets
+
+
+class _Unanswered(NamedTuple):
+    """The rows of a dimension whose offsets are wrong. `where`: a bool for each row, (n,)."""
+
+    dim: str
+    where: torch.Tensor
 
 
 class SoaProgram(torch.nn.Module):
@@ -63,18 +70,18 @@ class SoaProgram(torch.nn.Module):
 
     def _rows_without_answer(
         self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
-    ) -> list[tuple[str, torch.Tensor]]:
-        """The rows (n,) of a dimension for which the offsets of jagged inputs are wrong.
+    ) -> list[_Unanswered]:
+        """Where the offsets of jagged inputs are wrong.
 
         The model's answer for such a row would look like any other answer.
         """
         wrong = []
         for collection in self.signature.jagged:
+            count = rows[self.signature.rows_of[collection]]
             for bound, given in zip(self.signature.inputs, inputs, strict=True):
                 if bound.block.collection == offsets_of(collection):
                     begin, end = begin_and_end(given)
-                    count = rows[self.signature.rows_of[collection]]
-                    wrong.append((bound.rows, wrong_offsets(begin, end, count)))
+                    wrong.append(_Unanswered(bound.rows, wrong_offsets(begin, end, count)))
         return wrong
 
     def _read(

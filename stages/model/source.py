@@ -247,16 +247,16 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
 
 
 def _loaded(path: Path, what: str, load: Callable[[], Any]) -> torch.nn.Module:
-    """The module in a file; an error says what was expected, and for known other files what to
-    do."""
+    """Load the module in a file. The SourceError says that the file is not `what`, or, for a file
+    of another known kind, what to do with it."""
     with quiet_torch():
         try:
             check_zip(path)
             module: torch.nn.Module = load()
-            return module
         except Exception as error:
             why = first_line(error).partition(". ")[0]
             raise SourceError(instead(path) or f"{path} is not {what}: {why}") from error
+    return module
 
 
 def _load_file(path: Path) -> Any:

@@ -137,11 +137,13 @@ def test_torchscript_without_a_torchscript_file(mlp: Built, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("content", [b"", b"no model at all", None])
-def test_files_that_are_no_artifact(name: str, content: bytes | None, tmp_path: Path) -> None:
-    file = tmp_path / "artifact"
+def test_an_error_names_the_file_that_does_not_open(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(EngineError, match="artifact"):
+    with pytest.raises(EngineError, match=r"\bmine\b"):
         engine(name).open(file, CPU)
 
 

@@ -22,7 +22,7 @@ def gather(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Ten
     base = build.tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [own(d) for d in range(len(base.shape))]
-    picks[dim] = chosen(build, index, op.shape)
+    picks[dim] = per_element(build, index, op.shape)
     return picked(build, base, op.shape, picks)
 
 
@@ -118,8 +118,8 @@ def own(dim: int) -> Pick:
     return lambda at: at[dim]
 
 
-def chosen(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
-    """An index for each element of the result."""
+def per_element(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
+    """The given index of each element of the result; `index` has the result's `shape`."""
     if isinstance(index, torch.Tensor):
         return _formula(index, shape, 0)
     return build.tensor(index, "int64")
@@ -167,24 +167,26 @@ def _first(build: Builder, x: Tensor, dim: int, count: int, descending: bool) ->
     return [build.cast(build.add(in_order), x.dtype), build.add(in_order.places)]
 
 
+# The names of reductions in `scatter` and `scatter_reduce`, and their short names here.
+_SHORT = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
+
+
 @lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.scattered)
 def scatter(
     build: Builder, op: Operator, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
     include_self: bool = True,
 ) -> Tensor:  # fmt: skip
     """Write or add `source` at indices along `dim`."""
-    how = {"scatter_add": "sum"}.get(op.name, reduce)
-    how = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}.get(how, how)
+    how = "sum" if op.name == "scatter_add" else _SHORT.get(reduce, reduce)
     if how not in ("put", "sum"):
         raise NotKnown(f"scatter with {how!r}")
     shape = tuple(index.shape)
     picks = [own(d) for d in range(len(shape))]
-    picks[dim % len(shape)] = chosen(build, index, shape)
+    picks[dim % len(shape)] = per_element(build, index, shape)
     given = build.tensor(source, op.dtype)
-    if given.shape != shape:
-        if given.shape:
-            given = build.view(given, shape, lambda at: at)
-        given = build.expand(given, shape)
+    if given.shape and given.shape != shape:  # of a larger source, the first elements count
+        given = build.view(given, shape, lambda at: at)
+    given = build.expand(given, shape)
     if not include_self:  # the sum starts from 0 where something is added
         zeros = build.expand(build.tensor(0, op.dtype), shape)
         x = _put(build, op, x, zeros, picks, "put")

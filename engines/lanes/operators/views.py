@@ -249,13 +249,14 @@ def pad(
 def _around(
     build: Builder, op: Operator, inner: Shape, first: Sequence[int], value: float
 ) -> Iterator[Part]:
-    """The parts of the result around the inner tensor, filled with a number."""
+    """The parts before and behind the inner tensor in each dimension, filled with a number."""
     number = build.tensor(value, op.dtype)
     for dim, (whole, size, begin) in enumerate(zip(op.shape, inner, first, strict=True)):
-        for at, room in ((0, begin), (begin + size, whole - begin - size)):
-            if room:
-                shape = (*op.shape[:dim], room, *op.shape[dim + 1 :])
-                yield Part(build.expand(number, shape), shift(dim, at))
+        end = begin + size
+        for start, width in ((0, begin), (end, whole - end)):
+            if width:
+                shape = (*op.shape[:dim], width, *op.shape[dim + 1 :])
+                yield Part(build.expand(number, shape), shift(dim, start))
 
 
 @lowers("slice_scatter", "select_scatter", rows=shape_rules.put_in)

@@ -360,13 +360,18 @@ def addresses(product: Product, index: Indices, elements: Elements) -> list[Inde
 
 def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
     """Variables to split, each with the size of the inner loop, so that quotients become sums."""
-    for atom in (atom for each in indices for atom in each.atoms()):
-        if not isinstance(atom, Quotient | Remainder):
-            continue
-        for inner, factor in atom.of.terms:
-            by = atom.by // factor if factor and atom.by % factor == 0 else 0
-            if isinstance(inner, Variable) and 1 < by < inner.extent and inner.extent % by == 0:
-                yield inner, by
+    divided = (
+        atom
+        for index in indices
+        for atom in index.atoms()
+        if isinstance(atom, Quotient | Remainder)
+    )
+    for atom in divided:
+        for variable, factor in atom.of.terms:
+            if isinstance(variable, Variable) and factor and atom.by % factor == 0:
+                size = atom.by // factor
+                if 1 < size < variable.extent and variable.extent % size == 0:
+                    yield variable, size
 
 
 def _arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Tensor, int], int]:

@@ -188,10 +188,11 @@ def _linear_regressor(a: Node) -> nn.Module:
 
 
 def _linear_classifier(a: Node) -> nn.Module:
-    a("multi_class")
-    outputs = len(_floats(a, "intercepts"))
-    raw, limit = _linear(a, outputs), 0.0 if outputs == 1 else None
-    return Classifier(raw, a("classlabels_ints"), _post(a), limit, unit=True)
+    """ai.onnx.ml.LinearClassifier. One score alone is compared with 0."""
+    a("multi_class")  # not used; `Node.check` refuses an attribute that was not read
+    scores = len(_floats(a, "intercepts"))
+    limit = 0.0 if scores == 1 else None
+    return Classifier(_linear(a, scores), a("classlabels_ints"), _post(a), limit, unit=True)
 
 
 class Scores(nn.Module):

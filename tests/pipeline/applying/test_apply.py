@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from tests.models import served
 from tests.models.building import mlp_signature
 from tests.models.forked import in_a_child
 from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
-from tests.models.project import answer, cli, described, refusal
+from tests.models.project import Built, answer, cli, described, refusal
 from tests.models.scored import (
     SUFFIXES,
     arrow,
@@ -759,6 +760,30 @@ def test_nulls_take_the_value_of_fill(
     for i, name in enumerate(CLASSES):
         answers = np.concatenate(found[name].to_list())
         np.testing.assert_allclose(answers, eager(given)[:, i], atol=1e-5)
+
+
+def test_nulls_among_the_items_of_a_jagged_model_take_the_value_of_fill(
+    tmp_path: Path, lists: Built, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path / "registry.db")
+    registry = Registry(f"sqlite:///{tmp_path}/registry.db")
+    version = registry.register(lists.bundle)
+    counts = np.tile([2, 0, 3, 1], 10)
+    events = {
+        name: ak.unflatten(values, counts) for name, values in columns(int(counts.sum())).items()
+    }
+    items = events["a"].to_list()
+    scores = {}
+    for name, first in (("null", None), ("number", 2.5)):
+        items[0][0] = first
+        table = {n: ak.to_arrow(each, extensionarray=False) for n, each in events.items()}
+        table["a"] = pa.array(items, pa.list_(pa.float32()))
+        file, out = tmp_path / f"{name}.parquet", tmp_path / f"{name}.npz"
+        pq.write_table(pa.table(table), file)
+        pipeline.apply(version.ref, file, out, fill={"a": 2.5}, mode="test", registry=registry)
+        answers = np.load(out)
+        scores[name] = [answers[key].tolist() for key in CLASSES]
+    assert scores["null"] == scores["number"]
 
 
 def test_dictionaries_of_numbers_and_arrow_streams(tmp_path: Path, production: Registry) -> None:

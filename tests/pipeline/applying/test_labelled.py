@@ -79,7 +79,7 @@ def test_each_metric_may_have_a_label_of_its_own(
     labelled.check(session.signature, {})
     (tmp_path / "bundle").mkdir()
     record = labelled.keep(tmp_path / "bundle" / "metrics")
-    again = Labelled.kept(record, asked, tmp_path / "bundle")
+    again = Labelled.from_bundle(record, asked, tmp_path / "bundle")
     assert record.rows == ROWS
     assert 0 < again.values(session, {})["accuracy"].value < 1
 
@@ -96,7 +96,7 @@ def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_pa
     for name in ("test.npz", "own.py"):
         (tmp_path / name).unlink()
     assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
-    again = Labelled.kept(record, asked, bundle)
+    again = Labelled.from_bundle(record, asked, bundle)
     assert again.values(session, {})["own"].value == ROWS
 
 

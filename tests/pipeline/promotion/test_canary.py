@@ -63,16 +63,30 @@ def out_of_luck(session: CanarySession) -> None:
     session.canary._executable = Calls(fails)
 
 
-def test_it_answers_its_share_and_the_record_says_so(registry: Registry) -> None:
+def answer_forty(registry: Registry) -> list[str]:
+    """The versions that answered the forty calls of a session."""
+    session = with_canary(registry)
+    answered = answered_by(session, 40)
+    session.close()
+    return answered
+
+
+def test_it_answers_its_share(registry: Registry) -> None:
+    assert answer_forty(registry).count("2") == 10
+
+
+def test_the_record_counts_the_calls_of_all_sessions(registry: Registry) -> None:
     for _ in range(2):
-        session = with_canary(registry)
-        assert answered_by(session, 40).count("2") == 10
-        session.close()
+        answer_forty(registry)
     record = of_production(registry)
     assert (record.version, record.production) == ("jets/2", "jets/1")
     assert (record.canary_calls, record.production_calls, record.errors) == (20, 60, 0)
+
+
+def test_show_counts_the_calls_of_a_canary(registry: Registry) -> None:
+    answer_forty(registry)
     shown = cli("show", "jets/2", "--registry", registry.uri).stdout
-    assert "as a canary 20 calls, of production 60" in " ".join(shown.split())
+    assert "as a canary 10 calls, of production 30" in " ".join(shown.split())
 
 
 def test_keys_decide_in_every_session(registry: Registry) -> None:

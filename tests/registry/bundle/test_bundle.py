@@ -44,21 +44,34 @@ def test_an_opened_bundle_has_its_reports(make_bundle: MakeBundle) -> None:
     assert bundle.report(BENCHMARK) == {"calls": 100}
 
 
-def test_each_file_is_read_once(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_bundle()
-    opened: list[str] = []
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are opened from now on."""
+    paths: list[Path] = []
     plain = os.open
 
-    def counting(file: Any, *how: Any, **more: Any) -> int:
-        opened.append(os.path.relpath(file, path))
+    def noting(file: Any, *how: Any, **more: Any) -> int:
+        paths.append(Path(file))
         return plain(file, *how, **more)
 
-    monkeypatch.setattr(os, "open", counting)
+    monkeypatch.setattr(os, "open", noting)
+    return paths
+
+
+def test_each_file_is_read_once(make_bundle: MakeBundle, opened: list[Path]) -> None:
+    path = make_bundle()
+    opened.clear()
     bundle = Bundle.open(path)
-    assert sorted(opened) == sorted([*bundle.files, "SHA256SUMS"])
+    assert sorted(opened) == sorted(path / name for name in (*bundle.files, "SHA256SUMS"))
+
+
+def test_without_a_check_only_seal_and_manifest_are_read(
+    make_bundle: MakeBundle, opened: list[Path]
+) -> None:
+    path = make_bundle()
     opened.clear()
     Bundle.open(path, verify=False)
-    assert sorted(opened) == ["SHA256SUMS", "manifest.json"]
+    assert sorted(opened) == [path / "SHA256SUMS", path / "manifest.json"]
 
 
 def test_a_process_reads_a_file_again_only_where_it_has_changed(

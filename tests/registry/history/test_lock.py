@@ -261,10 +261,9 @@ def test_a_server_that_goes_away_while_one_waits(
         pass
 
 
-def test_a_lost_answer_of_long_ago_is_not_the_lock(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others may have seen that lease for as long, and may be about to end it."""
+@pytest.fixture
+def unanswered(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> Lease:
+    """A lease that MLflow made long ago; the answer was lost."""
     lease = Lease(client, LOCK)
     plain: Any = MlflowClient.create_registered_model
 
@@ -272,15 +271,25 @@ def test_a_lost_answer_of_long_ago_is_not_the_lock(
         plain(*arguments, **more)
         raise MlflowException("API request to http://host/ failed")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(MlflowException):
         patch.setattr(MlflowClient, "create_registered_model", lost)
-        with pytest.raises(MlflowException):
-            lease.try_acquire()
-    first = lease.token
+        lease.try_acquire()
     later(monkeypatch)
-    assert lease.try_acquire() is None
+    return lease
+
+
+def test_a_lost_answer_of_long_ago_is_not_the_lock(client: MlflowClient, unanswered: Lease) -> None:
+    """Others may have seen that lease for as long, and may be about to end it."""
+    assert unanswered.try_acquire() is None
     assert names(client) == []
-    held = lease.try_acquire()
+
+
+def test_after_a_lost_answer_a_writer_takes_a_lease_of_another_token(
+    client: MlflowClient, unanswered: Lease
+) -> None:
+    first = unanswered.token
+    unanswered.try_acquire()
+    held = unanswered.try_acquire()
     assert held is not None
     held.check()
-    assert owner(client) == lease.token != first
+    assert owner(client) == unanswered.token != first

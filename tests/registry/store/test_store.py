@@ -393,20 +393,32 @@ def test_default_registry_leaves_nothing_else(
     assert os.listdir(home) == []
 
 
-def test_uri_from_the_environment(
-    tmp_path: Path, bundle: Bundle, empty_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def from_environment(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> Registry:
+    """A registry that only the environment names, in folders with odd characters."""
     folder = tmp_path / "a folder, 100% ünusual"
     folder.mkdir()
     shutil.copy(empty_database, folder / "r.db")
     monkeypatch.setenv("PIPELINE_REGISTRY", f"sqlite:///{folder}/r.db")
     monkeypatch.setenv("PIPELINE_ARTIFACTS", str(tmp_path / "else where"))
-    registry = Registry()
-    version = registry.register(bundle)
-    path = registry.local_path(version)
+    return Registry()
+
+
+def test_the_environment_names_the_database(
+    from_environment: Registry, tmp_path: Path, bundle: Bundle
+) -> None:
+    version = from_environment.register(bundle)
+    assert from_environment.open(version).digest == bundle.digest
+    assert sorted(os.listdir(tmp_path / "a folder, 100% ünusual")) == ["r.db", "r.db.lock"]
+
+
+def test_the_environment_names_the_folder_of_the_files(
+    from_environment: Registry, tmp_path: Path, bundle: Bundle
+) -> None:
+    path = from_environment.local_path(from_environment.register(bundle))
     assert path is not None and path.is_relative_to(tmp_path / "else where" / "jets")
-    assert registry.open(version).digest == bundle.digest
-    assert sorted(os.listdir(folder)) == ["r.db", "r.db.lock"]
 
 
 def test_relative_uri_is_of_the_folder_it_was_given_in(

@@ -54,10 +54,20 @@ def test_wrong_answers_are_refused_with_the_numbers(
     bare_jets: Built, tmp_path: Path, cache: Path
 ) -> None:
     folder = emulated(bare_jets, tmp_path / "edited", tolerance=0.0)
-    for _ in range(2):  # the second load reads the verdict of the first
-        with pytest.raises(LoadError, match=r"was emulated .* refused on this .*: .*deviation \d"):
-            load(folder)
-    assert "deviation" in json.loads(next(cache.iterdir()).read_text())
+    with pytest.raises(LoadError, match=r"deviation \d") as refused:
+        load(folder)
+    assert refused.value.code == "load-not-verified"
+
+
+def test_a_refusal_is_remembered(
+    bare_jets: Built, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = emulated(bare_jets, tmp_path / "edited", tolerance=0.0)
+    with pytest.raises(LoadError):
+        load(folder)
+    monkeypatch.setattr(promotion, "revalidate", lambda *_: pytest.fail("it is asked again"))
+    with pytest.raises(LoadError, match=r"deviation \d"):
+        load(folder)
 
 
 def test_without_torch_nothing_is_validated(

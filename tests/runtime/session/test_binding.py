@@ -429,7 +429,7 @@ def test_a_collection_that_is_read_and_written_is_one() -> None:
     )
 
 
-def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
+def test_without_rows_the_artifact_is_not_called() -> None:
     """Some kernels crash at n = 0 (those of torch 2.13's max_autotune, with SIGFPE)."""
     records = Records()
     session = Session(mlp_signature(100), records)
@@ -437,13 +437,23 @@ def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
     binding()
     session.run_many([binding])
     assert records.calls == []
-    binding(3)
-    binding(0)
+
+
+def test_a_binding_without_rows_may_run_on_some_later() -> None:
+    records = Records()
+    session = Session(mlp_signature(100), records)
+    binding = session.bind(jets(0, capacity=9), tags(0, capacity=9))
+    for n in (0, 3, 0):
+        binding(n)
     assert [call[0].shape[0] for call in records.calls] == [3]
+
+
+def test_a_scalar_is_written_without_rows_too() -> None:
+    records = Records()
     layout = Layout([column("a", "float32"), scalar("x", "float32")])
     both = Collection(layout, 0)
-    Session(simple(layout, layout), records).run(both, both)  # a scalar is written without rows
-    assert len(records.calls) == 2
+    Session(simple(layout, layout), records).run(both, both)
+    assert len(records.calls) == 1
 
 
 # -- other memory ----------------------------------------------------------------------------------

@@ -109,15 +109,16 @@ def test_a_call_with_too_many_rows_is_a_failure(asked: Asked) -> None:
     assert found["soa_call_seconds_count"] == 1 and found["soa_rows_total"] == 7
 
 
-def test_native_calls_and_many_at_once(asked: Asked, mlp: Built) -> None:
-    asked("0")
+def test_native_calls_and_those_of_run_many_are_counted(asked: Asked, mlp: Built) -> None:
+    asked("0")  # any free port
     opened = mlp.session("lanes")
     session = Session(opened.signature, opened.executable, origin=ORIGIN)
-    one, other = bound(session), bound(session, 3)
+    one, other = bound(session, 7), bound(session, 3)
     one()
     session.run_many([one, other], threads=2)
-    assert samples(served())["soa_rows_total"] == 7 + 7 + 3
-    assert samples(served())["soa_call_seconds_count"] == 3
+    counted = samples(served())
+    assert counted["soa_call_seconds_count"] == 3
+    assert counted["soa_rows_total"] == 7 + 7 + 3
 
 
 def test_a_file_of_this_process(asked: Asked, tmp_path: Path) -> None:

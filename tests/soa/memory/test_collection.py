@@ -231,11 +231,18 @@ def test_sizes_that_cannot_be(storage: Any, n: Any, capacity: Any, says: str) ->
             Collection.wrap(layout, aligned_array(np.zeros(64), "float32"), n, capacity=capacity)
 
 
-@pytest.mark.parametrize("n", [-1, 5, 2.0, True])
-def test_n_that_is_not_there(n: Any) -> None:
+no_n_of_four = pytest.mark.parametrize("n", [-1, 5, 2.0, True])
+
+
+@no_n_of_four
+def test_from_columns_refuses_an_n_that_the_columns_do_not_have(n: Any) -> None:
     layout = Layout([column("x", "float32")], storage="columns")
     with pytest.raises(CollectionError, match="elements"):
         Collection.from_columns(layout, {"x": aligned_array(np.zeros(4), "float32")}, n)
+
+
+@no_n_of_four
+def test_rows_refuses_an_n_that_the_collection_does_not_have(n: Any) -> None:
     with pytest.raises(CollectionError, match="elements"):
         Collection(LAYOUT, 4).rows(n)
 
@@ -312,14 +319,12 @@ def test_alignment_of_separate_columns() -> None:
     assert Collection(layout, 3).span("d").tensor().data_ptr() % 8 == 0
 
 
-def test_bfloat16_columns() -> None:
+@pytest.mark.parametrize("exported", [lambda tensor: tensor, OnlyDLPack], ids=["torch", "DLPack"])
+def test_a_bfloat16_column_shares_memory(exported: Any) -> None:
     layout = Layout([column("h", "bfloat16")], 16, "columns")
     tensor = torch.arange(5, dtype=torch.bfloat16)
-    for piece in (tensor, OnlyDLPack(tensor)):
-        assert (
-            Collection.from_columns(layout, {"h": piece}).tensor("h").data_ptr()
-            == tensor.data_ptr()
-        )
+    collection = Collection.from_columns(layout, {"h": exported(tensor)})
+    assert collection.tensor("h").data_ptr() == tensor.data_ptr()
 
 
 @pytest.mark.parametrize(

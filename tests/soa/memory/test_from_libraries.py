@@ -319,22 +319,27 @@ def test_nulls_that_are_not_there_do_no_harm() -> None:
     assert (collection["x"].tolist(), collection.copied) == ([3.0], ())
 
 
-def test_eigen_columns_with_their_entries_together() -> None:
-    values = np.arange(24, dtype="f4").reshape(4, 2, 3)
-    k = np.arange(4, dtype="i4")
-    flat = pa.array(values.ravel())
-    nested = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(flat, 3), 2)
-    sources = {
-        "numpy": {"m": values, "k": k},
-        "torch": {"m": torch.from_numpy(values), "k": torch.from_numpy(k)},
-        "awkward": ak.Array({"m": values, "k": k}),
-        "arrow": {"m": nested, "k": pa.array(k)},
-    }
-    for name, data in sources.items():
-        collection = as_collection(data, MATRIX)
-        assert collection.copied == ("m",), name
-        assert collection.span("m", 1).tensor().tolist() == values[:, 1, 0].tolist(), name
-    assert as_collection({"v": values[:, 0]}).layout.columns == (eigen("v", "float32", 3),)
+MATRICES, K = np.arange(24, dtype="f4").reshape(4, 2, 3), np.arange(4, dtype="i4")
+THREES = pa.FixedSizeListArray.from_arrays(pa.array(MATRICES.ravel()), 3)
+TOGETHER = {
+    "numpy": {"m": MATRICES, "k": K},
+    "torch": {"m": torch.from_numpy(MATRICES), "k": torch.from_numpy(K)},
+    "awkward": ak.Array({"m": MATRICES, "k": K}),
+    "arrow": {"m": pa.FixedSizeListArray.from_arrays(THREES, 2), "k": pa.array(K)},
+}
+"""Matrices whose entries lie together; in a collection, each entry is a column of its own."""
+
+
+@pytest.mark.parametrize("source", TOGETHER)
+def test_matrices_with_their_entries_together_are_copied(source: str) -> None:
+    collection = as_collection(TOGETHER[source], MATRIX)
+    assert collection.copied == ("m",)
+    assert collection.span("m", 1).tensor().tolist() == MATRICES[:, 1, 0].tolist()
+
+
+def test_without_a_layout_an_array_of_vectors_is_an_eigen_column() -> None:
+    layout = as_collection({"v": MATRICES[:, 0]}).layout
+    assert layout.columns == (eigen("v", "float32", 3),)
 
 
 def lists_of(values: np.ndarray) -> dict[str, Any]:
