@@ -62,6 +62,7 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.engines.lanes.programs
 	$(BIN)/python -m tests.engines.lanes.samples
 	$(BIN)/python -m tests.engines.lanes.waits
+	$(BIN)/python -m tests.campaigns.headers
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
 	$(BIN)/python -m tests.serving.campaigns.loading

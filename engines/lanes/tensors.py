@@ -394,6 +394,26 @@ class Ranks:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """The nodes of a forest as they follow each other. Leaves come behind the `inner` nodes; each
+    is its own child.
+
+    nodes : (N, 4 or 5), int32
+        The column that a node compares, its left and its right child, and the bits of its
+        threshold, float32 or float64.
+    roots : (R,), int32
+        The first node of each tree, and then leaves, so that R is a multiple of `together`.
+    together : int
+        In so many trees a row goes down at once.
+    """
+
+    nodes: torch.Tensor
+    roots: torch.Tensor
+    inner: int
+    together: int
+
+
+@dataclass(frozen=True)
 class Forest:
     """Decision trees as tables. A word has a bit for each of up to 32 leaves of a tree, from left
     to right; a tree has as many words as it needs.
@@ -410,6 +430,8 @@ class Forest:
         Whether a row goes left if its column equals the threshold.
     ranks : Ranks or None
         The same nodes in another order, which is faster for a few rows on a CPU.
+    paths : Paths or None
+        The same nodes once more, where it is faster on a CPU that each row goes down.
     """
 
     thresholds: torch.Tensor
@@ -418,6 +440,7 @@ class Forest:
     trees: torch.Tensor
     equal: bool
     ranks: Ranks | None
+    paths: Paths | None
 
 
 class Leaves(Tensor):

@@ -1138,9 +1138,15 @@ FAULTS = (
         ("test_few_rows_have_the_bits_of_many",),
     ),
     Fault(
+        "a row that goes down takes the right child at a threshold",
+        "at[g] = node[1 + !(kEqual ? x <= limit : x < limit)];",
+        "at[g] = node[1 + !(x < limit)];",
+        ("test_every_row_reaches_its_leaf",),
+    ),
+    Fault(
         "a block with few rows is told that it has one",
         "block(own, items, 0, scratch, (int)(end - row))",
         "block(own, items, 0, scratch, 1)",
-        ("test_few_rows_have_the_bits_of_many",),
+        ("test_every_row_reaches_its_leaf",),
     ),
 )

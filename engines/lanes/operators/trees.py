@@ -12,13 +12,15 @@ import torch
 
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
-from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Ranks
+from engines.lanes.tensors import UNKNOWN, Forest, Leaves, Paths, Ranks
 from engines.lanes.values import Tensor
 
 Array = npt.NDArray[Any]
 
 _BITS = 32  # of a word
 _WORDS, _COLUMNS = 2048, 1024  # the most of a row: 20 kB on a thread's stack
+_TOGETHER = 8  # trees in which a row goes down at once
+_DEEP = 60  # words whose bits are cleared in the time of a step down, among many rows
 _MASKS = 256 << 10  # bytes, which fit into L2
 
 
@@ -77,6 +79,7 @@ def _forest(
         _pairs(words, np.append(starts, starts[-1] + leaves[-1])),
         equal,
         _ranks(nodes, words[-1], columns),
+        _paths(feature, threshold, below.reshape(-1, 2), roots, inner, len(node)),
     )
 
 
@@ -116,6 +119,30 @@ def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
         _numbers(np.stack(masks)),
         step,
     )
+
+
+def _paths(
+    feature: Array, threshold: Array, below: Array, roots: Array, inner: int, words: int
+) -> Paths | None:
+    """The nodes for rows that go down. None where it is faster to clear the bits of all nodes, in
+    so many `words`: the deeper the trees, the fewer of their nodes a row meets."""
+    if words <= _DEEP * _mean_steps(below, roots, inner) or feature.max(initial=0) >= _COLUMNS:
+        return None
+    together = math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER))
+    padded = np.append(roots, np.full(-len(roots) % together, inner))
+    bits_of = threshold.view(np.int32).reshape(len(feature), -1)
+    nodes = np.concatenate([feature[:, None], below, bits_of], axis=1)
+    return Paths(_numbers(nodes), _numbers(padded), inner, together)
+
+
+def _mean_steps(below: Array, roots: Array, inner: int) -> float:
+    """How many nodes a row meets in all trees, if half of the rows of a node go to each side."""
+    at, share, steps = roots[roots < inner], 1.0, 0.0
+    while len(at):
+        steps += share * len(at)
+        children = below[at].reshape(-1)
+        at, share = children[children < inner], share / 2
+    return steps
 
 
 def _numbers(each: Array) -> torch.Tensor:

@@ -30,6 +30,7 @@ from engines.lanes.tensors import (
     Argument,
     Constant,
     Leaves,
+    Paths,
     Product,
     Reduction,
     Scan,
@@ -326,10 +327,12 @@ class Writer:
         rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
 
         def table(kind: str, data: torch.Tensor) -> str:
-            return f"({kind} const *)weights + {self.constants.add(data, step.line)}"
+            return self.table(step, kind, data)
 
         equal, trees = "true" if forest.equal else "false", table("int32_t", forest.trees)
         ranks = forest.ranks
+        if forest.paths is not None and not self.on_gpu:
+            return self.paths(step, forest.paths, rows, apart)
         if ranks is None or self.few == 0:
             tables = [table(kind, forest.thresholds), table("int32_t", forest.nodes),
                       table("int32_t", forest.words), trees]  # fmt: skip
@@ -350,6 +353,25 @@ class Writer:
         to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
         given = ", ".join(["own_rows", rows, *tables, to])
         lines = [named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"]
+        return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
+
+    def table(self, step: Leaves, kind: str, data: torch.Tensor) -> str:
+        return f"({kind} const *)weights + {self.constants.add(data, step.line)}"
+
+    def paths(self, step: Leaves, paths: Paths, rows: str, apart: int | None) -> list[str]:
+        """Each row goes down in some trees at once. `rows`: the address of the first column."""
+        equal = "true" if step.forest.equal else "false"
+        row, _ = step.variables()
+        sizes = {
+            "columns": step.source.shape[1], "apart": apart, "trees": step.shape[1],
+            "trees_apart": step.strides[1], "node": paths.nodes.shape[1],
+            "inner": paths.inner, "together": paths.together,
+        }  # fmt: skip
+        kind = _SCALARS[carrier(step.source.dtype)]
+        to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
+        tables = (self.table(step, "int32_t", each) for each in (paths.nodes, paths.roots))
+        given = ", ".join(["own_rows", rows, *tables, to])
+        lines = [named_sizes("Sizes", sizes), f"go_down<{equal}, Sizes, {kind}>({given});"]
         return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
 
     def scan(self, step: Scan) -> list[str]:
