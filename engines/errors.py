@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 
-from soa.errors import SoaPipelineError
+from soa.errors import SoaPipelineError, causes
 
 
 class EngineError(SoaPipelineError):
@@ -63,7 +62,7 @@ def out_of_memory(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that memory ran out."""
     return any(
         isinstance(each, MemoryError) or any(said in str(each).lower() for said in _OUT_OF_MEMORY)
-        for each in _with_causes(error)
+        for each in causes(error, contexts=True)
     )
 
 
@@ -71,18 +70,8 @@ def full_disk(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that a disk or a quota is full."""
     return any(
         getattr(each, "errno", None) in FULL_DISK or any(said in str(each) for said in _FULL_DISK)
-        for each in _with_causes(error)
+        for each in causes(error, contexts=True)
     )
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception, its cause or context, the cause of that, and so on, each once."""
-    passed: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in passed:  # `raise error from error` is a circle
-        passed.add(id(each))
-        yield each
-        each = each.__cause__ or each.__context__
 
 
 def first_line(error: BaseException) -> str:

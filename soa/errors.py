@@ -64,6 +64,17 @@ class OptionError(SoaPipelineError, TypeError):
     code = "option"
 
 
+def causes(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
+    """An exception, its cause, the cause of that, and so on, each once: they can form a circle.
+    `contexts`: without a cause, that during whose handling an exception was raised."""
+    passed: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in passed:
+        passed.add(id(each))
+        yield each
+        each = each.__cause__ or (each.__context__ if contexts else None)
+
+
 @contextmanager
 def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
     """Raise `error` if a library of an optional extra cannot be imported in this `with` block."""

@@ -13,7 +13,7 @@ import torch
 from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bytes_for_bools, load_program, quiet_torch
 from engines.onnx.program import OUTPUTS, input_name, returning_columns
-from soa.errors import needs_extra
+from soa.errors import causes, needs_extra
 
 _WITH_THE_GRAPH = 1 << 16
 """Tensors up to this many bytes stay in the graph's file. The checker does not read the file of
@@ -102,11 +102,9 @@ def _why_not_converted(graph: Any, made: int, opset: int) -> str:
 
 def _why_not(error: BaseException) -> EngineError:
     """An error of one line: the operation that ONNX does not have, or the exporter's message."""
-    last: BaseException = error
-    while True:
-        unknown = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))
+    every = [*causes(error)]
+    for each in every:
+        unknown = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(each))
         if unknown:
             return NotApplicableError(f"ONNX has no operation for {unknown[1]}")
-        if last.__cause__ is None:
-            return EngineError(f"torch cannot export this program to ONNX: {first_line(last)}")
-        last = last.__cause__
+    return EngineError(f"torch cannot export this program to ONNX: {first_line(every[-1])}")

@@ -140,9 +140,15 @@ def apply(
     begun = time.perf_counter()
     files = [inputs] if isinstance(inputs, str | Path) else inputs
     wanted = Wanted(
-        [*map(Path, files)], Path(out), columns or {}, keep, fill or {}, tree, suffix,
+        [*map(Path, files)],
+        Path(out),
+        columns=columns or {},
+        keep=keep,
+        fill=fill or {},
+        tree=tree,
+        suffix=suffix,
         watch=watch or (None if histograms else False),
-    )  # fmt: skip
+    )
     opening = Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
     job = prepare(opening, wanted)
     here = contextlib.nullcontext(execute or locally(threads))
@@ -236,7 +242,9 @@ def count_files(
     version's profile, and the counts. Arguments and errors: as of `apply`."""
     nowhere = Path(gettempdir()) / f"{os.urandom(8).hex()}.parquet"
     opening = Opening(ref, mode=mode, registry=registry, threads=1, watch=0)
-    job = prepare(opening, Wanted(inputs, nowhere, columns, fill=fill, tree=tree, watch=True))
+    job = prepare(
+        opening, Wanted(inputs, nowhere, columns=columns, fill=fill, tree=tree, watch=True)
+    )
     assert job.plan.profile is not None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         counts = sum_of([*pool.map(lambda piece: count(job.plan, piece), job.pieces)])

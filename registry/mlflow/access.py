@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 from registry.errors import NoRegistryError, NotFoundError, RegistryError, RegistryUnavailableError
 from registry.mlflow.client_store import ClientStore
 from registry.mlflow.store_protocol import Store
-from soa.errors import SoaPipelineError
+from soa.errors import SoaPipelineError, causes
 from soa.files import Inode, inode_of, read_plain
 from soa.options import PATH, TEXT, takes
 
@@ -408,12 +408,10 @@ def translated(error: Exception, shown: str) -> RegistryError:
 
 def reason(error: BaseException) -> str:
     """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        original = getattr(cause, "orig", None)
+    for each in causes(error):
+        original = getattr(each, "orig", None)
         if isinstance(original, BaseException):
             return _one_line(original)
-        cause = cause.__cause__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     # `requests` nests the texts of four exceptions; only the innermost one is shown.

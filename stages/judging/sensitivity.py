@@ -10,7 +10,6 @@ or a near tie (two neighbours equally near).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
-from soa.text import number
+from soa.text import logger, number
 from stages.reference import Arrays, Case, few_digits, filled_collections, session_answers
 
-_LOG = logging.getLogger(__name__)
+log = logger("soa-pipeline")
 
 CHANGE = 2.0**-21
 """The largest relative change of an input or weight: four roundings of float32."""
@@ -143,7 +142,7 @@ def in_float64(
         others = [session_answers(Session(signature, model), inputs, case)]
         others += [_answers(model, signature, inputs, case, seed) for seed in range(_TRIES)]
     except Exception:  # torch raises many types
-        _LOG.info("the program does not run in float64", exc_info=True)
+        log.info("the program does not run in float64", exc_info=True)
         return None
     return InFloat64(
         exact,

@@ -82,12 +82,14 @@ def main() -> None:
     table = new_table("Headers", "network", "kB", *compilers)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for config in _configs(folder):
-            if not given.names or config.stem in given.names:
-                made = _written(config, folder / config.stem)
-                size = (made.folders["cpp"] / f"{made.name}.h").stat().st_size >> 10
-                seconds = [_seconds(take, made) for take in compilers.values()]
-                table.add_row(config.stem, str(size), *seconds)
+        configs = {config.stem: config for config in _configs(folder)}
+        if unknown := {*given.names} - {*configs}:
+            parser.error(f"{unknown.pop()}: one of {', '.join(configs)}")
+        for name in given.names or configs:
+            made = _written(configs[name], folder / name)
+            size = (made.folders["cpp"] / f"{made.name}.h").stat().st_size >> 10
+            seconds = [_seconds(take, made) for take in compilers.values()]
+            table.add_row(name, str(size), *seconds)
     show([table])
     print(f"C++: {' '.join(_FLAGS)} {_V3}. Seconds; self-tests passed where they run.")
 

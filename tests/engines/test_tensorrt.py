@@ -37,7 +37,7 @@ def test_compile_without_the_library_names_the_extra(mlp: Built, tmp_path: Path)
 
 @without_library
 def test_open_without_the_library_names_the_extra(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=EXTRA):
+    with pytest.raises(EngineError, match=f"torch_tensorrt cannot be imported.*{EXTRA}"):
         engine("tensorrt").open(tmp_path / "tensorrt.pt2", torch.device("cuda:0"))
 
 

@@ -477,7 +477,7 @@ INLINE void go_down(int own_rows, const V *rows, const int32_t *nodes, const int
 // As `leaf`, for all trees and one row after the other. All nodes of a column where a row goes right come before the
 // others. So the column clears the bits that a mask has cleared for most of them, and those of the nodes behind it. For
 // the tables see Ranks in tensors.py.
-template <bool kEqual, class K, class V, class N>
+template <bool kEqual, class K, class N, class V>
 INLINE void leaves(int own_rows, const V *rows, const N *thresholds, const int32_t *nodes, const int32_t *columns,
                    const int32_t *masks, const int32_t *trees, I *to) {
   typedef int32_t Words __attribute__((vector_size(64), aligned(4), may_alias));

@@ -20,7 +20,8 @@ Array = npt.NDArray[Any]
 _BITS = 32  # of a word
 _WORDS, _COLUMNS = 2048, 1024  # the most of a row: 20 kB on a thread's stack
 _TOGETHER = 8  # trees in which a row goes down at once
-_DEEP = 60  # words whose bits are cleared in the time of a step down, among many rows
+_DEEP = 60
+"""Rows go down if the nodes clear bits in so many times as many words as a row meets nodes."""
 _MASKS = 256 << 10  # bytes, which fit into L2
 
 
@@ -47,7 +48,8 @@ def _forest(
     leaves of a tree are not numbered in order."""
     if not ((feature >= 0) & (feature < columns)).all():
         raise NotKnown("trees with other columns")
-    left, right = below.reshape(-1, 2)[:inner].T
+    below = below.reshape(-1, 2)
+    left, right = below[:inner].T
     first = np.full(len(feature), len(feature))  # of the leaves below each node
     last = np.full(len(feature), -1)
     first[inner:] = last[inner:] = np.arange(len(feature) - inner)
@@ -72,14 +74,17 @@ def _forest(
     kept = (~cleared).astype(np.uint32).view(np.int32)
     nodes = _Nodes(feature[node], threshold[node], place, kept)
     order = np.argsort(place, kind="stable")
+    paths = None
+    if columns <= _COLUMNS and len(node) > _DEEP * _mean_steps(below, roots, inner):
+        paths = _paths(feature, threshold, below, roots, inner)
     return Forest(
         torch.from_numpy(nodes.threshold[order]),
         _pairs(nodes.column[order], kept[order]),
         _numbers(np.searchsorted(place[order], np.arange(words[-1] + 1))),
         _pairs(words, np.append(starts, starts[-1] + leaves[-1])),
         equal,
-        _ranks(nodes, words[-1], columns),
-        _paths(feature, threshold, below.reshape(-1, 2), roots, inner, len(node)),
+        _ranks(nodes, words[-1], columns) if paths is None else None,
+        paths,
     )
 
 
@@ -121,13 +126,7 @@ def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     )
 
 
-def _paths(
-    feature: Array, threshold: Array, below: Array, roots: Array, inner: int, words: int
-) -> Paths | None:
-    """The nodes for rows that go down. None where it is faster to clear the bits of all nodes, in
-    so many `words`: the deeper the trees, the fewer of their nodes a row meets."""
-    if words <= _DEEP * _mean_steps(below, roots, inner) or feature.max(initial=0) >= _COLUMNS:
-        return None
+def _paths(feature: Array, threshold: Array, below: Array, roots: Array, inner: int) -> Paths:
     together = math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER))
     padded = np.append(roots, np.full(-len(roots) % together, inner))
     bits_of = threshold.view(np.int32).reshape(len(feature), -1)

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +31,6 @@ from engines.lanes.tensors import (
     Argument,
     Constant,
     Leaves,
-    Paths,
     Product,
     Reduction,
     Scan,
@@ -94,6 +94,14 @@ def held(data: torch.Tensor) -> torch.Tensor:
         return -data.to(torch.int32)
     to = {"F": torch.float32, "D": torch.float64, "I": torch.int32, "Q": torch.int64}
     return data.to(to[carrier(dtype)])
+
+
+class _Features(NamedTuple):
+    """Where the columns lie that trees compare: the address of the `first`, and how many vectors
+    two are `apart`."""
+
+    first: str
+    apart: int | None
 
 
 class Writer:
@@ -316,63 +324,69 @@ class Writer:
         return self.each(loops_of(index), [call])
 
     def leaves(self, step: Leaves) -> list[str]:
-        """All rows of a block compare the same node at a time, or each row has its own order."""
-        source, forest = step.source, step.forest
-        (row, column), (_, tree) = source.variables(), step.variables()
-        first, each = (self.at(source, (row, index)) for index in (Index(), column))
+        """Each row goes down, or has an order of nodes of its own, or all rows of a block compare
+        the same node at a time."""
+        forest, kind = step.forest, _SCALARS[carrier(step.source.dtype)]
+        equal = "true" if forest.equal else "false"
+        if forest.paths is not None and not self.on_gpu:
+            paths = forest.paths
+            tables = [self.table("int32_t", each, step) for each in (paths.nodes, paths.roots)]
+            sizes = {
+                "node": paths.nodes.shape[1], "inner": paths.inner, "together": paths.together,
+            }  # fmt: skip
+            return self.of_all_trees(step, "go_down", sizes, tables)
+        if forest.ranks is not None and self.few:
+            ranks = forest.ranks
+            whole = (ranks.nodes, ranks.columns, ranks.masks, forest.trees)
+            tables = [self.table(kind, ranks.thresholds, step)]
+            tables += [self.table("int32_t", each, step) for each in whole]
+            sizes = {"words": ranks.masks.shape[1], "step": ranks.step}
+            return self.of_all_trees(step, "leaves", sizes, tables)
+        features = self.features(step)
+        tables = [self.table(kind, forest.thresholds, step)]
+        for each in (forest.nodes, forest.words, forest.trees):
+            tables.append(self.table("int32_t", each, step))
+        row, tree = step.variables()
+        to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
+        own, vectors = (" + r", "1") if self.threads else ("", "RV")
+        at = formula(tree, self.constants)
+        given = ", ".join(
+            [f"{features.first}{own}", str(features.apart), *tables, at, f"{to}{own}"]
+        )
+        lines = [f"leaf<{equal}, {vectors}>({given});"]
+        loops = loops_of((row, tree))
+        return self.each(loops, lines) if self.threads else self.nest(loops, lines)
+
+    def of_all_trees(
+        self, step: Leaves, function: str, sizes: Mapping[str, int], tables: Sequence[str]
+    ) -> list[str]:
+        """A call for all trees and the rows of a block."""
+        features = self.features(step)
+        common = {
+            "columns": step.source.shape[1], "apart": features.apart, "trees": step.shape[1],
+            "trees_apart": step.strides[1],
+        }  # fmt: skip
+        row, _ = step.variables()
+        to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
+        given = ", ".join(["own_rows", features.first, *tables, to])
+        kind = _SCALARS[carrier(step.source.dtype)]
+        equal = "true" if step.forest.equal else "false"
+        call = f"{function}<{equal}, Sizes, {kind}>({given});"
+        lines = [named_sizes("Sizes", {**common, **sizes}), call]
+        return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
+
+    def features(self, step: Leaves) -> _Features:
+        row, column = step.source.variables()
+        first, each = (self.at(step.source, (row, index)) for index in (Index(), column))
         assert isinstance(first, Read) and isinstance(each, Read)
         (variable,) = loops_of((column,)) or (None,)
         apart = each.tensor.address(each.index).factor(variable) if variable else 0
-        kind = _SCALARS[carrier(source.dtype)]
-        rows = f"{self.names[each.tensor]} + {self.offset(first.tensor.address(first.index))}"
+        name, place = self.names[each.tensor], self.offset(first.tensor.address(first.index))
+        return _Features(f"{name} + {place}", apart)
 
-        def table(kind: str, data: torch.Tensor) -> str:
-            return self.table(step, kind, data)
-
-        equal, trees = "true" if forest.equal else "false", table("int32_t", forest.trees)
-        ranks = forest.ranks
-        if forest.paths is not None and not self.on_gpu:
-            return self.paths(step, forest.paths, rows, apart)
-        if ranks is None or self.few == 0:
-            tables = [table(kind, forest.thresholds), table("int32_t", forest.nodes),
-                      table("int32_t", forest.words), trees]  # fmt: skip
-            to = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
-            own, vectors = (" + r", "1") if self.threads else ("", "RV")
-            at = formula(tree, self.constants)
-            given = ", ".join([f"{rows}{own}", str(apart), *tables, at, f"{to}{own}"])
-            lines = [f"leaf<{equal}, {vectors}>({given});"]
-            loops = loops_of((row, tree))
-            return self.each(loops, lines) if self.threads else self.nest(loops, lines)
-        tables = [table(kind, ranks.thresholds), table("int32_t", ranks.nodes),
-                  table("int32_t", ranks.columns), table("int32_t", ranks.masks),
-                  trees]  # fmt: skip
-        sizes = {
-            "columns": source.shape[1], "apart": apart, "trees": step.shape[1],
-            "trees_apart": step.strides[1], "words": ranks.masks.shape[1], "step": ranks.step,
-        }  # fmt: skip
-        to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
-        given = ", ".join(["own_rows", rows, *tables, to])
-        lines = [named_sizes("Sizes", sizes), f"leaves<{equal}, Sizes>({given});"]
-        return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
-
-    def table(self, step: Leaves, kind: str, data: torch.Tensor) -> str:
+    def table(self, kind: str, data: torch.Tensor, step: Leaves) -> str:
+        """The address of numbers among the weights."""
         return f"({kind} const *)weights + {self.constants.add(data, step.line)}"
-
-    def paths(self, step: Leaves, paths: Paths, rows: str, apart: int | None) -> list[str]:
-        """Each row goes down in some trees at once. `rows`: the address of the first column."""
-        equal = "true" if step.forest.equal else "false"
-        row, _ = step.variables()
-        sizes = {
-            "columns": step.source.shape[1], "apart": apart, "trees": step.shape[1],
-            "trees_apart": step.strides[1], "node": paths.nodes.shape[1],
-            "inner": paths.inner, "together": paths.together,
-        }  # fmt: skip
-        kind = _SCALARS[carrier(step.source.dtype)]
-        to = f"{self.names[step]} + {self.offset(step.address((row, Index())))}"
-        tables = (self.table(step, "int32_t", each) for each in (paths.nodes, paths.roots))
-        given = ", ".join(["own_rows", rows, *tables, to])
-        lines = [named_sizes("Sizes", sizes), f"go_down<{equal}, Sizes, {kind}>({given});"]
-        return self.nest(loops_of((row,)), lines) if loops_of((row,)) else scoped(lines)
 
     def scan(self, step: Scan) -> list[str]:
         index = step.variables()

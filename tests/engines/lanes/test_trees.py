@@ -152,3 +152,13 @@ def test_only_a_small_forest_is_unrolled_for_gpus(leaves: int, small: bool) -> N
     model, trees = drawn_forest([leaves])
     made = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 64))], ["score"])
     assert ("registers" in stores(planned(row_program(made.program)))) == small
+
+
+@pytest.mark.parametrize("columns, goes_down", [(400, True), (9000, False)])
+def test_a_row_of_many_columns_does_not_go_down(columns: int, goes_down: bool) -> None:
+    """A copy of those that nodes compare would not fit on a thread's stack."""
+    model, trees = drawn_forest([1500], features=columns)
+    x = torch.from_numpy(rows_for(trees, columns, 64))
+    plan = planned(row_program(prepared(Scores(model), [x], ["score"]).program))
+    (step,) = (step for step in plan.steps if isinstance(step, Leaves))
+    assert bool(step.forest.paths) == goes_down

@@ -30,7 +30,7 @@ def refused(project: Project, *changes: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("old", "new", "number", "says"),
     [
-        ("description:", "descriptoin:", 2, "unknown key"),
+        ("description:", "descriptoin:", 2, "unknown key; allowed: name, descr"),
         ("factory: model.py", "factory: modell.py", 4, "modell.py"),
         ("weights.safetensors", "wheights.safetensors", 6, "wheights.safetensors"),
     ],

@@ -76,6 +76,7 @@ def test_check_names_the_key_that_signed(one: Registry, release: KeyPair) -> Non
     one.sign(one.find("jets/1"), release.private)
     said = checked(one, "--key", release.public)
     assert said["signature"]["key"] == read_trusted(release.public).fingerprint
+    assert said["artifacts"] == {}
 
 
 def test_check_without_trusted_keys_says_nothing_of_a_signature(

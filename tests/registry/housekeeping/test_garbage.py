@@ -223,7 +223,7 @@ def test_the_files_of_a_version_that_was_deleted_in_mlflow_are_garbage(
     client_of(registry).delete_model_version("jets", "1")
     assert collect(registry) == []  # it may still be at work
     (found,) = collect(registry, older_than=NOW)
-    assert found.kind == "registration"
+    assert (found.kind, found.what) == ("registration", "jets: no version refers to it")
     assert stored_files(registry) == []
 
 

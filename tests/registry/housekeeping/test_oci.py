@@ -18,7 +18,7 @@ import oras.client
 import pytest
 import urllib3
 
-from registry import BundleError, NotFoundError, RegistryError
+from registry import BundleError, NotFoundError, RegistryError, TrustError
 from registry.bundle import Bundle, PulledNote, open_folder, seal, write_note
 from registry.errors import RegistryUnavailableError
 from registry.housekeeping import oci, oci_client
@@ -108,6 +108,9 @@ def test_a_signature_comes_back(server: OciServer, pulled: Path, tmp_path: Path)
     oci.push(pulled, tag)
     _, back = oci.pull(tag, tmp_path / "back")
     require_signature(back, [read_trusted(keys.public)])
+    other = make_keys(tmp_path, "other")
+    with pytest.raises(TrustError):
+        require_signature(back, [read_trusted(other.public)])
 
 
 def test_a_second_push_uploads_no_file(server: OciServer, pulled: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_users_own_inputs_are_taken_and_cut() -> None:
 def test_a_column_that_is_missing_is_named() -> None:
     given = good()
     del given["hits"]["x"]
-    with pytest.raises(ReferenceDataError, match=r"hits\.x is missing"):
+    with pytest.raises(ReferenceDataError, match=r"reference column hits\.x is missing"):
         check_inputs(SIGNATURE, given)
 
 
