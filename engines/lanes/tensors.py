@@ -395,22 +395,21 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Paths:
-    """The nodes of a forest as they follow each other. Leaves come behind the `inner` nodes; each
-    is its own child.
+    """The nodes of a forest as they follow each other: the roots, and then the two children of a
+    node beside each other. A leaf is its own child.
 
-    nodes : (N, 4 or 5), int32
-        The column that a node compares, its left and its right child, and the bits of its
-        threshold, float32 or float64.
-    roots : (R,), int32
-        The first node of each tree, and then leaves, so that R is a multiple of `together`.
+    nodes : (N, 3 or 4), int32
+        The column that a node compares, its left child, and the bits of its threshold, float32 or
+        float64. Of a leaf: the number of columns, the leaf itself, and the number of the leaf.
     together : int
         In so many trees a row goes down at once.
+    deep : bool
+        Whether any number of rows goes down; otherwise only a few.
     """
 
     nodes: torch.Tensor
-    roots: torch.Tensor
-    inner: int
     together: int
+    deep: bool
 
 
 @dataclass(frozen=True)

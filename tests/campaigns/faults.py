@@ -1139,8 +1139,8 @@ FAULTS = (
     ),
     Fault(
         "a row that goes down takes the right child at a threshold",
-        "at[g] = node[1 + !(kEqual ? x <= limit : x < limit)];",
-        "at[g] = node[1 + !(x < limit)];",
+        "next = node[1] + !(kEqual ? x <= limit : x < limit);",
+        "next = node[1] + !(x < limit);",
         ("test_every_row_reaches_its_leaf",),
     ),
     Fault(

@@ -44,7 +44,7 @@ sys.exit(ROOT.NAME.self_test())
 _NVIDIA = ("sm_75", "sm_80", "sm_90", "sm_100")
 _AMD = ("gfx90a", "gfx942", "gfx1100")
 _TREES = """\
-name: trees
+name: {name}
 model: {{trees: {file}}}
 collections:
   given: {{columns: [{{name: x0 .. x13, dtype: float32}}]}}
@@ -96,10 +96,12 @@ def main() -> None:
 
 def _configs(folder: Path) -> list[Path]:
     """Configs whose only engine is lanes."""
-    (folder / "trees.yaml").write_text(
-        _TREES.format(file=trained(folder / "trees.txt", trees=120, leaves=63))
-    )
-    found = [folder / "trees.yaml", *write_configs(folder)]
+    found = []
+    for name, trees, leaves in (("trees", 120, 63), ("deep_trees", 10, 512)):
+        file = trained(folder / f"{name}.txt", trees, leaves)
+        found.append(folder / f"{name}.yaml")
+        found[-1].write_text(_TREES.format(name=name, file=file))
+    found += write_configs(folder)
     for name in ("demo", "hzz"):
         text = (_ROOT / f"configs/{name}.yaml").read_text()
         found.append(folder / f"{name}.yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def drawn_tree(draw: np.random.Generator, leaves: int, features: int, real: type
 
 
 def drawn_forest(
-    leaves: list[int], features: int = 5, real: type = np.float32, zero: float | None = None,
+    leaves: Sequence[int], features: int = 5, real: type = np.float32, zero: float | None = None,
     seed: int = 1,
 ) -> tuple[Trees, list[Tree]]:  # fmt: skip
     """A tree for each number of leaves. `zero`: see Trees."""
@@ -46,11 +47,11 @@ def drawn_forest(
 
 
 class Forest(nn.Module):
-    """The score of six features by decision trees of one, two and seven words."""
+    """The score of six features by decision trees: of one, two and seven words, if not told."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: Sequence[int] = (20, 40, 200, 7, 9)) -> None:
         super().__init__()
-        self.trees, _ = drawn_forest([20, 40, 200, 7, 9], features=6)
+        self.trees, _ = drawn_forest(leaves, features=6)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         return (self.trees(x).unsqueeze(1),)

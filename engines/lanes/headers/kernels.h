@@ -440,40 +440,45 @@ INLINE void leaf(const V *rows, int apart, const N *thresholds, const int32_t *n
   }
 }
 
-#if !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
 // As `leaf`, for all trees and one row after the other, which goes down in some trees at once, without a branch for a
-// node. For the tables see Paths in tensors.py.
+// node. A leaf is its own child. For the table see Paths in tensors.py.
 template <bool kEqual, class K, class N, class V>
-INLINE void go_down(int own_rows, const V *rows, const int32_t *nodes, const int32_t *roots, I *to) {
+INLINE void go_down(int own_rows, const V *rows, const int32_t *nodes, I *to) {
   LOOP for (int row = 0; row < kRows; ++row) {
     int32_t *const own = (int32_t *)to + row;
     if (row >= own_rows) {  // a copy of the first row
-      for (int t = 0; t < K::trees; ++t) own[t * K::trees_apart * kRows] = own[t * K::trees_apart * kRows - row];
+      LOOP for (int t = 0; t < K::trees; ++t) {
+        own[t * K::trees_apart * kRows] = own[t * K::trees_apart * kRows - row];
+      }
       continue;
     }
-    N values[K::columns];
-    for (int f = 0; f < K::columns; ++f) values[f] = ((const N *)(rows + f * K::apart * RV))[row];
-    for (int t = 0; t < K::trees; t += K::together) {
-      int32_t at[K::together], least;
-      UNROLL for (int g = 0; g < K::together; ++g) at[g] = roots[t + g];
+    N values[K::columns + 1];
+    LOOP for (int f = 0; f < K::columns; ++f) values[f] = ((const N *)(rows + f * K::apart * RV))[row];
+    values[K::columns] = -1;  // below the limit of any leaf
+    LOOP for (int begin = 0; begin < K::trees; begin += K::together) {
+      const int first = begin + K::together < K::trees ? begin : K::trees - K::together;
+      int32_t at[K::together], moved;
+      UNROLL for (int g = 0; g < K::together; ++g) at[g] = first + g;
       do {
+        moved = 0;
         UNROLL for (int g = 0; g < K::together; ++g) {
           const int32_t *const node = nodes + K::node * (int64_t)at[g];
           const N x = values[node[0]];
           N limit;
-          __builtin_memcpy(&limit, node + 3, sizeof limit);
-          at[g] = node[1 + !(kEqual ? x <= limit : x < limit)];
+          __builtin_memcpy(&limit, node + 2, sizeof limit);
+          const int32_t next = node[1] + !(kEqual ? x <= limit : x < limit);
+          moved |= next ^ at[g];
+          at[g] = next;
         }
-        least = at[0];
-        UNROLL for (int g = 1; g < K::together; ++g) least = at[g] < least ? at[g] : least;
-      } while (least < K::inner);
-      for (int g = 0; g < K::together && t + g < K::trees; ++g) {
-        own[(t + g) * K::trees_apart * kRows] = at[g] - K::inner;
+      } while (moved != 0);
+      UNROLL for (int g = 0; g < K::together; ++g) {
+        own[(first + g) * K::trees_apart * kRows] = nodes[K::node * (int64_t)at[g] + 2];
       }
     }
   }
 }
 
+#if !defined(BLOCK_SIZE) && !defined(__CUDACC__) && !defined(__HIP__)
 // As `leaf`, for all trees and one row after the other. All nodes of a column where a row goes right come before the
 // others. So the column clears the bits that a mask has cleared for most of them, and those of the nodes behind it. For
 // the tables see Ranks in tensors.py.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,11 @@ Array = npt.NDArray[Any]
 
 _BITS = 32  # of a word
 _WORDS, _COLUMNS = 2048, 1024  # the most of a row: 20 kB on a thread's stack
-_TOGETHER = 8  # trees in which a row goes down at once
+_TOGETHER = 12  # trees in which a row goes down at once
 _DEEP = 60
 """Rows go down if the nodes clear bits in so many times as many words as a row meets nodes."""
+_SHORT = 100
+"""A few rows go down also if one meets fewer nodes than it has words, and so many more."""
 _MASKS = 256 << 10  # bytes, which fit into L2
 
 
@@ -74,9 +77,17 @@ def _forest(
     kept = (~cleared).astype(np.uint32).view(np.int32)
     nodes = _Nodes(feature[node], threshold[node], place, kept)
     order = np.argsort(place, kind="stable")
+    levels = list(_levels(below, roots, inner))
+    steps = sum(np.count_nonzero(level < inner) / 2**k for k, level in enumerate(levels))
+    deep = len(node) > _DEEP * steps
     paths = None
-    if columns <= _COLUMNS and len(node) > _DEEP * _mean_steps(below, roots, inner):
-        paths = _paths(feature, threshold, below, roots, inner)
+    if columns <= _COLUMNS and (deep or steps < words[-1] + _SHORT):
+        ordered = np.concatenate(levels)
+        paths = Paths(
+            _paths(ordered, feature, threshold, below, inner, columns),
+            math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER)),
+            deep,
+        )
     return Forest(
         torch.from_numpy(nodes.threshold[order]),
         _pairs(nodes.column[order], kept[order]),
@@ -126,22 +137,28 @@ def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     )
 
 
-def _paths(feature: Array, threshold: Array, below: Array, roots: Array, inner: int) -> Paths:
-    together = math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER))
-    padded = np.append(roots, np.full(-len(roots) % together, inner))
-    bits_of = threshold.view(np.int32).reshape(len(feature), -1)
-    nodes = np.concatenate([feature[:, None], below, bits_of], axis=1)
-    return Paths(_numbers(nodes), _numbers(padded), inner, together)
+def _levels(below: Array, roots: Array, inner: int) -> Iterator[Array]:
+    """The nodes of all trees, the roots first. If half of the rows of a node go to each side, a row
+    meets a node of level k with probability 2^-k."""
+    level = roots
+    while len(level):
+        yield level
+        level = below[level[level < inner]].reshape(-1)
 
 
-def _mean_steps(below: Array, roots: Array, inner: int) -> float:
-    """How many nodes a row meets in all trees, if half of the rows of a node go to each side."""
-    at, share, steps = roots[roots < inner], 1.0, 0.0
-    while len(at):
-        steps += share * len(at)
-        children = below[at].reshape(-1)
-        at, share = children[children < inner], share / 2
-    return steps
+def _paths(
+    order: Array, feature: Array, threshold: Array, below: Array, inner: int, columns: int
+) -> torch.Tensor:
+    """The `nodes` of Paths, in an order in which two children stand beside each other."""
+    place = np.empty(len(feature), np.int64)
+    place[order] = np.arange(len(order))
+    leaf = order >= inner
+    limits = threshold[order].view(np.int32).reshape(len(order), -1)
+    limits[leaf] = 0
+    limits[leaf, 0] = order[leaf] - inner
+    column = np.where(leaf, columns, feature[order])
+    left = place[np.where(leaf, order, below[order, 0])]
+    return _numbers(np.column_stack([column, left, limits]))
 
 
 def _numbers(each: Array) -> torch.Tensor:

@@ -48,7 +48,7 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
     constants, on_cpu = Constants(), language == "cpp"
     vectors = vectors_in_l1(plan, _LANES)
     shape = (_VECTOR_REGISTERS, vectors) if on_cpu else (REGISTERS, 1)
-    one = Writer(plan, constants, *shape, store).body()
+    one = Writer(plan, constants, *shape, store, on_cpu=on_cpu).body()
     many = Writer(plan, constants, *shape).body() if on_cpu else ""
     if len(constants.data) > _MOST_BYTES:
         raise NotApplicableError(
@@ -183,7 +183,8 @@ def _block(body: str, more: str = "") -> str:
     return (
         "#define weights ((const char *)&values)\n"
         f"INLINE void block(void *const *columns, const int64_t *items, int64_t row{more}) {{\n"
-        f"  (void)columns, (void)items, (void)row;\n{body}}}\n#undef weights"
+        "  constexpr int own_rows = kRows;\n"
+        f"  (void)columns, (void)items, (void)row, (void)own_rows;\n{body}}}\n#undef weights"
     )
 
 

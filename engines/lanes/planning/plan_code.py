@@ -111,7 +111,8 @@ class Writer:
     arena. In `registers` each is an array of its own, which a compiler may keep there. With
     `threads`, so many of a GPU divide the elements of a step, and wait for each other after it;
     `vectors` is then the number of their rows. `few`: see `Width`.
-    `timed`: the ticks of each step are counted.
+    `timed`: the ticks of each step are counted. `on_cpu`: so is the row of a C++ header, which has
+    a `store`, too.
     """
 
     def __init__(
@@ -124,10 +125,11 @@ class Writer:
         few: int = 0,
         timed: bool = False,
         threads: int = 0,
+        on_cpu: bool = False,
     ) -> None:
         self.timed = timed
         self.plan, self.constants, self.at = plan, constants, plan.elements.at
-        self.on_gpu = store is not None
+        self.marks_loops, self.on_cpu = store is not None, store is None or on_cpu
         self.own_arrays, self.threads = store == "registers", threads
         self.registers, self.vectors, self.few = registers, vectors, few
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
@@ -216,7 +218,7 @@ class Writer:
 
     def loop(self, name: str, end: int | str) -> str:
         """The head of a loop. A kernel's loops are marked, so that a compiler can unroll them."""
-        return f"{'LOOP ' * self.on_gpu}for (int {name} = 0; {name} < {end}; ++{name})"
+        return f"{'LOOP ' * self.marks_loops}for (int {name} = 0; {name} < {end}; ++{name})"
 
     def reduction(self, kernel: Kernel) -> list[str]:
         inner = kernel.inner
@@ -328,13 +330,11 @@ class Writer:
         the same node at a time."""
         forest, kind = step.forest, _SCALARS[carrier(step.source.dtype)]
         equal = "true" if forest.equal else "false"
-        if forest.paths is not None and not self.on_gpu:
-            paths = forest.paths
-            tables = [self.table("int32_t", each, step) for each in (paths.nodes, paths.roots)]
-            sizes = {
-                "node": paths.nodes.shape[1], "inner": paths.inner, "together": paths.together,
-            }  # fmt: skip
-            return self.of_all_trees(step, "go_down", sizes, tables)
+        paths = forest.paths
+        if paths is not None and self.on_cpu and (paths.deep or self.few):
+            nodes = self.table("int32_t", paths.nodes, step)
+            sizes = {"node": paths.nodes.shape[1], "together": paths.together}
+            return self.of_all_trees(step, "go_down", sizes, [nodes])
         if forest.ranks is not None and self.few:
             ranks = forest.ranks
             whole = (ranks.nodes, ranks.columns, ranks.masks, forest.trees)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ NETWORKS = {  # by the names of their headers
     "lstm": (Steps, (3, 3), torch.float32, ("a", "b")),
     "edges": (Neighbours, (10, 4), torch.float32, ("f",)),
     "trees": (Forest, (6,), torch.float32, ("score",)),
+    "deep": (partial(Forest, (500, 450)), (6,), torch.float32, ("score",)),
     "integers": (Whole, (6,), torch.int64, ("sums", "above")),
 }
 
