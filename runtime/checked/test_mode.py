@@ -7,7 +7,7 @@ other memory sizes, so it shares neither the compiled code nor the caller's memo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from runtime.errors import DeviationError
 from runtime.session import Binding, Collections, Origin, Rows, Session, by_name
 from soa.memory import Collection, argument_tensors, read_block
 from soa.records import as_data
-from soa.signature import Signature
+from soa.signature import BoundBlock, Signature
 from soa.text import number
 
 _SPARE_ROWS = 33
@@ -129,23 +129,14 @@ class _CheckedBinding(Binding):
         faults = list(memory_faults(self.signature, inputs, outputs, before))
         if faults:
             raise DeviationError(faults[0], code="deviation-memory")
-        expected = self._run_reference(given)
-        deviations: dict[str, Deviation] = {}
-        bad_out = 0
-        for bound in self.signature.outputs:
-            block = read_block(bound, given[bound.block.collection])
-            bad_out += _nonfinite(block)
-            deviations[bound.name] = compare(
-                block,
-                read_block(bound, expected[bound.block.collection]),
-                self._session.tolerances[bound.name],
-                classifier=False,
-            )
-        bad_in = sum(
-            _nonfinite(read_block(bound, given[bound.block.collection]))
-            for bound in self.signature.inputs
-        )
-        self._session.add(us, bad_in, bad_out, deviations)
+        answers = _read(self.signature.outputs, given)
+        expected = _read(self.signature.outputs, self._run_reference(given))
+        deviations = {
+            name: compare(answer, expected[name], self._session.tolerances[name], classifier=False)
+            for name, answer in answers.items()
+        }
+        bad_in = _nonfinite(_read(self.signature.inputs, given))
+        self._session.add(us, bad_in, _nonfinite(answers), deviations)
         self._require_within(deviations)
 
     def _require_within(self, deviations: Mapping[str, Deviation]) -> None:
@@ -172,5 +163,14 @@ class _CheckedBinding(Binding):
         return fresh
 
 
-def _nonfinite(values: torch.Tensor) -> int:
-    return int((~values.isfinite()).sum()) if values.is_floating_point() else 0
+def _read(
+    blocks: Iterable[BoundBlock], collections: Mapping[str, Collection]
+) -> dict[str, torch.Tensor]:
+    """The values of each block."""
+    return {bound.name: read_block(bound, collections[bound.block.collection]) for bound in blocks}
+
+
+def _nonfinite(blocks: Mapping[str, torch.Tensor]) -> int:
+    """How many values are NaN or infinite."""
+    floats = (values for values in blocks.values() if values.is_floating_point())
+    return sum(int((~values.isfinite()).sum()) for values in floats)

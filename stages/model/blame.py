@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -221,13 +221,21 @@ def _user_frame(text: str) -> str:
     return f"{file}:{line}" + (f" ({code})" if code else "")
 
 
+class _Result(NamedTuple):
+    """The digest of an operation's result, and the place in the model that called it."""
+
+    operation: str
+    digest: str
+    place: str
+
+
 class _Operations(TorchDispatchMode):
-    """Records the result of each operation, in order, and the place that called it."""
+    """Records the result of each operation, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.layers = {id(layer): name for name, layer in model.named_modules() if name}
-        self.seen: list[tuple[str, str, str]] = []
+        self.results: list[_Result] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -237,7 +245,7 @@ class _Operations(TorchDispatchMode):
         if plain and "empty" not in func.name():  # an empty tensor has arbitrary content
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
-            self.seen.append((func.name(), digest, self._asked_by()))
+            self.results.append(_Result(func.name(), digest, self._asked_by()))
         return result
 
     def _asked_by(self) -> str:
@@ -261,10 +269,10 @@ def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
     for _ in range(2):
         with _Operations(model) as run, torch.no_grad():
             ask()
-        runs.append(run.seen)
-    for (name, digest, asked_by), other in zip(*runs, strict=False):
-        if (name, digest) != other[:2]:
-            return f"the first operation that differs is {name} in {asked_by}"
+        runs.append(run.results)
+    for first, second in zip(*runs, strict=False):
+        if (first.operation, first.digest) != (second.operation, second.digest):
+            return f"the first operation that differs is {first.operation} in {first.place}"
     return "the operation that differs was not found"
 
 
