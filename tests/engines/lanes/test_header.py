@@ -29,7 +29,7 @@ from tests.engines.lanes.harness import Compiled, Prepared, prepared
 from tests.models.forests import Forest
 
 CPP, CUDA = Target("source", "cpp"), Target("source", "cuda")
-pytestmark = pytest.mark.usefixtures("traced_once")
+pytestmark = pytest.mark.usefixtures("traced_once", "quick_compiler")
 CLANG = next((name for name in ("clang++-19", "clang++") if shutil.which(name)), None)
 
 
@@ -38,24 +38,13 @@ class TrackPurity(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(15, 32), nn.BatchNorm1d(32), nn.ELU())
-        self.block = nn.Linear(32, 32)
-        self.last = nn.Linear(32, 1)
+        self.first = nn.Sequential(nn.Linear(15, 16), nn.BatchNorm1d(16), nn.ELU())
+        self.block = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         x = self.first(x)
         x = x + 0.3 * torch.relu(self.block(x))  # a product and a sum, which compilers may fuse
-        return (torch.sigmoid(self.last(x)),)
-
-
-class Line(nn.Module):
-    """The simplest network with the same columns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(15, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
         return (torch.sigmoid(self.last(x)),)
 
 
@@ -72,15 +61,15 @@ class Steps(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """Edge convolution: the three nearest of ten points."""
+    """Edge convolution: the three nearest of six points."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.edge = nn.Linear(8, 16)
+        self.edge = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> tuple[Tensor]:
         near = torch.cdist(x, x).topk(4, largest=False).indices[:, :, 1:]
-        others = x[:, None].expand(-1, 10, -1, -1).gather(2, near[..., None].expand(-1, -1, -1, 4))
+        others = x[:, None].expand(-1, 6, -1, -1).gather(2, near[..., None].expand(-1, -1, -1, 4))
         own = x[:, :, None].expand(-1, -1, 3, -1)
         return (self.edge(torch.cat([own, others - own], -1)).relu().amax(2).mean(1),)
 
@@ -96,7 +85,7 @@ class Whole(nn.Module):
 NETWORKS = {  # by the names of their headers
     "purity": (TrackPurity, (15,), torch.float32, ("p",)),
     "lstm": (Steps, (3, 3), torch.float32, ("a", "b")),
-    "edges": (Neighbours, (10, 4), torch.float32, ("f",)),
+    "edges": (Neighbours, (6, 4), torch.float32, ("f",)),
     "trees": (Forest, (6,), torch.float32, ("score",)),
     "deep": (partial(Forest, (500, 450)), (6,), torch.float32, ("score",)),
     "integers": (Whole, (6,), torch.int64, ("sums", "above")),
@@ -215,7 +204,7 @@ NUMBERS: tuple[np.number[Any], ...] = (
     np.uint32(2**32 - 1), np.float32(np.inf), np.float64(-np.inf),
 )  # fmt: skip
 COMPILERS = [
-    "g++ -std=c++17 -O0",
+    pytest.param("g++ -std=c++17 -O0", marks=pytest.mark.long),
     "g++ -std=c++20 -O3 -march=native -ffp-contract=fast -Wall -Wextra -Wpedantic -Werror",
     "clang++ -std=c++17 -O2 -march=x86-64-v3 -Wall -Wextra -Wpedantic -Werror",
     "zig -std=c++20 -O1",
@@ -297,18 +286,23 @@ def _nvcc() -> str:
         pytest.skip(str(error))
 
 
-def _self_tests_compile(command: list[str], headers: Headers, runtime: str) -> None:
-    includes = "".join(f'#include "{name}.h"\n' for name in NETWORKS)
-    wrong = " + ".join(f"{name}::self_test()" for name in NETWORKS)
+def _self_tests_compile(
+    command: list[str], headers: Headers, runtime: str, names: Iterable[str] = NETWORKS
+) -> None:
+    includes = "".join(f'#include "{name}.h"\n' for name in names)
+    wrong = " + ".join(f"{name}::self_test()" for name in names)
     kernel = f"__global__ void k(int *n) {{ *n = {wrong}; }}\n"
     (headers.folder / "main.cu").write_text(f"{runtime}{includes}{kernel}int main() {{}}\n")
     done = subprocess.run(command, cwd=headers.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_nvcc_takes_the_files(cuda: Headers) -> None:
-    command = [_nvcc(), "-std=c++17", "-arch=sm_90", "-cubin", "-o", "main.cubin", "main.cu"]
-    _self_tests_compile(command, cuda, runtime="")
+@pytest.mark.parametrize(
+    "names", [("purity", "integers"), pytest.param(tuple(NETWORKS), marks=pytest.mark.long)]
+)
+def test_nvcc_takes_the_files(cuda: Headers, names: tuple[str, ...]) -> None:
+    command = [_nvcc(), "-std=c++17", "-arch=sm_90", "-ptx", "-o", "main.ptx", "main.cu"]
+    _self_tests_compile(command, cuda, "", names)
 
 
 @pytest.mark.long
@@ -331,12 +325,17 @@ def test_the_self_test_sees_another_weight(purity: Path, tmp_path: Path) -> None
     assert run("g++ -O1", tmp_path, TEST).returncode != 0
 
 
+def renamed(header: Path, name: str) -> str:
+    """The text of a header, for a network of another name."""
+    text = header.read_text().replace(f"{header.stem}_", f"{name}_")
+    return text.replace(f"namespace {header.stem} ", f"namespace {name} ")
+
+
 def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
     purity: Path, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
-        text = purity.read_text().replace("purity_", f"{name}_")
-        (tmp_path / f"{name}.h").write_text(text.replace("namespace purity ", f"namespace {name} "))
+        (tmp_path / f"{name}.h").write_text(renamed(purity, name))
     program = (
         "#define SOA_FN __attribute__((cold))\n#include <cmath>\n"
         '#include "one.h"\n#include "two.h"\n#include "one.h"\n'
@@ -349,10 +348,8 @@ def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
 
 def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path) -> None:
     """In one file their names are ambiguous; in two files of one program each keeps its own."""
-    torch.manual_seed(6)
-    rows = torch.randn(64, 15)
-    version = Network(prepared(Line(), [rows], ["p"]), rows)
-    other = written({"purity": version}, tmp_path, CPP).folder / "purity.h"
+    other = tmp_path / "purity.h"
+    other.write_text(renamed(purity.with_name("integers.h"), "purity"))
     first = f'#include "{purity}"\n'
     both = f'{first}#include "{other}"\nint main() {{ return purity::self_test(); }}\n'
     assert "ambiguous" in run("g++ -std=c++17", tmp_path, both).stderr

@@ -6,11 +6,13 @@ from functools import cache
 import pytest
 
 
-@pytest.fixture
-def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles libraries of `lanes` with -O1, in half the time. For tests of what operators do;
-    other tests show what -O3 makes of the code."""
-    monkeypatch.setenv("TESTS_LANES", "-O1")
+@pytest.fixture(scope="module")
+def quick_compiler() -> Iterator[None]:
+    """Compiles libraries of `lanes`, and those of its headers, with -O1, in half the time. For
+    tests of what operators and blocks do; other tests show what -O3 makes of the code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TESTS_LANES", "-O1")
+        yield
 
 
 @pytest.fixture(scope="module")
