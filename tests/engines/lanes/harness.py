@@ -13,8 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from engines import Portable, Target, engine
+from engines.exported import quiet_torch
+from engines.lanes.compiling.devices import build_row_kernel
+from engines.lanes.compiling.library import build_row
+from engines.lanes.planning.program import Given, OneRow, lowered_row, traced
+from engines.lanes.tensors import Program
 from engines.target import gpu_target
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
@@ -149,14 +156,12 @@ class Prepared:
     signature: Signature
     program: Path
 
-    def compiled(
-        self, name: str = "lanes", device: str = "cpu", target: Target | None = None
-    ) -> Compiled:
+    def compiled(self, name: str = "lanes", device: str = "cpu") -> Compiled:
         """The artifact of the engine with this name, one that compiles exported programs, for this
-        host's processor or GPU, or a target that this host runs."""
+        host's processor or GPU."""
         folder, place = Path(tempfile.mkdtemp(dir=_SCRATCH)), torch.device(device)
-        wanted = target or target_on(device)
-        files = engine(name).compile(Portable(self.program, None), wanted, {}, folder)
+        source = Portable(self.program, None)
+        files = engine(name).compile(source, target_on(device), {}, folder)
         opened = engine(name).open(folder / files[0], place)
         session = Session(self.signature, opened, place)
         same_bits = name == "lanes" and place.type == "cpu"
@@ -167,9 +172,7 @@ def prepared(
     model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str], row_wise: bool = False
 ) -> Prepared:
     """Exports the model with these rows as its example. `row_wise`: captures it at one row."""
-    model = model.eval().requires_grad_(False)
-    with torch.no_grad():
-        outputs = dict(zip(names, model(*[each[:2] for each in inputs]), strict=True))
+    outputs = dict(zip(names, first_rows(model, inputs), strict=True))
     signature = signature_of(inputs, outputs)
     arrays: dict[str, dict[str, Any]] = {}
     for bound, values in zip(signature.inputs, inputs, strict=True):
@@ -184,3 +187,63 @@ def compiled(
 ) -> Compiled:
     """For a GPU the model is captured at one row: torch 2.11 there exports fewer programs."""
     return prepared(model, inputs, names, row_wise=device != "cpu").compiled(device=device)
+
+
+def arguments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Given]:
+    """The arguments of a program for one row: the number of rows, and a matrix (columns, 1) for
+    each input and output."""
+    sizes = [(flat(each).shape[1], each.dtype) for each in (*inputs, *outputs)]
+    matrices = [Given(torch.empty(size, 1, dtype=dtype), "m") for size, dtype in sizes]
+    return [Given(torch.empty(1, 0), "n"), *matrices]
+
+
+def one_row(
+    model: nn.Module, inputs: Sequence[Tensor], outputs: Sequence[Tensor], vmapped: bool = False
+) -> OneRow:
+    """The model's operators at one row, on `arguments`. `vmapped`: it calls torch.vmap."""
+
+    def run(_count: Tensor, *matrices: Tensor) -> list[Tensor]:
+        given = zip(matrices[: len(inputs)], inputs, strict=True)
+        rows = [matrix.T.reshape(1, *each.shape[1:]) for matrix, each in given]
+        return [flat(each).T for each in model(*rows)]
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given = arguments(inputs, outputs)
+    examples = [mode.from_tensor(each.value) for each in given]
+    with quiet_torch(), torch.no_grad(), mode:
+        # `traced` cannot see through torch.vmap.
+        graph = traced(make_fx(run)(*examples) if vmapped else run, examples, mode)
+    return OneRow(graph, list(range(1 + len(inputs), len(given))))
+
+
+def first_rows(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        found: tuple[Tensor, ...] = model.eval().requires_grad_(False)(*[x[:2] for x in inputs])
+    return found
+
+
+def program_of(model: nn.Module, inputs: Sequence[Tensor]) -> Program:
+    """The program of `lanes` for one row of a model."""
+    outputs = first_rows(model, inputs)
+    return lowered_row(one_row(model, inputs, outputs), arguments(inputs, outputs))
+
+
+def compiled_row(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    names: Sequence[str],
+    device: str = "cpu",
+    vmapped: bool = False,
+    target: Target | None = None,
+) -> Compiled:
+    """The artifact of `lanes` from the model's operators at one row: `compiled` needs some times as
+    long, as it exports the model. For tests of what operators do, also for another target that this
+    host runs."""
+    outputs = first_rows(model, inputs)
+    signature = signature_of(inputs, dict(zip(names, outputs, strict=True)))
+    program = lowered_row(one_row(model, inputs, outputs, vmapped), arguments(inputs, outputs))
+    folder, place = Path(tempfile.mkdtemp(dir=_SCRATCH)), torch.device(device)
+    build = build_row if place.type == "cpu" else build_row_kernel
+    files = build(program, target or target_on(device), folder)
+    opened = engine("lanes").open(folder / files[0], place)
+    return Compiled(model, signature, Session(signature, opened, place), place.type == "cpu")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engines.kinds import host_cpu_levels
 from engines.lanes.functions import FUNCTIONS, call, carrier
 from engines.lanes.planning.source_file import HEADERS
-from tests.engines.lanes.harness import MOST, compiled
+from tests.engines.lanes.harness import MOST, compiled_row
 from tests.engines.lanes.programs import wrong
 
 _ON_CPU = """
@@ -71,7 +71,7 @@ class Block(nn.Module):
 def test_a_row_has_the_same_bits_in_any_company() -> None:
     torch.manual_seed(6)
     x = torch.randn(MOST, 6, 5)
-    library = compiled(Block(), [x], ["y"])
+    library = compiled_row(Block(), [x], ["y"])
     together = library(x)["y"]
     for n in (1, 2, 3, 4, 5, 8, 9, 31, 33, 63):
         for first in (0, MOST - n):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engines.lanes.harness import MOST, Function, compiled
+from tests.engines.lanes.harness import MOST, Function, compiled_row
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
 Table = Mapping[str, Callable[..., Tensor]]
@@ -378,7 +378,7 @@ def library_of(table: Table, inputs: list[Tensor]) -> Callable[..., Answers]:
         str(dtype).removeprefix("torch."): _together([table[title] for title in group])
         for dtype, group in titles.items()
     }
-    library = compiled(Function(outputs), inputs, list(outputs))
+    library = compiled_row(Function(outputs), inputs, list(outputs))
 
     def answers(*rows: Tensor) -> Answers:
         found = library(*rows)
@@ -445,11 +445,27 @@ def test_integers(dtype: torch.dtype) -> None:
     agree(INTEGERS, [columns, torch.stack([divisors, divisors], 1)], 1)
 
 
-def test_reductions() -> None:
+SLOW = {
+    "upper factor", "solved, lower", "solved from the right", "solved, ones", "LSTM of two layers",
+    "RNN", "encoder", "transposed", "quantile, midpoint", "quantile, higher", "quantile, nearest",
+    *(f"{name} {dim}" for name in ("mean", "amax", "amin", "logsumexp") for dim in (1, -1)),
+}  # fmt: skip
+"""What is compiled for long, and close to another one of its table."""
+quick_and_slow = pytest.mark.parametrize(
+    "slow", [False, pytest.param(True, marks=pytest.mark.long)]
+)
+
+
+def those(table: Table, slow: bool) -> Table:
+    return {name: call for name, call in table.items() if (name in SLOW) == slow}
+
+
+@quick_and_slow
+def test_reductions(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 3, 5, 4)
     values[-3:, :, :, ::2] = torch.tensor([NAN, INF, -INF]).view(3, 1, 1, 1)
-    agree(REDUCTIONS, [values], 8, cancelling=True)
+    agree(those(REDUCTIONS, slow), [values], 8, cancelling=True)
 
 
 def test_views() -> None:
@@ -457,12 +473,13 @@ def test_views() -> None:
     agree(VIEWS, [torch.randn(MOST, 3, 4, 2)], 0)
 
 
-def test_selections() -> None:
+@quick_and_slow
+def test_selections(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 6, 4)
     values[:5] = values[:5].round()  # with ties
     values[7, 2, 1], values[8, 3], values[9, 1], values[10] = NAN, INF, -INF, -0.0
-    agree(SELECTIONS, [values, torch.randint(0, 6, (MOST, 5))], 1)
+    agree(those(SELECTIONS, slow), [values, torch.randint(0, 6, (MOST, 5))], 1)
 
 
 def test_pools() -> None:
@@ -475,17 +492,11 @@ def test_pools() -> None:
     agree(places, [torch.rand(MOST, 6, 8), with_nan], 0)
 
 
-SLOW = {
-    "upper factor", "solved, lower", "solved from the right", "solved, ones", "LSTM of two layers",
-}  # fmt: skip
-"""What is compiled for long, and close to another one of its table."""
-
-
-@pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.long)])
+@quick_and_slow
 @pytest.mark.parametrize("table", [products, layers])
 def test_products_and_layers(table: Callable[[], Table], slow: bool) -> None:
     torch.manual_seed(2)
-    found = {name: call for name, call in table().items() if (name in SLOW) == slow}
+    found = dict(those(table(), slow))
     images = [torch.rand(MOST, 4, 9, 7)] if table is products else []
     given = [torch.rand(MOST, 6, 8), *images]
     if not images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -11,14 +12,13 @@ from torch import nn
 from engines import NotApplicableError
 from engines.lanes.__main__ import main
 from engines.lanes.index import constant
-from engines.lanes.planning.plan import planned
-from engines.lanes.planning.program import row_program
+from engines.lanes.planning.plan import Plan, planned
 from engines.lanes.planning.source_file import Width, written, written_kernel
 from engines.lanes.planning.together import rows_together
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import UNKNOWN, Argument, Program
 from engines.lanes.values import Tensor
-from tests.engines.lanes.harness import MOST, Function, compiled, prepared
+from tests.engines.lanes.harness import MOST, Function, compiled_row, program_of
 
 
 class Everything(nn.Module):
@@ -38,7 +38,7 @@ class Everything(nn.Module):
 
 
 def test_planning_twice_gives_the_same_plan() -> None:
-    program = row_program(prepared(Everything(), [torch.randn(MOST, 6)], ["y"]).program)
+    program = program_of(Everything(), [torch.randn(MOST, 6)])
     one, other = planned(program), planned(program)
     assert one.steps == other.steps
     assert one.elements.stored == other.elements.stored
@@ -49,26 +49,33 @@ def test_planning_twice_gives_the_same_plan() -> None:
     assert written_kernel(one, 128, "local") == written_kernel(other, 128, "local")
 
 
+@cache
+def plan_of(layer: nn.Module, *shape: int) -> Plan:
+    network = Function({"y": lambda x: torch.relu(layer(x.exp())).softmax(1)})
+    return planned(program_of(network, [torch.randn(MOST, *shape)]))
+
+
+WIDE = nn.Linear(8, 256)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape", "room", "rows"),
     [
-        (nn.Linear(8, 256), (8,), 48 << 10, 16),  # each weight serves 16 rows
+        (WIDE, (8,), 48 << 10, 16),  # each weight serves 16 rows
         (nn.Conv1d(8, 64, 1), (8, 40), 48 << 10, 1),  # and here 40 positions of one row
-        (nn.Linear(8, 256), (8,), 10 << 10, 4),  # there is no room for more
-        (nn.Linear(8, 256), (8,), 100, 0),
+        (WIDE, (8,), 10 << 10, 4),  # there is no room for more
+        (WIDE, (8,), 100, 0),
     ],
 )
 def test_a_block_computes_as_many_rows_as_its_threads_need(
     layer: nn.Module, shape: tuple[int, ...], room: int, rows: int
 ) -> None:
-    network = Function({"y": lambda x: torch.relu(layer(x.exp())).softmax(1)})
-    program = row_program(prepared(network, [torch.randn(MOST, *shape)], ["y"]).program)
-    assert rows_together(planned(program), 128, room) == rows
+    assert rows_together(plan_of(layer, *shape), 128, room) == rows
 
 
 @pytest.mark.parametrize(
     ("dtype", "stored"),
-    [(torch.bool, [4]), (torch.int8, [4]), (torch.float16, [4]), (torch.float32, [])],
+    [(torch.bool, [4]), (torch.float16, [4]), (torch.float32, [])],
 )
 def test_a_narrow_number_that_many_elements_read_is_converted_once(
     dtype: torch.dtype, stored: list[int]
@@ -78,7 +85,7 @@ def test_a_narrow_number_that_many_elements_read_is_converted_once(
         return (torch.where(each, x, 0.0) if dtype == torch.bool else x * each).sum(1)
 
     rows = [torch.randn(MOST, 4, 8), torch.ones(MOST, 4, dtype=dtype)]
-    plan = planned(row_program(prepared(Function({"y": masked}), rows, ["y"]).program))
+    plan = planned(program_of(Function({"y": masked}), rows))
     assert [tensor.count for tensor in plan.places] == stored
 
 
@@ -121,7 +128,7 @@ def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:
         return y
 
     x = torch.randn(MOST, 2)
-    made = compiled(Function({"y": apply}), [x], ["y"])
+    made = compiled_row(Function({"y": apply}), [x], ["y"])
     torch.testing.assert_close(made(x)["y"], made.eager(x)["y"], rtol=1e-6, atol=1e-6)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from engines.target import host_runs
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import random_inputs
-from tests.engines.lanes.harness import MOST, Prepared, prepared
+from tests.engines.lanes.harness import MOST, compiled_row, prepared
 from tests.models.building import exported, mlp_signature, reference_collections
 from tests.models.mlps import PointwiseFirst
 
@@ -65,13 +64,6 @@ class Products(nn.Module):
         return torch.relu(self.vector(x)), each, of_kernel
 
 
-@cache  # for all levels
-def products(steps: int, outputs: int, dtype: torch.dtype) -> tuple[Prepared, Tensor]:
-    x = torch.randn(MOST, 5 * steps, dtype=dtype)
-    x[2, ::3] = float("nan")
-    return prepared(Products(steps, outputs, dtype), [x], ["a", "b", "c"]), x
-
-
 FLOATS = (torch.float32, torch.float64)
 LEVELS = ("x86-64-v3", "x86-64-v4")
 
@@ -99,8 +91,10 @@ def test_few_rows_have_the_bits_of_many(
     target = Target("cpu", level)
     if not host_runs(target):
         pytest.skip(f"this processor does not run {level}")
-    made, x = products(steps, outputs, dtype)
-    library = made.compiled(target=target)
+    x = torch.randn(MOST, 5 * steps, dtype=dtype)
+    x[2, ::3] = float("nan")
+    model = Products(steps, outputs, dtype)
+    library = compiled_row(model, [x], ["a", "b", "c"], target=target)
     whole = library(x)  # which also runs each row alone
     for n in (1, 2, 3, 4, 5, 9, 33):
         for first in (0, 1, 2, 30):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engines.lanes.harness import MOST, Function, compiled
+from tests.engines.lanes.harness import MOST, Function, compiled_row
 
 F = torch.nn.functional
 torch.manual_seed(5)
@@ -80,7 +80,7 @@ def test_small_floats() -> None:
         )
 
     outputs = {group: lambda x, group=group: together(x, group) for group in groups}
-    answers = compiled(Function(outputs), [x], list(outputs))(x)
+    answers = compiled_row(Function(outputs), [x], list(outputs))(x)
     wrong: dict[str, str] = {}
     for group, members in groups.items():
         expected = [CALLS[title](x.to(dtype)).reshape(x.shape[0], -1) for dtype, title in members]

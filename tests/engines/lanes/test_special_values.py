@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engines.target import host_targets
-from tests.engines.lanes.harness import MOST, Function, compiled
+from tests.engines.lanes.harness import MOST, Function, compiled_row
 
 F = torch.nn.functional
 LEAST, TINY, MOST_FLOAT = 2.0**-149, 2.0**-126, 3.4028234663852886e38
@@ -130,7 +130,7 @@ def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None
     def every(x: Tensor) -> Tensor:
         return torch.stack([call(x[:, 0]).float() for call in FUNCTIONS.values()], 1)
 
-    made = compiled(Function({"y": every}), [torch.full((MOST, 1), 0.5)], ["y"])
+    made = compiled_row(Function({"y": every}), [torch.full((MOST, 1), 0.5)], ["y"])
     parts = PADDED.unsqueeze(1).split(MOST)
     answers = torch.cat([made(part)["y"] for part in parts])[: len(VALUES)]
     rows, seen = documented(), set[Row]()

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engines.lanes.planning import HEADERS, columns_of, planned, row_program, written_kernel
-from tests.engines.lanes.harness import prepared
+from engines.lanes.planning import HEADERS, columns_of, planned, written_kernel
+from tests.engines.lanes.harness import compiled_row, program_of
 from tests.models.forests import Forest
 
 THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
@@ -216,13 +216,12 @@ def shared(name: str) -> Shared:
     kind, shape, outputs = NETWORKS[name]
     torch.manual_seed(1)
     rows = torch.randn(ROWS, *shape)
-    made = prepared(kind(), [rows.repeat(20, *[1] * len(shape))], [f"y{k}" for k in range(outputs)])
-    plan = planned(row_program(made.program))
+    model = kind()
+    plan = planned(program_of(model, [rows]))
     columns = columns_of(plan.program)
-    answers = made.compiled()(rows)
+    answers = compiled_row(model, [rows], [f"y{k}" for k in range(outputs)])(rows)
     written = b"".join(
-        answers[b.name].reshape(ROWS, -1).T.contiguous().numpy().tobytes()
-        for b in made.signature.outputs
+        each.reshape(ROWS, -1).T.contiguous().numpy().tobytes() for each in answers.values()
     )
     given = rows.reshape(ROWS, -1).T.contiguous().numpy().tobytes()
     driver = _DRIVER.format(

@@ -6,23 +6,23 @@ Many cases are one network, which is quick. If it does not work, its halves are 
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from engines import NotApplicableError, engine
+from engines import NotApplicableError
 from engines.errors import first_line
-from engines.lanes.compiling.devices import build_row_kernel
-from engines.lanes.compiling.library import build_row
-from engines.lanes.planning.program import Given, OneRow, lowered_row, traced
-from runtime.session.session import Session
-from tests.engines.lanes.harness import MOST, Compiled, prepared, signature_of, target_on
+from engines.lanes.planning.program import OneRow, lowered_row
+from tests.engines.lanes.harness import (
+    MOST,
+    Compiled,
+    arguments,
+    compiled_row,
+    one_row,
+    prepared,
+)
 from tests.engines.lanes.samples.cases import ORDINARY, Case, Results
 
 
@@ -152,7 +152,7 @@ def _fits(case: Case, capture: bool) -> Together:
         except Exception as error:
             raise NotApplicableError(f"torch cannot trace it: {reason(error)}") from error
     if not capture:
-        lowered_row(row, _arguments(network))
+        lowered_row(row, arguments(network.inputs, _results(network)))
     return network
 
 
@@ -189,47 +189,20 @@ def _captured(network: Together, way: Way) -> Compiled:
 
 def _direct(network: Together, device: str) -> Compiled:
     """An artifact of `lanes` from the network's operators at one row."""
-    with torch.no_grad():
-        results = network(*[each[:2] for each in network.inputs])
-    signature = signature_of(network.inputs, dict(zip(network.names, results, strict=True)))
-    program = lowered_row(_one_row(network), _arguments(network))
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        target, place = target_on(device), torch.device(device)
-        build = build_row if target.device == "cpu" else build_row_kernel
-        files = build(program, target, folder)
-        opened = engine("lanes").open(folder / files[0], place)
-    return Compiled(network, signature, Session(signature, opened, place), device == "cpu")
+    return compiled_row(network, network.inputs, network.names, device, not network.row_wise)
 
 
 def _one_row(network: Together) -> OneRow:
-    """The network's operators at one row, on a matrix (columns, 1) for each input and output."""
-    inputs = len(network.inputs)
-
-    def run(_count: Tensor, *matrices: Tensor) -> list[Tensor]:
-        return [each.T for each in network(*[matrix.T for matrix in matrices[:inputs]])]
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = _arguments(network)
-    examples = [mode.from_tensor(each.value) for each in given]
-    with torch.no_grad(), mode:
-        # `traced` cannot see through torch.vmap.
-        flat = run if network.row_wise else make_fx(run)(*examples)
-        graph = traced(flat, examples, mode)
-    return OneRow(graph, list(range(1 + inputs, len(given))))
+    return one_row(network, network.inputs, _results(network), not network.row_wise)
 
 
-def _arguments(network: Together) -> list[Given]:
-    count = Given(torch.empty(1, 0), "n")
-    inputs = [
-        Given(torch.empty(each.shape[1], 1, dtype=each.dtype), "m") for each in network.inputs
-    ]
+def _results(network: Together) -> list[Tensor]:
+    """A row of results of each dtype, without values."""
     sizes = dict.fromkeys((each.dtype for case in network.cases for each in first_row(case)), 0)
     for case in network.cases:
         for each in first_row(case):
             sizes[each.dtype] += each.numel()
-    outputs = [Given(torch.empty(size, 1, dtype=dtype), "m") for dtype, size in sizes.items()]
-    return [count, *inputs, *outputs]
+    return [torch.empty(1, size, dtype=dtype) for dtype, size in sizes.items()]
 
 
 def reason(error: BaseException) -> str:
