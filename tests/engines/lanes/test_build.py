@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,15 @@ from engines.lanes.planning import HEADERS, planned, row_program, written
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.values import Tensor as Lowered
 from runtime.session.session import Session
-from tests.engines.lanes.harness import MOST, Compiled, Function, Prepared, compiled, prepared
+from tests.engines.lanes.harness import (
+    MOST,
+    Compiled,
+    Function,
+    Prepared,
+    compiled,
+    compiled_row,
+    prepared,
+)
 
 
 class Small(nn.Module):
@@ -196,7 +204,7 @@ def test_a_network_in_parts_gives_the_bits_of_the_whole(
 
 
 @pytest.fixture(scope="module")
-def looked_up() -> Iterator[Compiled]:
+def looked_up() -> Compiled:
     table = torch.arange(1.0, 7.0).reshape(6, 1)
     outputs: dict[str, Callable[..., Tensor]] = {
         "embedded": lambda x, i: nn.functional.embedding(i, table),
@@ -204,7 +212,7 @@ def looked_up() -> Iterator[Compiled]:
         "scattered": lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0),
     }
     given = [torch.ones(MOST, 6), torch.randint(0, 6, (MOST, 2))]
-    yield compiled(Function(outputs), given, list(outputs))
+    return compiled_row(Function(outputs), given, list(outputs))
 
 
 @pytest.mark.parametrize("index", [-1, 6, 1 << 40, -(1 << 63), (1 << 63) - 1])

@@ -38,7 +38,14 @@ class Loop(nn.Module):
         return self.run(x)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+MORE = {"along items", "the place of the largest", "a product of products"}
+"""Loops that the plan treats as the others."""
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in MORE)) for name in LOOPS]
+)
 def test_a_loop_over_items_of_several_columns(name: str, tmp_path: Path) -> None:
     """It is the only reader of the items: another one might need them in memory."""
     results = tuple(f"y{k}" for k in range(LOOPS[name][1]))
