@@ -38,8 +38,9 @@ def program(prefix: Path, folder: Path) -> None:
     )  # fmt: skip
 
 
-def ran(case: Case, score: Path, folder: Path) -> Ran:
-    files = made(case, folder)
+def ran(case: Case, score: Path, folder: Path, files: dict[str, Path] | None = None) -> Ran:
+    """Runs a case with the artifacts `files`, or with its own."""
+    files = files or made(case, folder)
     python = {
         name: by_python(case, Session(case.signature, engine(name).open(file, CPU)))
         for name, file in files.items()

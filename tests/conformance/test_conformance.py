@@ -35,14 +35,25 @@ LONG = {"images"}
 """g++ takes seconds for its many layers. tests/engines/lanes has a convolution of each kind."""
 
 
+@pytest.fixture(scope="module")
+def interface(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The artifacts of three cases, which differ in the number of rows alone."""
+    return made(CASES["interface"], tmp_path_factory.mktemp("interface"))
+
+
 @pytest.fixture(
     scope="module",
     params=[pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES],
 )
 def answers(
-    request: pytest.FixtureRequest, score: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    score: Path,
+    interface: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Ran:
-    return ran(CASES[request.param], score, tmp_path_factory.mktemp("case"))
+    case = CASES[request.param]
+    files = interface if case.source == CASES["interface"].source else None
+    return ran(case, score, tmp_path_factory.mktemp("case"), files)
 
 
 def test_the_answers_are_those_that_cmssw_asserts(answers: Ran) -> None:

@@ -1,4 +1,4 @@
-"""The cases of SONIC, with two real Tritons; table.py prints them."""
+"""The cases of SONIC, with real Tritons; table.py prints them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield made
 
 
-@pytest.mark.parametrize("name", SONIC)
+KILLS = {"same server", "other server"}
+"""They start six servers. tests/serving/site kills one of two servers."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in KILLS)) for name in SONIC]
+)
 def test_it_goes_as_cmssw_asserts(servers: Servers, name: str) -> None:
     assert SONIC[name].holds(servers)

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +97,12 @@ def refused(
     return kind, said
 
 
-def test_each_file_of_the_library_compiles_by_itself() -> None:
-    """The other tests build the library as one file, its users do not."""
-    native = ROOT / "engines" / "native"
-    flags = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{native}")
-    words = ("g++", *flags, f"-I{native}/include")
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda file: execute(*words, file), (native / "library").glob("*.cpp")))
-
-
-@pytest.mark.parametrize("n", [0, 1, 33, 1000])
-def test_what_was_promoted_gives_the_bits_that_python_computes(
-    project: Path, pulled: Path, n: int
-) -> None:
-    origin, *bits = score(project, pulled, n=n)
-    digest = Bundle.open(pulled).digest
-    assert origin == f"jets jets/1 {digest} {TARGET} aoti"
-    assert bits == computed(pipeline.load(pulled, engine_name="aoti"), n)
+def test_what_was_promoted_gives_the_bits_that_python_computes(project: Path, pulled: Path) -> None:
+    session = pipeline.load(pulled, engine_name="aoti")
+    for n in (0, 1, 33, 1000):
+        origin, *bits = score(project, pulled, n=n)
+        assert origin == f"jets jets/1 {Bundle.open(pulled).digest} {TARGET} aoti"
+        assert bits == computed(session, n)
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +219,18 @@ def test_a_folder_that_is_none(project: Path, tmp_path: Path) -> None:
     assert refused(project, tmp_path)[0] == "BundleError bundle"
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
-def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.EllipticCurve) -> None:
+@pytest.mark.parametrize("curve", [ec.SECP384R1(), ec.SECP521R1()])
+def test_signatures_of_other_curves(
+    project: Path, pulled: Path, tmp_path: Path, curve: ec.EllipticCurve
+) -> None:
     own, other = make_keys(tmp_path, "own", curve), make_keys(tmp_path, "other", curve)
+    sign(Bundle.open(pulled), own.private)
+    assert score(project, pulled, f"keys={own.public}")
+    assert refused(project, pulled, f"keys={other.public}")[0] == "TrustError trust"
+
+
+def test_signatures(project: Path, pulled: Path, tmp_path: Path) -> None:
+    own, other = make_keys(tmp_path, "own"), make_keys(tmp_path, "other")
     (tmp_path / "trusted").mkdir()
     shutil.copy(own.public, tmp_path / "trusted")
     assert refused(project, pulled, f"keys={own.public}")[0] == "TrustError trust"  # not signed
@@ -447,10 +444,10 @@ def test_threads_share_the_rows_of_lanes(
 
 
 def test_many_threads_on_one_model(project: Path, jets: Built) -> None:
-    done = run(project / "threads", jets.bundle.path, 64, 40)
+    done = run(project / "threads", jets.bundle.path, 16, 40)
     different, mapped, _, before, after = map(int, done.stdout.split())
     assert (different, mapped) == (0, 1)
-    assert after - before < 64 * 2048  # kB: stacks, events and scratch, but no second model
+    assert after - before < 16 * 2048  # kB: stacks, events and scratch, but no second model
 
 
 def test_a_cluster_of_entries_at_a_time(project: Path, jets: Built) -> None:

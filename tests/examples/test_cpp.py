@@ -31,15 +31,15 @@ def artifact(bundle: Bundle) -> Path:
     return bundle.path / "targets" / str(Target.parse("cpu")) / "aoti"
 
 
-@pytest.mark.parametrize("n", [0, 1, 33, 1000])
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
 def test_cpp_prints_the_bits_that_python_computes(
-    programs: Path, request: pytest.FixtureRequest, storage: str, n: int
+    programs: Path, request: pytest.FixtureRequest, storage: str
 ) -> None:
     bundle = request.getfixturevalue("jets" if storage == "buffer" else "loose").bundle
     session = pipeline.load(bundle.path, mode="test", engine_name="aoti")
     assert session.layout("jets").storage == storage
-    assert printed(programs, artifact(bundle), n) == computed(session, n)
+    for n in (0, 1, 33, 1000):
+        assert printed(programs, artifact(bundle), n) == computed(session, n)
 
 
 def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(

@@ -37,6 +37,8 @@ from stages.reference.nonfinite import Case
 CONFIGS = Path(__file__).parents[2] / "configs" / "zoo"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 ZOO = ["deep_sets", "edge_gnn", "mlp", "multi_head", "particle_transformer", "tiny_resnet"]
+LARGE = {"particle_transformer", "demo"}
+"""They take seconds to export."""
 
 
 class Entry:
@@ -102,7 +104,10 @@ def test_rows_do_not_depend_on_the_batch_and_inputs_stay(
             torch.testing.assert_close(value, expected[output][:n], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*ZOO, "demo"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.long] * (each in LARGE)) for each in (*ZOO, "demo")],
+)
 def test_it_exports_once_for_every_row_count(name: str, entries: dict[str, Entry]) -> None:
     entry = entries[name]
     signature = entry.signature

@@ -49,7 +49,6 @@ def install(folder: Path, *, shim: bool = False) -> Path:
     library = ROOT / "engines" / "native" / "library"
     settings = (
         "-DCMAKE_CXX_FLAGS=-Werror",
-        "-DCMAKE_UNITY_BUILD=ON",  # takes half the time
         "-DCMAKE_INSTALL_LIBDIR=lib",
         f"-DSOA_SHIM={shim:d}",
     )

@@ -30,8 +30,8 @@ from registry.store import Registry
 from soa.memory import torch_drives_gpus
 from stages.judging import emulate
 from tests.models import mlps, project
+from tests.models.emulators import emulators as kept_emulators
 from tests.models.project import PASSED, TARGET, TARGETS, Built, resealed
-from tests.models.shared import made_once
 from tests.models.versions import vouched
 
 CUDA = "cuda/sm_90"
@@ -89,8 +89,8 @@ class Host:
 
 @pytest.fixture(scope="module")
 def emulators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder shared with test_emulate.py: `prove` takes ten seconds to compile."""
-    return made_once(tmp_path_factory, "emulators", lambda folder: None)
+    """The folder shared with test_emulate.py."""
+    return kept_emulators(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from registry.errors import RegistryUnavailableError
 from registry.store.host_cache import Cache, cache_root
 from registry.store.registry import Registry
 from runtime.errors import LoadError
-from tests.models.mlflow_server import MlflowServer
+from tests.models.mlflow_server import served_here
 from tests.models.project import Built
 from tests.models.versions import negated, promoted
 
@@ -24,34 +23,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def server(tmp_path: Path, empty_database: Path) -> Iterator[MlflowServer]:
-    (tmp_path / "server").mkdir()
-    running = MlflowServer(tmp_path / "server", empty_database)
-    yield running
-    running.stop()
-
-
 def test_a_server_that_stops(
-    server: MlflowServer,
     jets: Built,
     tmp_path: Path,
+    empty_database: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(
         "registry.history.lock.LEASE_S", 600.0
     )  # no writer dies, and the machine may be busy
-    registry = Registry(server.uri)
-    promoted(registry, jets.bundle)
-    first = load("jets@production", registry=registry)
-    assert [e.digest for e in Cache(cache_root()).entries()] == [jets.bundle.digest]
-    live = load("jets@production", live=True, registry=registry, lookup="prefer-cache")
-    promoted(registry, negated(jets.bundle, tmp_path / "second"))
-    assert live.refresh()
-    load("jets/1", registry=registry)
+    with served_here(tmp_path, empty_database) as uri:
+        registry = Registry(uri)
+        promoted(registry, jets.bundle)
+        first = load("jets@production", registry=registry)
+        assert [e.digest for e in Cache(cache_root()).entries()] == [jets.bundle.digest]
+        live = load("jets@production", live=True, registry=registry, lookup="prefer-cache")
+        promoted(registry, negated(jets.bundle, tmp_path / "second"))
+        assert live.refresh()
+        load("jets/1", registry=registry)
 
-    server.stop()
     with pytest.raises(RegistryUnavailableError, match="no answer from the server"):
         load("jets@production", registry=registry)
     with caplog.at_level(logging.WARNING, "soa-pipeline"):

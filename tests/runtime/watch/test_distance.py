@@ -86,7 +86,7 @@ def test_the_words_say_what_changed(profile: Profile) -> None:
     assert first.changes[0] == "NaN: 0 % to 1 %"
 
 
-@pytest.mark.parametrize("rows", [50, 2_000, 100_000])
+@pytest.mark.parametrize("rows", [50, 100_000])
 def test_of_unchanged_files_none_is_reported(rows: int) -> None:
     """A hundred files of 60 columns; the counts are drawn, not the values."""
     random = np.random.default_rng(rows + 1)

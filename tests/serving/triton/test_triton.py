@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +40,12 @@ ROOT = Path(__file__).parents[3]
 
 def connect(shop: Shop, server: TritonServer, name: str, **options: Any) -> RemoteSession:
     return shop.connect(server.url, name, RemoteOptions(**options))
+
+
+@pytest.fixture
+def jets_alone(real_triton: None, shop: Shop, tmp_path: Path) -> Path:
+    """A repository of one model: each has a process of its own, which imports torch."""
+    return deploy(shop.registry, "jets/1", tmp_path / "repository").folder.parent
 
 
 @pytest.mark.parametrize("shared", [False, "system"], ids=["messages", "shared memory"])
@@ -176,10 +181,10 @@ def stopped(pid: int) -> bool:
     return set(states) == {"T"}
 
 
-def test_a_server_that_hangs_then_goes(real_triton: None, shop: Shop) -> None:
+def test_a_server_that_hangs_then_goes(jets_alone: Path, shop: Shop) -> None:
     from tritonclient import grpc as triton_grpc
 
-    with TritonServer(shop.repository) as server:
+    with TritonServer(jets_alone) as server:
         session = connect(shop, server, "jets", deadline_s=0.5, retries=1, shared_memory=True)
         each = shop.event("jets", session, 3)
         session.run(*each)
@@ -213,11 +218,11 @@ def test_a_server_that_hangs_then_goes(real_triton: None, shop: Shop) -> None:
     assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
 
 
-def test_tls(real_triton: None, shop: Shop, tmp_path: Path) -> None:
+def test_tls(jets_alone: Path, shop: Shop, tmp_path: Path) -> None:
     extra = certificate(tmp_path)
     if not extra:
         pytest.skip("no openssl to make a certificate with")
-    with TritonServer(shop.repository, ServerOptions(extra=extra)) as server:
+    with TritonServer(jets_alone, ServerOptions(extra=extra)) as server:
         session = connect(shop, server, "jets", tls=Tls(tmp_path / "certificate.pem"))
         each = shop.event("jets", session, 3)
         session.run(*each)
@@ -229,33 +234,31 @@ def test_tls(real_triton: None, shop: Shop, tmp_path: Path) -> None:
             connect(shop, server, "jets", retries=0)
 
 
-def test_a_port_that_is_taken(real_triton: None, shop: Shop) -> None:
+def test_a_port_that_is_taken(real_triton: None, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with (
             pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 cannot be used"),
-            TritonServer(shop.repository, ServerOptions(ports=Ports(http=port))),
+            TritonServer(tmp_path, ServerOptions(ports=Ports(http=port))),
         ):
             pass
 
 
-def test_a_model_that_does_not_load(real_triton: None, shop: Shop, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    shutil.copytree(shop.repository / "jets", repository / "jets")
-    (repository / "jets/1/.bundle/program.pt2").write_bytes(b"altered")
+def test_a_model_that_does_not_load(jets_alone: Path) -> None:
+    (jets_alone / "jets/1/.bundle/program.pt2").write_bytes(b"altered")
     with (
         pytest.raises(ServerError, match=r"failed to load 'jets' .*program\.pt2 is truncated or"),
-        TritonServer(repository),
+        TritonServer(jets_alone),
     ):
         pass
 
 
-def test_not_ready_in_time(real_triton: None, shop: Shop) -> None:
+def test_not_ready_in_time(jets_alone: Path) -> None:
     with (
         pytest.raises(ServerError, match=r"was not ready after 0\.1 s"),
-        TritonServer(shop.repository, ServerOptions(ready_s=0.1)),
+        TritonServer(jets_alone, ServerOptions(ready_s=0.1)),
     ):
         pass
 

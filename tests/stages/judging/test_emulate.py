@@ -39,7 +39,7 @@ from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
 from tests.models.building import mlp_signature, tolerances_of
 from tests.models.cplusplus import computed
-from tests.models.shared import made_once
+from tests.models.emulators import emulators
 
 ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
 ON_DRIVER = Path(__file__).parents[2] / "engines" / "native" / "on_driver.py"
@@ -100,8 +100,7 @@ def built(made: Capture, folder: Path, targets: Sequence[str]) -> dict[str, Targ
 
 @pytest.fixture(scope="module", autouse=True)
 def cache_of_the_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`prove` takes ten seconds to compile, so it is compiled once in a run."""
-    where = made_once(tmp_path_factory, "emulators", lambda folder: None)
+    where = emulators(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: where)
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +11,11 @@ from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from runtime.checked import default_tolerance
+from runtime.session import Session
 from soa import RowRange
 from stages.judging.many_rows import share_below, tried_on
 from stages.reference import Arrays, Edge, MoreRows, bootstrap, many_rows, random_inputs
+from tests.models import rogues
 from tests.models.building import Built, build, signature_of
 
 NAMES = ("near", "far", "first", "second")
@@ -70,11 +71,12 @@ def many(eager: Built) -> Sequence[Edge]:
     return found.edges
 
 
-def test_near_ties_are_counted_and_no_reason_to_refuse(
-    eager: Built, many: Sequence[Edge], tmp_path: Path
-) -> None:
-    other = build(Nearest(exactly=True), SIGNATURE, tmp_path, ("exported",), pool())
-    tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+def session_of(model: nn.Module) -> Session:
+    return Session(SIGNATURE, rogues.uncompiled(model, SIGNATURE))
+
+
+def test_near_ties_are_counted_and_no_reason_to_refuse(eager: Built, many: Sequence[Edge]) -> None:
+    tried = tried_on(session_of(Nearest(exactly=True)), many, TOLERANCES, eager.capture.program)
     assert tried.refusal == ""
     found = tried.record
     assert found.rows >= MOST and 1e-4 < found.outside / found.rows < 0.05
@@ -83,9 +85,8 @@ def test_near_ties_are_counted_and_no_reason_to_refuse(
     assert 0 < looked_at <= found.outside and found.artifact + found.eager > 0
 
 
-def test_a_rare_fault_is_refused(eager: Built, many: Sequence[Edge], tmp_path: Path) -> None:
-    other = build(Nearest(fault=True), SIGNATURE, tmp_path, ("exported",), pool())
-    tried = tried_on(other.session("exported"), many, TOLERANCES, eager.capture.program)
+def test_a_rare_fault_is_refused(eager: Built, many: Sequence[Edge]) -> None:
+    tried = tried_on(session_of(Nearest(fault=True)), many, TOLERANCES, eager.capture.program)
     found = tried.record
     assert "'y'" in tried.refusal and 0 < found.outside < found.rows / 10
     assert found.eager > 0 == found.artifact

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.report.versions import describe_validation
+from runtime.session import Session
 from stages.judging.validate import validate_session
 from stages.reference import Reference, edge_rows, random_inputs
 from stages.reports import ValidationReport
+from tests.models import rogues
 from tests.models.building import Built, build, signature_of, tolerances_of
 
 SIGNATURE = signature_of({"x": "x", "k": "k:int8"}, {"y": "y", "m": "m:int32"}, storage="columns")
@@ -38,22 +39,22 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(Limited(), SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",))
 
 
-def judged(eager: Built, folder: Path, **limits: float) -> ValidationReport:
+def judged(eager: Built, **limits: float) -> ValidationReport:
     """Validates a model with limits against the reference of `eager`; ordinary numbers agree."""
-    other = build(Limited(**limits), SIGNATURE, folder, ("exported",))  # type: ignore[arg-type]
+    other = rogues.uncompiled(Limited(**limits), SIGNATURE)  # type: ignore[arg-type]
     reference = Reference.load(eager.capture.reference, SIGNATURE)
-    tolerances = tolerances_of(SIGNATURE)
-    return validate_session(other.session("exported"), "exported", reference, tolerances)
+    session = Session(SIGNATURE, other)
+    return validate_session(session, "other", reference, tolerances_of(SIGNATURE))
 
 
-def test_integers_of_any_size_have_the_models_answers(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, k=100)
+def test_integers_of_any_size_have_the_models_answers(eager: Built) -> None:
+    report = judged(eager, k=100)
     assert not report.valid and report.reason is not None
     assert "'m'" in report.reason and "ranges" in report.reason
 
 
-def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, x=1e18)
+def test_floats_that_differ_from_eager_are_said(eager: Built) -> None:
+    report = judged(eager, x=1e18)
     assert report.valid
     assert len(report.edges) == 4  # infinity, and numbers of three sizes
     assert report.edges[0] == "infinity" and all("numbers" in each for each in report.edges[1:])
@@ -62,8 +63,8 @@ def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) ->
     assert report.at_edges in text and "infinity" in text
 
 
-def test_what_agrees_everywhere_says_nothing(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path)
+def test_what_agrees_everywhere_says_nothing(eager: Built) -> None:
+    report = judged(eager)
     assert report.valid and report.edges == () and report.at_edges == ""
 
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engines.lanes.operators import pooling
+from runtime.session import Session
 from stages.judging import Special
 from stages.judging.validate import validate_session
 from stages.reference import Arrays, Reference, random_inputs, stress_rows
 from stages.reports import ValidationReport
+from tests.models import rogues
 from tests.models.building import Built, build, signature_of, tolerances_of
 
 SIGNATURE = signature_of({"x": "a b c d e f"}, {"y": "y", "m": "m:int32"}, storage="columns")
@@ -63,32 +65,29 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(Network(), SIGNATURE, folder, ("exported",), PADDED)
 
 
-def judged(
-    eager: Built, folder: Path, other: nn.Module, special: Special = "report"
-) -> ValidationReport:
-    """Validates `other`, compiled, against the reference of `eager`."""
-    folder.mkdir(exist_ok=True)
-    made = build(other, SIGNATURE, folder, ("exported",), PADDED)
+def judged(eager: Built, other: nn.Module, special: Special = "report") -> ValidationReport:
+    """Validates `other` against the reference of `eager`."""
     return validate_session(
-        made.session("exported"), "exported", Reference.load(eager.capture.reference, SIGNATURE),
+        Session(SIGNATURE, rogues.uncompiled(other, SIGNATURE)), "other",
+        Reference.load(eager.capture.reference, SIGNATURE),
         TOLERANCES, program=eager.capture.program, special_values=special,
     )  # fmt: skip
 
 
-def test_the_model_itself_is_valid(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, Network(), "refuse")
+def test_the_model_itself_is_valid(eager: Built) -> None:
+    report = judged(eager, Network(), "refuse")
     assert report.valid and report.edges == ()
 
 
 @pytest.mark.parametrize(
     "wrong", ["the divisor of a pool", "a swallowed argument", "a constant column"]
 )
-def test_stress_rows_refuse_what_the_file_hides(eager: Built, tmp_path: Path, wrong: str) -> None:
+def test_stress_rows_refuse_what_the_file_hides(eager: Built, wrong: str) -> None:
     reference = Reference.load(eager.capture.reference, SIGNATURE)
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
         found = Network(wrong)(torch.stack([v[: case["n"]] for v in PADDED["rows"].values()], 1))
         assert torch.allclose(found[0], outputs["y"].reshape(-1), 1e-5, 1e-5)  # the file is blind
-    report = judged(eager, tmp_path, Network(wrong))
+    report = judged(eager, Network(wrong))
     assert (report.valid, report.code) == (False, "candidate-edge")
 
 
@@ -109,8 +108,8 @@ def test_a_fault_of_an_engine_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert (report.valid, report.code) == (False, "candidate-edge")
 
 
-def test_a_decision_at_nan_is_the_models(eager: Built, tmp_path: Path) -> None:
-    report = judged(eager, tmp_path, Network("the class of NaN"))
+def test_a_decision_at_nan_is_the_models(eager: Built) -> None:
+    report = judged(eager, Network("the class of NaN"))
     assert report.code == "candidate-edge" and report.reason is not None
     assert "NaN" in report.reason
 
@@ -123,10 +122,10 @@ class Cleaned(nn.Module):
         return y.nan_to_num(0.0), m
 
 
-def test_a_number_in_place_of_nan_is_said_or_refused(eager: Built, tmp_path: Path) -> None:
-    said = judged(eager, tmp_path / "said", Cleaned())
+def test_a_number_in_place_of_nan_is_said_or_refused(eager: Built) -> None:
+    said = judged(eager, Cleaned())
     assert said.valid and "NaN" in said.edges
-    refused = judged(eager, tmp_path / "refused", Cleaned(), "refuse")
+    refused = judged(eager, Cleaned(), "refuse")
     assert (refused.valid, refused.code) == (False, "candidate-edge")
 
 
@@ -139,10 +138,10 @@ class Following(nn.Module):
         return y.nan_to_num(0.0), torch.where(y.isnan(), 1 - m, m)
 
 
-def test_a_class_that_follows_from_nan_is_no_decision(eager: Built, tmp_path: Path) -> None:
-    said = judged(eager, tmp_path / "said", Following())
+def test_a_class_that_follows_from_nan_is_no_decision(eager: Built) -> None:
+    said = judged(eager, Following())
     assert said.valid and "NaN" in said.edges
-    refused = judged(eager, tmp_path / "refused", Following(), "refuse")
+    refused = judged(eager, Following(), "refuse")
     assert (refused.valid, refused.code) == (False, "candidate-edge")
 
 
@@ -165,13 +164,11 @@ class Otherwise(Lossy):
 
 def test_what_the_model_itself_loses_is_no_reason(tmp_path: Path) -> None:
     """Without the program nothing shows that the model itself is not sure."""
-    (tmp_path / "eager").mkdir()
-    eager = build(Lossy(), SIGNATURE, tmp_path / "eager", ("exported",))
+    eager = build(Lossy(), SIGNATURE, tmp_path, ("exported",))
     reference = Reference.load(eager.capture.reference, SIGNATURE)
     alone = replace(reference, cases=(), outputs=(), edges=reference.edges[:4])
-    (tmp_path / "other").mkdir()
-    other = build(Otherwise(), SIGNATURE, tmp_path / "other", ("exported",))
-    given = other.session("exported"), "exported", alone, TOLERANCES
+    other = Session(SIGNATURE, rogues.uncompiled(Otherwise(), SIGNATURE))
+    given = other, "other", alone, TOLERANCES
     assert not validate_session(*given).valid
     assert validate_session(*given, program=eager.capture.program).valid
 
