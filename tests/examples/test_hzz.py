@@ -36,7 +36,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("hzz")
     text = CONFIG.read_text().replace("../examples", str(CONFIG.parents[1] / "examples"))
     (folder / "hzz.yaml").write_text(
-        text + "\ntargets: [cpu/x86-64-v3]\nengines: [exported]\ncompile: {benchmark_s: 0.1}\n"
+        f"{text}\n  many_rows: 2000\ntargets: [cpu/x86-64-v3]\nengines: [exported]\n"
+        "compile: {benchmark_s: 0.1}\n"
     )
     registry = Registry(f"sqlite:///{folder}/registry.db")
     made = run(folder / "hzz.yaml", registry, folder / "work")

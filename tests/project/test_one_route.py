@@ -5,18 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
-from soa_pipeline import PACKAGES
+from tests.models.sources import dotted, modules
 
-ROOT = Path(__file__).parents[2]
 ROOM = "runtime/opening/"
-
-
-@functools.cache
-def modules() -> tuple[tuple[str, ast.Module], ...]:
-    paths = (path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))
-    return tuple((p.relative_to(ROOT).as_posix(), ast.parse(p.read_text())) for p in paths)
 
 
 @functools.cache
@@ -31,15 +23,6 @@ def used(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Attribute):
             found.add(dotted(node))
     return found
-
-
-def dotted(node: ast.AST) -> str:
-    """The source of an expression; faster than `unparse` for names and their attributes."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}"
-    return ast.unparse(node)
 
 
 def users(*names: str) -> set[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import soa_pipeline
 from engines.exported.archive import load_program
 from pipeline.cli.housekeeping import cached_name
 from pipeline.config import load_config, load_policy
@@ -35,26 +34,23 @@ from serving.client.options import Tls
 from soa.errors import SoaPipelineError
 from soa.files import open_plain, read_plain
 from soa.records import as_record, parse_json
-
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglob("*.py")]
+from tests.models.sources import ROOT, dotted, modules
 
 
 @functools.cache
 def calls() -> tuple[Call, ...]:
     """Every call in the product."""
     found: list[Call] = []
-    for path in SOURCES:
-        text = path.read_text()
-        lines, where = text.splitlines(), path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(text)):
+    for path, tree in modules():
+        lines = (ROOT / path).read_text().splitlines()
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 function = node.func
                 name = getattr(function, "attr", getattr(function, "id", ""))
                 ours = any(
                     line.endswith("# ours") for line in lines[node.lineno - 1 : node.end_lineno]
                 )
-                found.append(Call(where, name, ast.unparse(function), ours))
+                found.append(Call(path, name, dotted(function), ours))
     return tuple(found)
 
 

@@ -38,6 +38,7 @@ from tests.models import rogues
 from tests.models.building import JETS, TAGS, mlp_signature
 from tests.models.bundles import manifest_data, provable, write_bundle
 from tests.models.project import answer, cli
+from tests.models.sources import modules
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/refusals.md").read_text()
@@ -55,8 +56,7 @@ def classes(root: type[SoaPipelineError] = SoaPipelineError) -> Iterator[type[So
 @cache
 def nodes() -> list[ast.AST]:
     """The syntax of our packages."""
-    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
-    return [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    return [node for _, tree in modules() for node in ast.walk(tree)]
 
 
 for _package in PACKAGES:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +21,20 @@ from registry.history.event_log import (
     gaps,
     promoted_since,
 )
+from tests.models import registries
 from tests.models.bundles import PASSED
 from tests.models.mlflow_server import client_of
 
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
 
 
-@pytest.fixture
-def life(registry: Registry, three: list[Version]) -> Sequence[Event]:
-    """Six events: one of each kind."""
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory, store_of_three: Path) -> Sequence[Event]:
+    """Six events in a registry of their own: one of each kind."""
+    folder = tmp_path_factory.mktemp("life")
+    registries.copy(store_of_three, folder)
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    three = registry.versions("jets")
     registry.promote(three[0], "production", PASSED, policies=["the config"])
     with pytest.raises(PromotionRefused):
         registry.promote(three[1], "production", [*PASSED, SLOW])

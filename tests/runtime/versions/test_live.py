@@ -67,7 +67,7 @@ def answers(folder: Path, n: int = N) -> torch.Tensor:
     return read(tags, n)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def both(jets: Built, second: Bundle) -> list[torch.Tensor]:
     one, two = answers(jets.bundle.path), answers(second.path)
     assert not torch.isclose(one, two).all(dim=0).any()  # the versions differ in every row
