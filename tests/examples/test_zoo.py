@@ -381,13 +381,8 @@ def test_the_transformer_sees_a_set_of_particles() -> None:
 
 
 @pytest.mark.usefixtures("quick_commits")
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        pytest.param("edge_gnn", "aoti", marks=pytest.mark.long),
-        ("multi_head", "onnxruntime"),
-    ],
-)
+@pytest.mark.long  # test_hzz.py builds a config of the examples, too
+@pytest.mark.parametrize(("name", "engine"), [("edge_gnn", "aoti"), ("multi_head", "onnxruntime")])
 def test_it_is_built_and_valid(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

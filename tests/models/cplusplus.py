@@ -45,12 +45,14 @@ def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
 
 
 def install(folder: Path, *, shim: bool = False) -> Path:
-    """Builds the library in a folder, and installs it into the `prefix` there."""
+    """Builds the library in a folder, and installs it into the `prefix` there. With the shim each
+    file compiles by itself, as where users build it; without, the library is one file."""
     library = ROOT / "engines" / "native" / "library"
     settings = (
         "-DCMAKE_CXX_FLAGS=-Werror",
         "-DCMAKE_INSTALL_LIBDIR=lib",
         f"-DSOA_SHIM={shim:d}",
+        f"-DCMAKE_UNITY_BUILD={not shim:d}",  # takes a third of the time
     )
     build = built(library, folder / "build", *settings)
     execute("cmake", "--install", build, "--prefix", folder / "prefix")

@@ -40,16 +40,10 @@ def client_of(registry: Registry) -> MlflowClient:
 
 
 class MlflowServer:
-    """A server that answers as soon as the object is made.
+    """A server of a database that answers as soon as the object is made."""
 
-    `database` is an SQLite registry with MLflow's tables, which is copied, or the URI of a
-    database.
-    """
-
-    def __init__(self, folder: Path, database: Path | str) -> None:
-        if isinstance(database, Path):
-            shutil.copy(database, folder / "registry.db")
-            database = f"sqlite:///{folder}/registry.db"
+    def __init__(self, folder: Path, database: str) -> None:
+        """`database`: its URI."""
         port = free_port()
         self.uri, self._folder = f"http://127.0.0.1:{port}", folder
         self._command = [

@@ -119,8 +119,9 @@ class PacksSteps(Core):
         self.steps = nn.GRU(1, 3, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        length = (x > 0).sum(1).clamp(min=1)
-        packed = pack_padded_sequence(x[..., None], length, batch_first=True, enforce_sorted=False)
+        steps = x[:, :2, None]
+        length = (steps > 0).sum((1, 2)).clamp(min=1)
+        packed = pack_padded_sequence(steps, length, batch_first=True, enforce_sorted=False)
         _, last = self.steps(packed)  # line: packs steps
         found: Tensor = self.core(x) + last[0]
         return found

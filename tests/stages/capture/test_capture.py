@@ -40,7 +40,6 @@ from tests.models.building import (
 )
 
 SIGNATURE = mlp_signature()
-PORTABLE = ("exported", "torchscript", "onnxruntime")
 
 
 def captured(
@@ -96,7 +95,7 @@ AS_NUMBER = (ROWS, "takes the row count for a plain number", "which fixes it to 
     [
         (mlps.CountsCalls, "mutates buffer", ("'calls' at ", *WRITES)),
         (mlps.BakesRows, "bakes rows", (ROWS, "fixes the row count to 37", "(x.shape[0])")),
-        (mlps.RootOfRows, "root of rows", AS_NUMBER),
+        pytest.param(mlps.RootOfRows, "root of rows", AS_NUMBER, marks=pytest.mark.long),
         (mlps.CountsRows, "counts rows", AS_NUMBER),
         (
             mlps.BranchesOnRows,
@@ -266,7 +265,7 @@ def test_a_model_that_acts_otherwise_at_one_row_count_is_refused(tmp_path: Path)
     ("kind", "engines"),
     [
         (mlps.MutatesInput, ("exported",)),
-        (mlps.MutatesInputByView, PORTABLE),
+        (mlps.MutatesInputByView, ("exported", "torchscript")),
         pytest.param(mlps.MutatesInput, ("aoti",), marks=pytest.mark.long),
     ],
 )

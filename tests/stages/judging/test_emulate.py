@@ -38,7 +38,7 @@ from stages.package import TargetResult
 from stages.reference.answers import random_inputs
 from stages.reports import ValidationReport
 from tests.models.building import mlp_signature, tolerances_of
-from tests.models.cplusplus import computed
+from tests.models.cplusplus import ROOT, computed, installed
 from tests.models.emulators import emulators
 
 ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
@@ -212,18 +212,17 @@ def on_driver(
 
 
 def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(
-    arm: Arm, driver: emulate.Emulator, tmp_path: Path
+    arm: Arm, driver: emulate.Emulator, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("needs an artifact for this processor")
     made, _ = arm
     here, there = artifact(arm, V3), artifact(arm, CUDA)
     (there.folder / "arguments.txt").write_text(describe(made.signature, None))
-    root, program = Path(emulate.__file__).parents[2], tmp_path / "on_gpu"
-    native = root / "engines" / "native"
+    prefix, program = installed(tmp_path_factory), tmp_path / "on_gpu"
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
-    command += [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
-    command += [str(root / "examples" / "cpp" / "on_gpu.cpp"), "-ldl", "-lpthread"]
+    command += [str(ROOT / "examples" / "cpp" / "on_gpu.cpp"), f"-I{prefix}/include"]
+    command += [f"-L{prefix}/lib", f"-Wl,-rpath,{prefix}/lib", "-lsoa_model"]
     command += [f"-L{driver.environment['LD_LIBRARY_PATH']}", "-l:libcuda.so.1"]
     subprocess.run(command, check=True)
     done = subprocess.run(
