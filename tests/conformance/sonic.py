@@ -228,7 +228,7 @@ def dynamic_loading(servers: Servers) -> bool:
         stack.callback(graph.close)
 
         def ask() -> None:
-            while not ended.is_set():
+            while not ended.wait(0.01):
                 events.append(entries(identity, COUNTS[len(events) % 4]))
                 try:
                     identity.run(*events[-1])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,19 @@ PACKAGE = Path(__file__).parent / "engine_package"
 BUILD = """
 import json, sys
 import pipeline
+from engines import engine
 from stages.timing import tile_choice
 tile_choice._SECONDS = 0.1
 config, work, registry = sys.argv[1:]
 bundle = pipeline.run(config, pipeline.Registry(registry), work).bundle
 session = pipeline.load(bundle.path, mode="test")
 session.bind(session.collection("jets", 3), session.collection("tags", 3))()
-print(json.dumps([session.origin.engine, str(bundle.path), bundle.manifest.provenance.tools]))
+try:
+    engine("broken")
+except pipeline.EngineError as error:
+    refused = str(error)
+said = {"bundle": str(bundle.path), "tools": bundle.manifest.provenance.tools, "refused": refused}
+print(json.dumps({"engine": session.origin.engine, **said}))
 """
 
 
@@ -40,31 +47,29 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def python(installed: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run Python with the package installed."""
-    paths = os.pathsep.join([str(installed), str(ROOT)])
-    command = [sys.executable, *(str(word) for word in words)]
-    env = {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+@pytest.fixture(scope="module")
+def said(
+    installed: Path, jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What BUILD says in a Python with the package installed."""
+    engines = ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
+    config = jets.project.variant("mirror.yaml", engines)
+    database = shutil.copy(empty_database, tmp_path_factory.mktemp("registry"))
+    words = (sys.executable, "-c", BUILD, config, jets.project.work, f"sqlite:///{database}")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def test_a_version_is_built_and_opened_with_an_engine_of_another_package(
-    installed: Path, jets: Built, empty_database: Path, tmp_path: Path
+    said: dict[str, Any],
 ) -> None:
-    engines = ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
-    config = jets.project.variant("mirror.yaml", engines)
-    shutil.copy(empty_database, tmp_path)
-    registry = f"sqlite:///{tmp_path / empty_database.name}"
-    done = python(installed, "-c", BUILD, config, jets.project.work, registry)
-    assert done.returncode == 0, done.stderr
-    engine, bundle, tools = json.loads(done.stdout.splitlines()[-1])
-    assert (engine, tools["mirror-engine"]) == ("mirror", "0.3")
+    assert (said["engine"], said["tools"]["mirror-engine"]) == ("mirror", "0.3")
     with pytest.raises(EngineError, match="unknown engine 'mirror'"):  # it is not installed here
-        pipeline.load(bundle, mode="test")
+        pipeline.load(said["bundle"], mode="test")
 
 
-def test_a_package_without_the_class_is_named(installed: Path) -> None:
-    text = "from engines import engine; engine('broken')"
-    done = python(installed, "-c", text)
-    last = done.stderr.splitlines()[-1]
-    assert "EngineError" in last and "mirror-engine 0.3" in last and "mirror_engine:missing" in last
+def test_a_package_without_the_class_is_named(said: dict[str, Any]) -> None:
+    assert "mirror-engine 0.3" in said["refused"] and "mirror_engine:missing" in said["refused"]
