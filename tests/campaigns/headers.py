@@ -98,9 +98,9 @@ def _configs(folder: Path) -> list[Path]:
     """Configs whose only engine is lanes."""
     found = []
     for name, trees, leaves in (("trees", 120, 63), ("deep_trees", 10, 512)):
-        file = trained(folder / f"{name}.txt", trees, leaves)
+        forest = trained(folder / f"{name}.txt", trees, leaves)
         found.append(folder / f"{name}.yaml")
-        found[-1].write_text(_TREES.format(name=name, file=file))
+        found[-1].write_text(_TREES.format(name=name, file=forest))
     found += write_configs(folder)
     for name in ("demo", "hzz"):
         text = (_ROOT / f"configs/{name}.yaml").read_text()

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -82,7 +82,9 @@ class Whole(nn.Module):
         return ordered.cumsum(-1), ordered[:, :1] > 2
 
 
-NETWORKS = {  # by the names of their headers
+Names = tuple[str, ...]
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype, Names]] = {
+    # by the names of their headers: the shape and dtype of a row, and the names of the outputs
     "purity": (TrackPurity, (15,), torch.float32, ("p",)),
     "lstm": (Steps, (3, 3), torch.float32, ("a", "b")),
     "edges": (Neighbours, (6, 4), torch.float32, ("f",)),
