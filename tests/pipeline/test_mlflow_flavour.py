@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
@@ -30,10 +31,10 @@ from registry.store.registry import Registry
 from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.session.session import Session
-from soa.signature import Signature
+from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.reference.answers import Reference
 from stages.reference.nonfinite import Case
-from tests.models import detector, served
+from tests.models import served
 from tests.models.building import reference_collections
 from tests.models.mlflow_server import free_port
 from tests.models.project import PASSED, Built, described
@@ -64,10 +65,26 @@ def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return served.shared(tmp_path_factory, "event", served.Event(), served.EVENT)
 
 
+SEPARATE = Signature.build(
+    {
+        "arrow": Layout([column("u", "float32"), eigen("w", "float32", 2, 3)], 64, "columns"),
+        "out": Layout([column("sum", "float32")]),
+    },
+    [Block("u", "arrow", ("u",)), Block("w", "arrow", ("w",))],
+    [Block("sum", "out", ("sum",))],
+    {"n": RowRange(0, 100)},
+)
+
+
+class Separate(nn.Module):
+    def forward(self, u: Tensor, w: Tensor) -> Tensor:
+        return u + w.sum((1, 2)).unsqueeze(1)
+
+
 @pytest.fixture(scope="session")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """Every kind of column and both storages, as inputs and outputs."""
-    return served.shared(tmp_path_factory, "every", detector.Detector(), detector.signature())
+def separate(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Separate columns as inputs."""
+    return served.shared(tmp_path_factory, "separate", Separate(), SEPARATE)
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +158,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     ("name", "cases"),
     [
         ("event", [{"nodes": 7, "edges": 31}, {"nodes": 0, "edges": 3}]),
-        ("every", [{"n": 33, "m": 5}]),
+        ("separate", [{"n": 33}]),
         ("mixed", [{"n": 37}, {"n": 0}]),
     ],
 )
@@ -154,7 +171,7 @@ def test_answers_are_those_of_the_session(
         equal(model.predict(arrays(bundle, case)), expected(bundle, case))
 
 
-def test_mlflow_reads_what_we_wrote(event: Bundle, every: Bundle, jets: Built) -> None:
+def test_mlflow_reads_what_we_wrote(event: Bundle, separate: Bundle, jets: Built) -> None:
     from mlflow.models import Model, ModelSignature
     from mlflow.types.schema import ColSpec, DataType, Schema, TensorSpec
 
@@ -169,10 +186,10 @@ def test_mlflow_reads_what_we_wrote(event: Bundle, every: Bundle, jets: Built) -
         TensorSpec(float32, (1,), "total"),
     ]
     assert Model.load(str(event.path)).signature == ModelSignature(Schema(tensors), Schema(answers))
-    found = Model.load(str(every.path)).signature
+    found = Model.load(str(separate.path)).signature
     assert found is not None
-    assert found.inputs.input_dict()["hits.cov"] == TensorSpec(float32, (-1, 2, 3), "hits.cov")
-    for bundle in (jets.bundle, event, every):
+    assert found.inputs.input_dict()["w"] == TensorSpec(float32, (-1, 2, 3), "w")
+    for bundle in (jets.bundle, event, separate):
         assert {"MLmodel", "requirements.txt", "input_example.json"} <= set(bundle.files)
 
 
@@ -306,13 +323,13 @@ def test_what_cannot_be_run_is_said(event: Bundle) -> None:
 
 
 def test_separate_columns_are_bound_in_place(
-    every: Bundle, monkeypatch: pytest.MonkeyPatch
+    separate: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where dtype, stride and address allow it; elsewhere a copy gives the same answer."""
-    model = open_any(every)
+    model = open_any(separate)
     impl = model._model_impl
-    case = {"n": 64, "m": 5}
-    given, wanted = arrays(every, case), expected(every, case)
+    case = {"n": 64}
+    given, wanted = arrays(separate, case), expected(separate, case)
     bound: list[int] = []
     run = impl._session.run
 
@@ -327,11 +344,11 @@ def test_separate_columns_are_bound_in_place(
         (slice(start, start + 64), True),
         (slice(start + 1, start + 65), False),
     ):
-        memory[place] = given["arrow.u"]
-        equal(model.predict(given | {"arrow.u": memory[place]}), wanted)
+        memory[place] = given["u"]
+        equal(model.predict(given | {"u": memory[place]}), wanted)
         assert (memory[place].ctypes.data in bound) == in_place
-    strided = np.repeat(given["arrow.u"], 2)[::2]
-    equal(model.predict(given | {"arrow.u": strided}), wanted)
+    strided = np.repeat(given["u"], 2)[::2]
+    equal(model.predict(given | {"u": strided}), wanted)
     assert strided.ctypes.data not in bound
 
 
