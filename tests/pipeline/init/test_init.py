@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import pipeline
 from pipeline.config import Config, load_config, source_of
 from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle
 from soa.memory import as_collection
+from stages.model import load_callable
 from tests.campaigns.networks.walk import typed
 from tests.models.project import cli, first_step, refusal
 
@@ -51,6 +53,18 @@ class Sets(nn.Module):
     def forward(self, points: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         found = self.all((torch.relu(self.each(points)) * mask).sum(2))
         return torch.sigmoid(found), found.sum(1)
+
+
+class Cloud(nn.Module):
+    """(n, 2, P), (n, 7, P) and a mask (n, 1, P), as networks of weaver have it"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.all = nn.Conv1d(9, 8, 1), nn.Linear(8, 10)
+
+    def forward(self, points: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        found = torch.relu(self.each(torch.cat([points, features], 1))) * mask
+        return self.all(found.sum(2))
 
 
 class Last(nn.Module):
@@ -113,7 +127,10 @@ def unread(width):
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a model's code and a file of rows."""
-    folder = tmp_path / "own"
+    return filled(tmp_path / "own")
+
+
+def filled(folder: Path) -> Path:
     folder.mkdir()
     (folder / "model.py").write_text(MODEL)
     draw = np.random.default_rng(1)
@@ -158,27 +175,49 @@ def reference(place: Path) -> dict[str, Any]:
         return dict(stored)
 
 
-def test_the_file_has_just_the_columns(place: Path) -> None:
-    config = written(place, "model.py:Flat", place / "flat.npz")
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the config that init writes for Flat and the file of rows."""
+    folder = filled(tmp_path_factory.mktemp("flat") / "own")
+    written(folder, "model.py:Flat", folder / "flat.npz")
+    return folder
+
+
+def test_the_file_has_just_the_columns(flat: Path) -> None:
+    config = load_config(flat / "config.yaml")
     (block,) = config.inputs
     assert (block.name, block.columns) == ("features", ("a", "b", "c", "d"))
     (output,) = config.outputs
     assert output.classifier
     assert output.columns == ("output0", "output1", "output2")
-    assert source_of(config).factory == f"{place / 'model.py'}:Flat"
-    assert set(reference(place)) == {f"events/{name}" for name in "abcd"}
+    assert source_of(config).factory == f"{flat / 'model.py'}:Flat"
+    assert set(reference(flat)) == {f"events/{name}" for name in "abcd"}
     assert config.rows["n"].unbounded and config.rows["n"].max == 1024  # the 90 rows are repeated
+    text = (flat / "config.yaml").read_text()
+    assert re.search("max: 1024 .* the rows of a tile", text) and "unbounded: true" in text
 
 
 def test_it_runs(place: Path, tmp_path: Path) -> None:
-    """The config is not edited, and its version is validated on the rows of the file."""
-    written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
+    """The config is not edited, and its version is validated on the rows of the file. Its answers
+    to them are the model's."""
+    model = load_callable(f"{place / 'model.py'}:Flat")(hidden=16).eval()
+    save_file(model.state_dict(), place / "w.safetensors")
+    given = ("--kwargs", '{"hidden": 16}', "--weights", place / "w.safetensors", "--rows", 100)
+    written(place, "model.py:Flat", place / "flat.npz", *given)
     config, work, registry = place / "config.yaml", tmp_path / "work", f"sqlite:///{tmp_path}/r.db"
     ran = cli("run", config, "--work", work, "--registry", registry, "--json")
     assert "train mode" in ran.stderr and "BatchNorm1d 'layers.0'" in ran.stderr
     answer = json.loads(ran.stdout)
     (target,) = answer["targets"].values()
     assert target == {"status": "verified", "chosen": "exported"}
+    with np.load(place / "flat.npz") as stored:
+        rows = dict(stored)
+    with pipeline.load(answer["bundle"], mode="test") as session:
+        made = session.collection("outputs", 90)
+        session.run(as_collection(rows, session.layout("events")), made)
+        found = torch.stack([made.tensor(f"output{i}") for i in range(3)], 1)
+    expected = model(torch.from_numpy(np.stack([*rows.values()], 1))).detach()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     kept = Bundle.open(answer["bundle"]).manifest.provenance.config
     assert kept["reference"]["file"] == "reference.npz"
     assert kept["outputs"][0]["columns"] == ["output0", "output1", "output2"]
@@ -204,15 +243,7 @@ def test_weights_and_names(place: Path) -> None:
     assert config.name == "tagger"
 
 
-def test_a_model_in_train_mode_is_said(place: Path) -> None:
-    where = ("--out", place / "config.yaml", "--engine", "exported")
-    answer = cli("init", place / "model.py:Flat", place / "flat.npz", *where)
-    assert "train mode" in answer.stderr + answer.stdout
-
-
 def written_model(place: Path, name: str) -> Any:
-    from stages.model import load_callable
-
     return load_callable(f"{place / 'model.py'}:{name}")().eval()
 
 
@@ -347,10 +378,9 @@ def test_vectors_and_numbers_beside_each_other(place: Path) -> None:
     assert "which differ in their items per row" in line
 
 
-def test_what_init_writes_binds_arrays_in_place(place: Path) -> None:
+def test_what_init_writes_binds_arrays_in_place(flat: Path) -> None:
     """Outputs are separate columns too, so arrays of NumPy or torch are bound without a copy."""
-    config = written(place, "model.py:Flat", place / "flat.npz")
-    layout = config.signature().layouts["outputs"]
+    layout = load_config(flat / "config.yaml").signature().layouts["outputs"]
     arrays = {name: np.zeros(30, "f4") for name in ("output0", "output1", "output2")}
     collection = as_collection(arrays, layout)
     assert not collection.readonly and not collection.copied
@@ -363,12 +393,11 @@ def test_the_most_rows_say_why(place: Path) -> None:
         "        assert 0 < len(features) < 100\n"
         "        return features\n"
     )
-    for model, given, said in (
-        ("small.py:Small", (), ["max: 64 .* not 129, on which it fails: ", "min: 1 .* 0 rows: "]),
-        ("small.py:Small", ("--rows", 20), ["max: 20 .* by --rows"]),
-        ("model.py:Flat", (), ["max: 1024 .* the rows of a tile", "unbounded: true"]),
+    for given, said in (
+        ((), ["max: 64 .* not 129, on which it fails: ", "min: 1 .* 0 rows: "]),
+        (("--rows", 20), ["max: 20 .* by --rows"]),
     ):
-        written(place, model, place / "flat.npz", *given, "--force")
+        written(place, "small.py:Small", place / "flat.npz", *given, "--force")
         for pattern in said:
             assert re.search(pattern, (place / "config.yaml").read_text()), pattern
 
@@ -421,13 +450,13 @@ def test_asked_on_a_terminal(place: Path) -> None:
 
 
 def test_enter_answers_on_a_terminal(place: Path) -> None:
-    _, questions = typed(place, "init", "model.py:Flat", "flat.npz", "--name", "asked")
+    said, questions = typed(place, "init", "model.py:Flat", "flat.npz", "--name", "asked")
     assert questions == 2  # the columns, and the names of the outputs
+    assert "train mode" in said
     assert load_config(place / "config.yaml").inputs[0].columns == tuple("abcd")
 
 
 def test_files_that_are_there_stay(place: Path) -> None:
-    written(place, "model.py:Flat", place / "flat.npz")
     (place / "config.yaml").write_text("mine")
     line = refused(place, "model.py:Flat", place / "flat.npz")
     assert "config.yaml is there already: --force replaces it" in line

@@ -15,12 +15,11 @@ from tests.campaigns.networks.cases import CASES
 from tests.campaigns.networks.walk import answers_of, outside, owned
 from tests.models.project import cli
 
-LONG = ("DeepSets", "VariationalEncoder", "BatchSecond", "EdgeConvolution")
 
-
+@pytest.mark.long  # test_init.py runs what `init` writes for a small network
 @pytest.mark.parametrize(
     "name",
-    ["MixtureDensity", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)],
+    ["MixtureDensity", "DeepSets", "VariationalEncoder", "BatchSecond", "EdgeConvolution"],
 )
 def test_a_network_goes_in_at_the_first_try(
     name: str, empty: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -281,7 +281,7 @@ def test_formulas_of_jets_and_their_particles(place: Path) -> None:
     flat = {n: jets[n] for n in ("jet_pt", "jet_energy")}
     ak.to_parquet(ak.zip(names | flat, depth_limit=1), place / "jets.parquet")
     (place / "kin.yaml").write_text(WEAVER)
-    model = (f"{ROOT}/examples/particlenet/model.py:network", place / "jets.parquet")
+    model = ("model.py:Cloud", place / "jets.parquet")
     line = refused(place, *model, "--weaver", place / "kin.yaml")
     assert "part_dphi and jet_energy" in line
     assert "give the file one of them for each item" in line
