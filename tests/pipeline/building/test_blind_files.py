@@ -123,19 +123,22 @@ def with_self(
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTED: dict[str, Plant] = {
+    "a constant column": lambda patch: patch.setitem(
+        LOWERINGS, "mul", lambda build, step, x, factor, /: x
+    ),
     "the divisor of a pool": lambda patch: patch.setattr(
         pooling, "_inside", lambda windows, x, room=None: windows
     ),
     "a swallowed argument": lambda patch: patch.setitem(
         LOWERINGS, "scatter_reduce", partial(with_self, LOWERINGS["scatter_reduce"])
     ),
-    "a constant column": lambda patch: patch.setitem(
-        LOWERINGS, "mul", lambda build, step, x, factor, /: x
-    ),
 }
 
 
-@pytest.mark.parametrize("fault", PLANTED)
+ALSO = [pytest.param(name, marks=pytest.mark.long) for name in list(PLANTED)[1:]]
+
+
+@pytest.mark.parametrize("fault", ["a constant column", *ALSO])
 def test_run_refuses_a_planted_fault(
     project: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

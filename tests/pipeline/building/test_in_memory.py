@@ -73,11 +73,6 @@ def net() -> Net:
     return made
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("temporary")
-
-
 @dataclass(frozen=True)
 class Before:
     """A network before it is compiled, and what was said while that was done."""
@@ -112,6 +107,8 @@ def test_the_answers_are_those_of_the_network(fast: Compiled, expected: dict[str
     np.testing.assert_allclose(probabilities, expected["p"], rtol=1e-4, atol=1e-5)
     fewer = fast({name: values[:5] for name, values in JETS.items()})
     np.testing.assert_array_equal(fewer["score"], found["score"][:5])
+    for same in (pl.LazyFrame(JETS), pipeline.as_collection(JETS)):
+        np.testing.assert_array_equal(fast(same)["score"], found["score"])
 
 
 def test_the_network_stays_as_it_was(net: Net, before: Before, fast: Compiled) -> None:
@@ -125,15 +122,39 @@ def test_what_was_chosen_is_said(before: Before, fast: Compiled) -> None:
     assert any("speed" in line for line in before.said)
 
 
-def test_no_file_stays_after_close(
-    net: Net, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    with pipeline.compile(net, JETS, say=_quiet) as fast:
-        assert list(place.glob("pipeline-compile-*"))
-    assert not list(place.glob("pipeline-compile-*"))
+@dataclass(frozen=True)
+class Closed:
+    """A network that was compiled with columns of three libraries, and closed."""
+
+    fast: Compiled
+    score: Any
+    place: Path
+    open_files: list[Path]
+
+
+@pytest.fixture(scope="module")
+def closed(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Closed:
+    place = tmp_path_factory.mktemp("temporary")
+    parts = [category(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
+    data = {"pt": pa.chunked_array(parts), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(place))
+        with pipeline.compile(net, data, say=_quiet) as fast:
+            return Closed(fast, fast(data)["score"], place, list(place.iterdir()))
+
+
+def test_columns_of_three_libraries(closed: Closed, net: Net) -> None:
+    with torch.no_grad():
+        rounded = torch.from_numpy(JETS["pt"].round(1))
+        expected = net.eval()(torch.cat([rounded.unsqueeze(1), stacked()[:, 1:]], 1))["score"]
+    net.train()
+    np.testing.assert_allclose(closed.score, expected, rtol=1e-4)
+
+
+def test_no_file_stays_after_close(closed: Closed, tmp_path: Path) -> None:
+    assert closed.open_files and not list(closed.place.iterdir())
     with pytest.raises(RunError):
-        fast.save(tmp_path / "late" / "config.yaml")
+        closed.fast.save(tmp_path / "late" / "config.yaml")
     assert not (tmp_path / "late").exists()
 
 
@@ -231,49 +252,24 @@ def category(values: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(np.round(values, 1)).dictionary_encode()
 
 
-def tables() -> Iterator[Any]:
+@pytest.mark.long
+def test_a_reader_of_batches(net: Net, expected: dict[str, Tensor]) -> None:
+    """It can be read once."""
     whole = pa.table({**JETS, "kind": ["a", "b"] * 350})
-    yield pl.DataFrame(JETS), None
-    yield pl.LazyFrame(JETS), None
-    yield pa.RecordBatchReader.from_batches(whole.schema, whole.to_batches(100)), whole
-    halves = [
-        pa.table({**JETS, "pt": category(JETS["pt"])}).slice(first, 350) for first in (0, 350)
-    ]
-    yield pa.concat_tables(halves), None
-
-
-@pytest.mark.parametrize(
-    "i",
-    [
-        pytest.param(0, marks=pytest.mark.long, id="polars"),
-        pytest.param(1, id="lazy"),
-        pytest.param(2, marks=pytest.mark.long, id="reader"),
-        pytest.param(3, id="dictionaries"),
-    ],
-)
-def test_every_kind_of_table(net: Net, i: int) -> None:
-    data, again = [*tables()][i]
-    with pipeline.compile(net, data, inputs={"x": ["pt", "eta", "phi"]}, say=_quiet) as fast:
-        found = fast(data if again is None else again)
-    rows = data if again is None else again.select([*JETS])
-    columns = pipeline.to_numpy(pipeline.as_collection(rows))
-    with torch.no_grad():
-        expected = net.eval()(torch.from_numpy(np.stack([columns[k] for k in JETS], 1)))
-    net.train()
-    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
+    reader = pa.RecordBatchReader.from_batches(whole.schema, whole.to_batches(100))
+    with pipeline.compile(net, reader, inputs={"x": ["pt", "eta", "phi"]}, say=_quiet) as fast:
+        np.testing.assert_allclose(fast(whole)["score"], expected["score"], rtol=1e-4)
 
 
 def _quiet(line: str) -> None:
     return None
 
 
-def test_messages_name_the_users_columns(net: Net) -> None:
+def test_messages_name_the_users_columns(net: Net, fast: Compiled) -> None:
     missing = pd.DataFrame(JETS).convert_dtypes()
     missing.loc[0, "eta"] = pd.NA
     with pytest.raises(SoaPipelineError, match="column 'eta' has"):
         pipeline.compile(net, missing, say=_quiet)
-    filled = pipeline.as_collection(missing.astype("Float32"), fill={"eta": 0})
     other = {"pt": JETS["pt"], "etas": JETS["eta"], "phi": JETS["phi"]}
-    fast = pipeline.compile(net, filled, say=_quiet)
-    with fast, pytest.raises(SoaPipelineError, match=r"no column 'eta'.*did you mean 'etas'"):
+    with pytest.raises(SoaPipelineError, match=r"no column 'eta'.*did you mean 'etas'"):
         fast(other)

@@ -20,20 +20,13 @@ UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
 MODEL = """
 
 class _Tokens(PointwiseFirst):
-    def __init__(self, hidden):
-        super().__init__(0, hidden)
-        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
-
     def forward(self, x):
-        token = torch.linspace(-1, 1, 4)
-        given = torch.cat([token.expand(len(x), 1, 4), x[..., None] * token], 1)
-        found, _ = self.attend(given, given, given, need_weights=False)
-        return (super().forward(x) + found[torch.arange(len(x)), 0, :3]).softmax(1)
+        token = torch.linspace(-1, 1, 3).expand(len(x), 3)
+        return (super().forward(x) + token)[torch.arange(len(x))].softmax(1)
 
 
 def tokens(hidden=48):
-    torch.manual_seed(1)
-    return _Tokens(hidden)
+    return _Tokens(0, hidden)
 """
 
 

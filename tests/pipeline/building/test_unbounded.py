@@ -56,7 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def bundle(project: Project) -> Bundle:
-    quick = ("[aoti, torchscript, exported]", "[onnxruntime, exported]")
+    quick = ("[aoti, torchscript, exported]", "[torchscript, exported]")
     return Bundle.open(project.run(project.variant("any.yaml", UNBOUNDED, quick))["bundle"])
 
 
@@ -69,11 +69,12 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
     assert "n: 0 or more" in cli("show", bundle.path).stdout
 
 
-@pytest.mark.parametrize("n", [0, 1, 127, 128, 200, 201, 5000])
-@pytest.mark.parametrize("engine", ["onnxruntime", "exported"])
-def test_any_n_runs(bundle: Bundle, engine: str, n: int) -> None:
+@pytest.mark.parametrize("engine", ["torchscript", "exported"])
+def test_any_n_runs(bundle: Bundle, engine: str) -> None:
     """Test mode compares each answer with the program, which runs on all rows at once."""
-    require_right(pipeline.load(bundle.path, mode="test", engine_name=engine), n=n)
+    session = pipeline.load(bundle.path, mode="test", engine_name=engine)
+    for n in (0, 1, 127, 128, 200, 201, 5000):
+        require_right(session, n=n)
 
 
 def test_a_tile_that_is_larger_than_half_of_what_was_compiled_is_refused(
