@@ -8,14 +8,16 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.shell_completion import get_completion_class
+from click.testing import CliRunner
 
 from pipeline.cli import completion as completion
+from pipeline.cli.main import main
 from registry import Bundle, Manifest, Registry
 from soa.records import as_record
 from tests.models import bundles
@@ -39,26 +41,21 @@ def registry(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return made
 
 
-def completed(registry: str, *words: str, at: int | None = None) -> list[str]:
-    """The answers for the last word, as `type,value`."""
-    done = _asked(registry, words, at)
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def _asked(
-    registry: str, words: Sequence[str], at: int | None = None, *options: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
+def asked(registry: str, *words: str) -> dict[str, str]:
+    """The environment in which bash asks to complete the last word."""
+    return {
         "PIPELINE_REGISTRY": registry,
         "COMP_WORDS": "\n".join(("pipeline", *words)),
-        "COMP_CWORD": str(len(words) if at is None else at),
+        "COMP_CWORD": str(len(words)),
         "_PIPELINE_COMPLETE": "bash_complete",
     }
-    command = [sys.executable, *options, "-m", "soa_pipeline"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def completed(registry: str, *words: str) -> list[str]:
+    """The answers for the last word, as `type,value`."""
+    answer = CliRunner().invoke(main, env=asked(registry, *words), prog_name="pipeline")
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    return answer.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +77,9 @@ def test_what_begins_so(registry: Registry, words: list[str], answers: list[str]
 
 
 def test_it_imports_nothing_heavy(registry: Registry) -> None:
-    done = _asked(registry.uri, ["show", "jets/"], None, "-X", "importtime")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | asked(registry.uri, "show", "jets/")
+    command = [sys.executable, "-X", "importtime", "-m", "soa_pipeline"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "click" in imported and done.stdout.split() == ["plain,jets/2", "plain,jets/1"]
     assert not imported & {"torch", "mlflow", "numpy", "pandas", "sqlalchemy"}

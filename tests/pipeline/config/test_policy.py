@@ -22,6 +22,7 @@ from registry.store.registry import Registry
 from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.models.project import PASSED, answer, cli, refusal
+from tests.models.versions import copy_of, store_of
 from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).parents[3]
@@ -29,13 +30,22 @@ FAR = bundles.FAR
 EXCUSED = frozenset({FAR})
 
 
+@pytest.fixture(scope="module")
+def store_of_two(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+
+    def fill(made: Registry) -> None:
+        for seed in range(2):
+            bundles.write_bundle(folder / str(seed), bundles.elsewhere(), seed)
+            made.register(Bundle.open(folder / str(seed)))
+
+    return store_of(tmp_path_factory, empty_database, fill)
+
+
 @pytest.fixture
-def two(empty: Registry, tmp_path: Path) -> Registry:
+def two(store_of_two: Path, tmp_path: Path) -> Registry:
     """A registry with jets/1 and jets/2, for a device that this host lacks."""
-    for seed in range(2):
-        bundles.write_bundle(tmp_path / str(seed), bundles.elsewhere(), seed)
-        empty.register(Bundle.open(tmp_path / str(seed)))
-    return empty
+    return copy_of(store_of_two, tmp_path / "store")
 
 
 def write(folder: Path, text: str) -> Path:
@@ -225,13 +235,14 @@ def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
     assert events(two) == list(zip(kinds, (1, 1, 1, 2, 1, 1), strict=True))
 
 
-@pytest.fixture
-def back(two: Registry) -> Registry:
-    """jets/1 in production, then jets/2, then jets/1 again by a rollback."""
+@pytest.fixture(scope="module")
+def back(store_of_two: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """jets/1 in production, then jets/2, then jets/1 again by a rollback. It is only read."""
+    made = copy_of(store_of_two, tmp_path_factory.mktemp("back"))
     for ref in ("jets/1", "jets/2"):
-        two.promote(two.find(ref), "production", PASSED)
-    cli("rollback", "jets", "--reason", "the rate went up", "--registry", two.uri)
-    return two
+        made.promote(made.find(ref), "production", PASSED)
+    cli("rollback", "jets", "--reason", "the rate went up", "--registry", made.uri)
+    return made
 
 
 def test_history_of_a_model_to_which_nothing_happened(two: Registry) -> None:
