@@ -274,7 +274,7 @@ def events(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registr
     return empty
 
 
-@pytest.mark.parametrize("kind", ["lists.parquet", "structs.parquet", "rows.root"])
+@pytest.mark.parametrize("kind", ["lists.parquet", "structs.parquet", "rows.root", "rows.arrow"])
 def test_whole_events(tmp_path: Path, events: Registry, kind: str) -> None:
     """More events and items than a run takes; some events have more items than the model reads."""
     draw = np.random.default_rng(5)

@@ -56,7 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def bundle(project: Project) -> Bundle:
-    quick = ("[aoti, torchscript, exported]", "[torchscript, exported]")
+    quick = ("[aoti, torchscript, exported]", "[onnxruntime, exported]")
     return Bundle.open(project.run(project.variant("any.yaml", UNBOUNDED, quick))["bundle"])
 
 
@@ -69,7 +69,7 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
     assert "n: 0 or more" in cli("show", bundle.path).stdout
 
 
-@pytest.mark.parametrize("engine", ["torchscript", "exported"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "exported"])
 def test_any_n_runs(bundle: Bundle, engine: str) -> None:
     """Test mode compares each answer with the program, which runs on all rows at once."""
     session = pipeline.load(bundle.path, mode="test", engine_name=engine)
