@@ -6,7 +6,7 @@ import ast
 import functools
 from collections.abc import Iterator
 
-from tests.models.sources import dotted, modules
+from tests.models.our_modules import dotted, modules
 
 ROOM = "runtime/opening/"
 

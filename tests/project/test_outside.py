@@ -34,7 +34,7 @@ from serving.client.options import Tls
 from soa.errors import SoaPipelineError
 from soa.files import open_plain, read_plain
 from soa.records import as_record, parse_json
-from tests.models.sources import ROOT, dotted, modules
+from tests.models.our_modules import ROOT, dotted, modules
 
 
 @functools.cache

@@ -37,8 +37,8 @@ from stages.reports import ValidationReport
 from tests.models import rogues
 from tests.models.building import JETS, TAGS, mlp_signature
 from tests.models.bundles import manifest_data, provable, write_bundle
+from tests.models.our_modules import modules
 from tests.models.project import answer, cli
-from tests.models.sources import modules
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/refusals.md").read_text()
