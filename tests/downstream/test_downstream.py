@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,15 @@ def refused(
     [line] = done.stderr.splitlines()
     kind, _, said = line.partition(": ")
     return kind, said
+
+
+def test_each_file_of_the_library_compiles_by_itself() -> None:
+    """The other tests build the library as one file, its users do not."""
+    native = ROOT / "engines" / "native"
+    flags = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{native}")
+    words = ("g++", *flags, f"-I{native}/include")
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda file: execute(*words, file), (native / "library").glob("*.cpp")))
 
 
 def test_what_was_promoted_gives_the_bits_that_python_computes(project: Path, pulled: Path) -> None:
