@@ -430,7 +430,8 @@ class Forest:
     ranks : Ranks or None
         The same nodes in another order, which is faster for a few rows on a CPU.
     paths : Paths or None
-        The same nodes once more, where it is faster on a CPU that each row goes down.
+        The same nodes once more, where it is faster on a CPU that each row goes down; there are no
+        `ranks` then.
     """
 
     thresholds: torch.Tensor

@@ -47,7 +47,7 @@ def drawn_forest(
 
 
 class Forest(nn.Module):
-    """The score of six features by decision trees: of one, two and seven words, if not told."""
+    """The score of six features by decision trees, usually of one, two and seven words."""
 
     def __init__(self, leaves: Sequence[int] = (20, 40, 200, 7, 9)) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def _forest(
     if columns <= _COLUMNS and (deep or steps < words[-1] + _SHORT):
         ordered = np.concatenate(levels)
         paths = Paths(
-            _paths(ordered, feature, threshold, below, inner, columns),
+            _path_nodes(ordered, feature, threshold, below, inner, columns),
             math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER)),
             deep,
         )
@@ -146,7 +146,7 @@ def _levels(below: Array, roots: Array, inner: int) -> Iterator[Array]:
         level = below[level[level < inner]].reshape(-1)
 
 
-def _paths(
+def _path_nodes(
     order: Array, feature: Array, threshold: Array, below: Array, inner: int, columns: int
 ) -> torch.Tensor:
     """The `nodes` of Paths, in an order in which two children stand beside each other."""
