@@ -519,9 +519,8 @@ INLINE void leaves(int own_rows, const V *rows, const N *thresholds, const int32
       }
     }
     for (int t = 0; t < K::trees; ++t) {
-      const int first = trees[2 * t], last = trees[2 * t + 2];
-      int found = 0;
-      for (int word = last - 1; word >= first; --word) {
+      int found = K::small ? __builtin_ctz((unsigned)alive[t]) : 0;
+      for (int first = trees[2 * t], word = trees[2 * t + 2] - 1; !K::small && word >= first; --word) {
         const int number = 32 * (word - first) + __builtin_ctz((unsigned)alive[word]);
         found = alive[word] != 0 ? number : found;
       }

@@ -267,9 +267,12 @@ INLINE F pick(const float *from, I at) {
 }
 INLINE I pick(const int32_t *from, I at) { return bits(pick((const float *)from, at)); }
 INLINE D pick(const double *from, I at) {
-  D_ found;
-  for (int l = 0; l < LANES; ++l) found[l] = from[at[l]];
-  return same_bits<D>(found);
+  D found;
+  UNROLL for (int l = 0; l < LANES / 2; ++l) {
+    found.low[l] = from[at[l]];
+    found.high[l] = from[at[LANES / 2 + l]];
+  }
+  return found;
 }
 INLINE Q pick(const int64_t *from, I at) { return bits(pick((const double *)from, at)); }
 INLINE I lane() {

@@ -340,7 +340,8 @@ class Writer:
             whole = (ranks.nodes, ranks.columns, ranks.masks, forest.trees)
             tables = [self.table(kind, ranks.thresholds, step)]
             tables += [self.table("int32_t", each, step) for each in whole]
-            sizes = {"words": ranks.masks.shape[1], "step": ranks.step}
+            small = len(forest.words) == len(forest.trees)  # each tree has one word
+            sizes = {"words": ranks.masks.shape[1], "step": ranks.step, "small": int(small)}
             return self.of_all_trees(step, "leaves", sizes, tables)
         features = self.features(step)
         tables = [self.table(kind, forest.thresholds, step)]
@@ -522,12 +523,19 @@ class Names:
         rest = Index(tuple(t for t in index.terms if not isinstance(t[0], OfRow)), index.constant)
         words = []
         for atom, factor in own:
-            value = self._texts[atom.value]
-            value = value if kind == "Q" else f"to_int32({value})"
+            value = self._texts[atom.value] if kind == "Q" else self._int32(atom.value)
             words.append(value if factor == 1 else f"{enclosed(value)} * splat(({scalar}){factor})")
         if rest.terms or rest.constant or not words:
             words.append(f"splat(({scalar})({formula(rest, constants)}))")
         return " + ".join(words)
+
+    def _int32(self, value: Value) -> str:
+        """The text of an int64 as int32. One that was made of an int32 is not converted twice."""
+        if isinstance(value, Call) and value.function == "to_int64":
+            (given,) = value.arguments
+            if given.dtype == "int32":
+                return self._texts[given]
+        return f"to_int32({self._texts[value]})"
 
 
 _SCALARS = {"F": "float", "D": "double", "I": "int32_t", "Q": "int64_t"}
