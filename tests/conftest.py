@@ -29,10 +29,11 @@ LONGEST = (
     "lanes/test_rows.py",
     "lanes/test_small_floats.py",
     "lanes/test_special_values.py",
+    "lanes/test_trees.py",
     "judging/test_emulate.py",
 )
-"""Files that compile for minutes: every operator, other compilers, other processors. They are not
-in `core`, and come first, so that no process is left alone with one of them."""
+"""Files that compile for minutes: every operator, trees of every library, other compilers, other
+processors. They are not in `core`, and come first: no process is left alone with one of them."""
 
 OURS = ("SKHEP_DATA", "HOME", "NO_PROXY", "TESTS_LANES")
 """Variables that tests set and torch does not read when it is imported: a process that has imported
