@@ -184,7 +184,8 @@ def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
     kept = [(a, f) for a, f in factors.items() if f]
-    kept.sort(key=lambda term: getattr(term[0], "name", "~"))  # so that equal sums compare equal
+    # Sums of the same variables are equal in any order.
+    kept.sort(key=lambda term: getattr(term[0], "name", "~"))
     return Index(tuple(kept), constant)
 
 

@@ -95,11 +95,15 @@ def trusted_keys(
 ) -> tuple[Trusted, ...]:
     """The keys and roots in files, and in the `*.pem` and `*.pub` files of folders.
 
-    Raises TrustError if there is no key: a missing folder must not disable the check. `asked`: the
+    Raises TrustError if there is no key: a missing folder must not disable the check. So does an
+    empty text, as of a variable that is not set: as a path it is the working folder. `asked`: the
     name of the setting for the message.
     """
     keys: list[Trusted] = []
-    for path in map(Path, [given] if isinstance(given, str | Path) else given):
+    for each in [given] if isinstance(given, str | Path) else given:
+        if each == "":
+            raise TrustError(f"{asked}: an empty path: name a file or a folder")
+        path = Path(each)
         files = [path]
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in (".pem", ".pub"))

@@ -186,24 +186,24 @@ class Client:
         again: Callable[[], object] | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Call a method of the server, again after an outage, within the deadline. `retries`
-        replaces that of the options."""
+        """Call a method of the server, and after an outage once more, after `again`, within the
+        deadline. `within_s` and `retries` replace those of the options."""
         retries = self.options.retries if retries is None else retries
-        within_s = within_s or self.options.deadline_s
+        within_s = self.options.deadline_s if within_s is None else within_s
         until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
         attempt = 0
         while True:
-            left = until - time.monotonic()
             try:
                 return method(
                     request,
-                    timeout=max(left, 0.001),
+                    timeout=max(until - time.monotonic(), 0.001),
                     compression=_COMPRESSION[self.options.compression],
                 )
             except grpc.RpcError as error:
                 pause = _FIRST_PAUSE_S * 2**attempt
                 passing = error.code() is grpc.StatusCode.UNAVAILABLE
-                if not passing or attempt >= retries or pause >= left:
+                late = time.monotonic() + pause >= until
+                if not passing or attempt >= retries or late:
                     raise self._typed(error, attempt + 1, within_s) from None
             except ValueError as error:  # raised by gRPC for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None

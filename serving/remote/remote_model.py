@@ -123,11 +123,11 @@ class RemoteModel(Executable):
 
     def _fitting(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
         """The row counts of the next message. Raises TooLargeError if the rows do not fit and must
-        not be split."""
+        not be split, or the parts would have too few rows for the model."""
         rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
-            raise self.client.too_large(size, "a message, whose rows must not be split,")
+            raise self.client.too_large(size, "a message, whose rows cannot be split,")
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:

@@ -1082,6 +1082,12 @@ FAULTS = (
         "(masked + half - 1) * K::step + 1",
         ("test_every_row_reaches_its_leaf",),
     ),
+    Fault(
+        "a tree of several words is read as if it had one",
+        "small = len(forest.words) == len(forest.trees)",
+        "small = True",
+        ("test_every_row_reaches_its_leaf",),
+    ),
     # Headers of networks, and kernels
     Fault(
         "a header lets nvcc make an fma of a product and a sum",

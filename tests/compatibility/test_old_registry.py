@@ -27,9 +27,8 @@ PLACES = {
 }
 
 
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("old")
+def unpack(folder: Path) -> Path:
+    """The folder, with the old registry and a pulled version in it."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
         archive.extractall(folder)
@@ -44,9 +43,18 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def uri_of(unpacked: Path) -> str:
+    return f"sqlite:///{unpacked}/store/registry.db"
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(tmp_path_factory.mktemp("old"))
+
+
 @pytest.fixture
 def registry(unpacked: Path) -> str:
-    return f"sqlite:///{unpacked}/store/registry.db"
+    return uri_of(unpacked)
 
 
 def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
@@ -85,7 +93,8 @@ def version_in_production(registry: str) -> str | None:
     return session.origin.version
 
 
-def test_its_policy_holds_and_a_promotion_is_rolled_back(registry: str) -> None:
+def test_its_policy_holds_and_a_promotion_is_rolled_back(tmp_path: Path) -> None:
+    registry = uri_of(unpack(tmp_path))
     at = ("--registry", registry)
     promotion = ("promote", "jets/3", "--to", "production", "--max-slowdown", "1000", *at)
     assert "approvals" in cli(*promotion, code=1).output

@@ -17,7 +17,7 @@ import runtime
 from engines.base import engine
 from runtime.devices import MultiDeviceSession
 from runtime.session import Session
-from soa import Collection, Layout, SoaPipelineError, column, eigen, scalar
+from soa import Collection, CollectionError, Layout, SoaPipelineError, column, eigen, scalar
 from soa.memory import (
     as_collection,
     from_jagged,
@@ -152,8 +152,12 @@ def test_collections() -> None:
     for function in (to_numpy, to_arrow, to_awkward, to_pandas, to_polars):
         wrong += tried(function.__name__, function, made, ["pt"])
     assert wrong == []
-    with pytest.raises(SoaPipelineError):  # three columns from the second entry of two
-        made.run("s", 0, 2)
+
+
+def test_a_run_of_more_columns_than_there_are_is_refused() -> None:
+    made = Collection(LAYOUT, 3)
+    with pytest.raises(CollectionError, match=r"no 3 columns from 'v'\[1\] on"):
+        made.run("v", 1, 3)  # v has two components, and one column is behind it
 
 
 def test_layouts() -> None:

@@ -252,15 +252,16 @@ def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
     found: set[Tensor] = set()
     last: dict[Reader, Tensor] = {}
     for tensor in program:
-        if isinstance(tensor, Product | Reduction):
-            apart = readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed
-            if apart:
+        if not isinstance(tensor, Product | Reduction):
+            if isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor) or readers.kept(tensor):
                 found.add(tensor)
-            for reader in () if apart else readers.of[tensor]:
-                found |= {last[reader]} if reader in last else set()
-                last[reader] = tensor
-        elif isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor) or readers.kept(tensor):
+        elif readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed:
             found.add(tensor)
+        else:
+            for reader in readers.of[tensor]:
+                if reader in last:
+                    found.add(last[reader])
+                last[reader] = tensor
     return frozenset(found)
 
 

@@ -25,6 +25,7 @@ FORESTS = {
     "several_words": [64, 65, 200, 1, 3],
     "deep": [500, 1, 400, 500, 450, 500, 400, 500, 500],
     "many": [5] * 300,
+    "many_larger": [40, 7, 70] * 50,
     "too_many_words": [2] * 2100,
 }
 
@@ -41,7 +42,7 @@ class Scores(nn.Module):
         return tuple(trees(x).unsqueeze(1) for trees, x in each)
 
 
-OF_LIGHTGBM = ("one_node", "several_words", "many", "deep")
+OF_LIGHTGBM = ("one_node", "several_words", "many", "many_larger", "deep")
 """Its comparisons differ; the words of the leaves are those of xgboost's trees."""
 
 
@@ -49,7 +50,9 @@ def way(forest: Forest) -> str:
     """How a CPU finds the leaves of a few rows, and whether more rows take this way, too."""
     if forest.paths is not None:
         return "all go down" if forest.paths.deep else "few go down"
-    return "bits" if forest.ranks is None else "ranks"
+    if forest.ranks is None:
+        return "bits"
+    return "ranks, a word a tree" if len(forest.words) == len(forest.trees) else "ranks"
 
 
 @pytest.mark.usefixtures("traced_once")
@@ -72,6 +75,7 @@ def test_every_row_reaches_its_leaf(kind: str) -> None:
         "all go down",
         "few go down",
         "ranks",
+        "ranks, a word a tree",
     }
     lanes = made.compiled()
     for n in (1, 2, 3, 4, 5, 8, 9, 17, 64):

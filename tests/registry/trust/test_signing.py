@@ -295,6 +295,16 @@ def test_trusted_keys(tmp_path: Path, release: KeyPair, monkeypatch: pytest.Monk
         trusted_keys([])
 
 
+@pytest.mark.parametrize("given", ["", [""]])
+def test_an_empty_path_is_not_the_working_folder(
+    given: str | list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(tmp_path, "release")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrustError, match="trusted_keys: an empty path"):
+        trusted_keys(given)
+
+
 # With a certificate
 
 

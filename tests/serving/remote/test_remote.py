@@ -300,6 +300,22 @@ def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: Remote
         remote.run(given, written)
 
 
+def test_an_outage_that_is_reported_late_is_not_taken_for_a_slow_answer(
+    shop: Shop, server: Server, remote: RemoteSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it no time is left for another try."""
+    gone = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    def late(answer: Any, context: Any) -> Any:
+        time.sleep(1.0)
+        return gone(answer, context)
+
+    monkeypatch.setattr("serving.client.calls._FIRST_PAUSE_S", QUICK.deadline_s - 0.5)
+    server.fault = late
+    with pytest.raises(ServerGoneError, match="after 1 attempts: Socket closed"):
+        remote.run(*shop.event("jets", remote, 5))
+
+
 def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
     with server.listening() as url:
         session = connect(shop, url)
@@ -395,7 +411,7 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     server.service = service
     given, written = shop.event("jets", session, 1000)
     before = server.requests
-    with pytest.raises(TooLargeError, match="whose rows must not be split, of 40384 bytes"):
+    with pytest.raises(TooLargeError, match="whose rows cannot be split, of 40384 bytes"):
         session.run(given, written)
     assert server.requests == before and not written["tags"].memory()[0].any()
 

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from registry.bundle.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
@@ -102,6 +102,8 @@ def test_alone_only_where_no_size_serves_more(once: float, row: float, sizes: li
     found = why_merging_does_not_pay(manifest({str(n): us for n, us in times.items()}), V3)
     alone = 1 / (300 + times[1])
     merged = max(n / (300 + 100 * (n - 1) + times[n]) for n in sizes)
-    assert (found is None) == (0.9 * merged / alone > 1)
+    pays = 0.9 * merged / alone
+    assume(abs(pays - 1) > 1e-9)  # at the limit itself rounding decides
+    assert (found is None) == (pays > 1)
     if once >= 2000 + 3 * row and max(sizes) >= 20:  # most of the time is constant
         assert found is None
