@@ -37,7 +37,7 @@ demo: $(STAMP) ## take the demo model through its whole life, from its config to
 	$(BIN)/python examples/demo.py
 
 # tests/conftest.py lists the folders.
-core: $(STAMP) ## run the tests of columns, lanes, sessions and judging, in two to three minutes
+core: $(STAMP) ## run the tests of columns, lanes, sessions and judging, in one to two minutes
 	$(BIN)/python -m pytest -m core -n $(WORKERS)
 
 # By files, in their order: what a module shares is compiled once, and the long ones come first.
