@@ -1084,8 +1084,8 @@ FAULTS = (
     ),
     Fault(
         "a tree of several words is read as if it had one",
-        "small = len(forest.words) == len(forest.trees)",
-        "small = True",
+        "one_word = len(forest.words) == len(forest.trees)",
+        "one_word = True",
         ("test_every_row_reaches_its_leaf",),
     ),
     # Headers of networks, and kernels

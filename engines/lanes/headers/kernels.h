@@ -519,8 +519,9 @@ INLINE void leaves(int own_rows, const V *rows, const N *thresholds, const int32
       }
     }
     for (int t = 0; t < K::trees; ++t) {
-      int found = K::small ? __builtin_ctz((unsigned)alive[t]) : 0;
-      for (int first = trees[2 * t], word = trees[2 * t + 2] - 1; !K::small && word >= first; --word) {
+      const int first = K::one_word ? t : trees[2 * t], last = K::one_word ? t : trees[2 * t + 2] - 1;
+      int found = 32 * (last - first) + __builtin_ctz((unsigned)alive[last]);
+      for (int word = last - 1; word >= first; --word) {
         const int number = 32 * (word - first) + __builtin_ctz((unsigned)alive[word]);
         found = alive[word] != 0 ? number : found;
       }

@@ -340,8 +340,8 @@ class Writer:
             whole = (ranks.nodes, ranks.columns, ranks.masks, forest.trees)
             tables = [self.table(kind, ranks.thresholds, step)]
             tables += [self.table("int32_t", each, step) for each in whole]
-            small = len(forest.words) == len(forest.trees)  # each tree has one word
-            sizes = {"words": ranks.masks.shape[1], "step": ranks.step, "small": int(small)}
+            one_word = len(forest.words) == len(forest.trees)  # a word for each tree
+            sizes = {"words": ranks.masks.shape[1], "step": ranks.step, "one_word": int(one_word)}
             return self.of_all_trees(step, "leaves", sizes, tables)
         features = self.features(step)
         tables = [self.table(kind, forest.thresholds, step)]

@@ -346,8 +346,9 @@ def test_pull(two: Registry, jets: Built, tmp_path: Path) -> None:
 
 def compiler_of_doctor(registry: Registry, code: int = 0) -> dict[str, str]:
     said = answer("doctor", registry=registry, code=code)
+    found: dict[str, str]
     (found,) = [each for each in said if each["what"] == "C++ compiler"]
-    return {str(name): str(value) for name, value in found.items()}
+    return found
 
 
 def test_doctor_names_the_compiler_of_cxx(
