@@ -89,7 +89,8 @@ def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: i
 def shared_rows(made: Subject, sizes: Sequence[int], rounds: int, seconds: float) -> str:
     """For each n: the median time of a call with one thread and with two that share its rows, and
     the processor time of the second, divided by its wall time. It is 2 if both threads work all the
-    time."""
+    time. Beside it, in the same rounds: what this machine gives to two threads that share nothing,
+    as the calls a second of two callers with one thread each, over those of one."""
     name = "lanes"
     file = made.compiled(name)
     sessions = [
@@ -99,11 +100,16 @@ def shared_rows(made: Subject, sizes: Sequence[int], rounds: int, seconds: float
     lines = []
     for n in sizes:
         bindings = [session.bind(*made.collections(n)) for session in sessions]
-        took = [[_busy(binding, seconds) for binding in bindings] for _ in range(rounds)]
+        callers = _python(made, sessions[0], n, 2)
+        took, rates = [], []
+        for _ in range(rounds):
+            took.append([_busy(binding, seconds) for binding in bindings])
+            rates.append(callers(seconds))
         (one, _), (two, busy) = np.median(np.array(took), axis=0)
         lines.append(
             f"{n:>9,} rows: {one:10.1f} µs, two threads {two:10.1f} µs, {one / two:.2f} times as "
-            f"fast; processor time over wall time {busy:.2f}"
+            f"fast; processor time over wall time {busy:.2f}; "
+            f"two callers {statistics.median(rates) * one / 1e6:.2f}"
         )
     return "\n".join(lines)
 

@@ -94,7 +94,7 @@ def count(plan: Plan, piece: Piece) -> Counts:
                 model.answers(batch)
             except (CollectionError, BindError, DeviationError, ValueError) as error:
                 raise _of_rows(piece, at, plan.batch, error) from error
-            at += plan.batch
+            at += len(next(iter(batch.values())))  # a group may end before the batch is full
     origin = session.origin
     assert origin is not None
     return counter.counts(origin.name, origin.version, plan.session.digest)

@@ -245,6 +245,7 @@ def compile(
     module = net if isinstance(net, torch.nn.Module) else None
     if module is not None and any(t.device.type != "cpu" for t in module.state_dict().values()):
         raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+    columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
     place = TemporaryDirectory(prefix="pipeline-compile-")
     folder = Path(place.name)
     request = Request(
@@ -260,7 +261,6 @@ def compile(
         length=length,
         rows=rows,
     )
-    columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
     key, progress = place.name, list[str]()
     compiled: Compiled | None = None
 

@@ -73,7 +73,7 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
                 counts = _read(file)
                 if counts.digest == digest:
                     counts_by_file[file.resolve()] = counts
-        elif place.exists() or place.suffix:
+        elif place.exists() or place.suffix or len(places) > 1:
             counts_by_file[place.resolve()] = _read(place)
     if not counts_by_file:
         listed = ", ".join(map(str, places))

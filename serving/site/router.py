@@ -158,6 +158,7 @@ class Router(Executable):
         finally:  # also if Ctrl-C ends it
             with self._changed:
                 place.running -= 1
+                self._changed.notify_all()
         with self._changed:
             if error is None:
                 self._succeeded(place, time.perf_counter() - begun)

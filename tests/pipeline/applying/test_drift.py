@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pipeline
+from pipeline.applying import count_files
+from pipeline.errors import DataError
 from registry.store.registry import Registry
 from runtime.errors import LoadError
 from runtime.session import Session
@@ -240,6 +244,18 @@ def test_data_and_counts_at_once(store: Registry, tmp_path: Path) -> None:
     result = cli("drift", "jets/1", file_of(tmp_path), tmp_path / "counts.json", "--registry",
                  store.uri, code=2)  # fmt: skip
     assert "two commands" in result.stderr
+
+
+def test_a_null_is_found_in_its_rows(store: Registry, tmp_path: Path) -> None:
+    """Groups of 100 rows are shorter than the batches that rows are read in."""
+    table = {name: pa.array(values) for name, values in drawn(1, 1000).items()}
+    table["b"] = pa.array([None if i == 250 else 1.0 for i in range(1000)], pa.float32())
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet", row_group_size=100)
+    with pytest.raises(DataError, match=r"rows.parquet, rows 200 to "):
+        count_files(
+            "jets@production", [tmp_path / "rows.parquet"], columns={}, fill={}, tree=None,
+            mode="production", registry=store,
+        )  # fmt: skip
 
 
 def test_a_file_without_rows(store: Registry, tmp_path: Path) -> None:

@@ -204,6 +204,16 @@ def test_a_model_that_is_not_reproducible_is_refused(
     assert not list(tmp_path.glob("pipeline-compile-*"))
 
 
+def test_data_that_is_refused_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SoaPipelineError) as caught:
+        pipeline.compile(Net(), object(), say=lambda line: None)
+    assert caught.traceback  # its frames keep alive what was made before the error
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(DataError, match="Absent"):
         pipeline.compile(Net(), JETS, inputs={"x": ["pt", "Absent", "phi"]})

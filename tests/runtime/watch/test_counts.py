@@ -176,6 +176,12 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
         read_counts([tmp_path / "0.json", tmp_path / "typo.json"], "a")
 
 
+def test_a_folder_that_is_missing_beside_others_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    with pytest.raises(LoadError, match="typo"):
+        read_counts([tmp_path, tmp_path / "typo"], "a")
+
+
 def test_a_file_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
     assert read_counts([tmp_path / "0.json", tmp_path], "a").calls == 1
