@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from engines import Executable, Portable, Target, engine
+from engines.kinds import host_cpu_levels
 from engines.target import gpu_target
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
@@ -132,11 +133,13 @@ class Subject:
         return engine(name).open(self.compiled(name, device, **options), device)
 
     def compiled(self, name: str, device: torch.device = CPU, **options: Any) -> Path:
-        """Compile the model with one engine for `device`; returns the artifact's first file."""
+        """Compile the model with one engine for `device`; returns the artifact's first file. On a
+        CPU it is for the best level of this host, as peers are."""
         out = self.folder / "-".join([name, device.type, *options])
         out.mkdir(exist_ok=True)
         source = Portable(self.capture.program, self.capture.script)
-        target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+        best = Target("cpu", host_cpu_levels()[0])
+        target = best if device.type == "cpu" else gpu_target(device.index or 0)
         files = engine(name).compile(source, target, options, out)
         return artifact_file(name, tuple(files), out, self.capture)
 
