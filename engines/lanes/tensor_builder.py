@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from engines.lanes.functions import FUNCTIONS, RANGES, carrier
-from engines.lanes.index import Indices, Variable, constant
+from engines.lanes.index import Indices, constant, is_linear
 from engines.lanes.tensors import Argument, Constant, Map, Program, Uniform, View
 from engines.lanes.values import Call, Literal, Shape, Tensor, Value, Values
 
@@ -148,7 +148,7 @@ class Builder:
         while isinstance(base, View):
             index = base.where(index)
             base = base.base
-        if isinstance(base, Argument | Constant | Uniform) or not is_even(index):
+        if isinstance(base, Argument | Constant | Uniform) or not is_linear(index):
             return self.copy(given)
         return given
 
@@ -156,11 +156,6 @@ class Builder:
 def _narrow(dtype: str) -> bool:
     """True if functions.h computes in a wider type."""
     return dtype in HALF or (dtype in RANGES and dtype not in _FULL_WIDTH)
-
-
-def is_even(index: Indices) -> bool:
-    """True if all atoms of the indices are variables."""
-    return all(isinstance(atom, Variable) for each in index for atom, _ in each.terms)
 
 
 def dtype_of(number: Any) -> str:

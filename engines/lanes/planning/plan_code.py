@@ -23,6 +23,7 @@ from engines.lanes.index import (
     Quotient,
     Remainder,
     Variable,
+    loops_of,
 )
 from engines.lanes.planning.blocking import Blocked, Loops, Weights
 from engines.lanes.planning.plan import Kernel, Plan, Step, Store
@@ -604,10 +605,6 @@ def named_sizes(name: str, sizes: Mapping[str, object]) -> str:
     """The C++ text of a type with named constants, for the parameter of a template."""
     values = ", ".join(f"{each} = {size}" for each, size in sizes.items())
     return f"struct {name} {{ enum : int {{ {values} }}; }};"
-
-
-def loops_of(indices: Iterable[Index]) -> tuple[Variable, ...]:
-    return tuple(a for each in indices for a, _ in each.terms if isinstance(a, Variable))
 
 
 def _counted(loops: Sequence[Variable]) -> Index:
