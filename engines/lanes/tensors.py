@@ -37,7 +37,7 @@ UNKNOWN = -1
 
 
 @contextmanager
-def named(tensor: Tensor) -> Iterator[None]:
+def named_in_errors(tensor: Tensor) -> Iterator[None]:
     """Makes an unexpected error inside a refusal that names the operator of `tensor`."""
     try:
         yield
@@ -503,7 +503,7 @@ class Elements:
 
     def at(self, tensor: Tensor, index: Indices) -> Value:
         while isinstance(tensor, View):
-            with named(tensor):
+            with named_in_errors(tensor):
                 index, tensor = tensor.where(index), tensor.base
         if tensor in self.stored:
             return tensor.values.read(tensor, index)
@@ -512,6 +512,6 @@ class Elements:
     def expression(self, tensor: Tensor, index: Indices) -> Value:
         """The expression of an element, also of a stored tensor."""
         if (tensor, index) not in self._made:
-            with named(tensor):
+            with named_in_errors(tensor):
                 self._made[tensor, index] = tensor.element(index, self.at)
         return self._made[tensor, index]
