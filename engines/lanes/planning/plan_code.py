@@ -111,12 +111,12 @@ class _Features(NamedTuple):
 class Writer:
     """Writes the steps of a plan for a number of registers.
 
-    `store`: where a kernel keeps the stored tensors of a row; None for a CPU, where they lie in an
-    arena. In `registers` each is an array of its own, which a compiler may keep there. With
-    `threads`, so many of a GPU divide the elements of a step, and wait for each other after it;
-    `vectors` is then the number of their rows. `few`: see `Width`.
-    `timed`: the ticks of each step are counted. `on_cpu`: so is the row of a C++ header, which has
-    a `store`, too.
+    `vectors`, `few`: see `Width`. `store`: where a kernel keeps the stored tensors of a row; None
+    for a CPU, where they lie in an arena. In `registers` each is an array of its own, which a
+    compiler may keep there. `threads`: if not 0, so many threads of a GPU divide the elements of a
+    step, and wait for each other after it; `vectors` is then the number of their rows. `timed`:
+    the ticks of each step are counted. `on_cpu`: the code for one row of a C++ header runs on a CPU
+    although it has a `store`.
     """
 
     def __init__(
@@ -434,9 +434,7 @@ class Writer:
         term = names.text(self.at(step.source, index))
         number = along[0].name if along else "0"
         next_sum = f"{_SCANS[step.kind]}(sum, {term})"
-        if (
-            step.kind != "sum"
-        ):  # which begins with 0, so that a sum of -0.0 is 0.0 as in eager torch
+        if step.kind != "sum":  # a sum begins with 0: that of -0.0 is 0.0, as in eager torch
             next_sum = f"{number} == 0 ? {term} : {next_sum}"
         body = [*names.lines, f"sum = {next_sum};", f"{self.element(step, index)} = sum;"]
         begin = f"{carrier(step.dtype)} sum{{}};"
