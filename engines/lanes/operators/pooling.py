@@ -13,6 +13,7 @@ from engines.exported import row_rules
 from engines.lanes.functions import RANGES
 from engines.lanes.index import Index, Indices, entry
 from engines.lanes.operators.pointwise import divide, select
+from engines.lanes.operators.products import per_dim
 from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Operator, lowers
 from engines.lanes.operators.selection import picked, same_index
@@ -53,7 +54,7 @@ def mean_pool(
     summed = reduced(build, "sum", elements, _window_dims(op, elements), op.dtype)
     if divisor_override is not None:
         return _divided(build, op, summed, divisor_override)
-    room = _per_dim(padding, len(windows)) if count_include_pad else [0] * len(windows)
+    room = per_dim(padding, len(windows)) if count_include_pad else [0] * len(windows)
     return _divided(build, op, summed, _sizes(_inside(windows, x, room)))
 
 
@@ -96,7 +97,7 @@ def _windows(
     too large."""
     dims = _dims(op)
     kernel, stride, padding, dilation = (
-        _per_dim(sizes, dims) for sizes in (kernel, stride, padding, dilation)
+        per_dim(sizes, dims) for sizes in (kernel, stride, padding, dilation)
     )
     windows = []
     for d, results in enumerate(op.shape[-dims:]):
@@ -253,9 +254,3 @@ def _window_dims(op: Operator, elements: Tensor) -> list[int]:
 def _meta(shape: Sequence[int], dtype: str) -> torch.Tensor:
     """A tensor without memory."""
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-
-
-def _per_dim(sizes: int | Sequence[int], dims: int) -> list[int]:
-    """A size for each dimension: torch also takes a single one for all of them."""
-    sizes = [sizes] if isinstance(sizes, int) else list(sizes)
-    return sizes * dims if len(sizes) == 1 else sizes
