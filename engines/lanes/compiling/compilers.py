@@ -67,11 +67,8 @@ def named_compiler() -> tuple[str, ...]:
 def compilers(machine: str) -> Iterator[tuple[str, ...]]:
     """The installed compilers for a processor family, best first. For this host's: $CXX first."""
     here = machine == platform.machine()
-    if here:
-        known = [named_compiler(), ("g++",), ("clang++",)]
-    else:
-        known = [(f"{machine}-linux-gnu-g++",)]
-    for words in known:
+    ours = [named_compiler(), ("g++",), ("clang++",)]
+    for words in ours if here else [(f"{machine}-linux-gnu-g++",)]:
         if words and shutil.which(words[0]):
             yield words
     if find_spec("ziglang") is not None:
