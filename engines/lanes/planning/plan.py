@@ -48,6 +48,7 @@ _CHEAP = 2
 _LONGEST = 100  # functions in a chain
 _MOST_SPLITS = 16  # of the loops of a product
 _LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)
+_NOT_INLINE = (*_LOOPS, Assembly)  # all others may be computed in the loops of their readers
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def in_memory(program: Program) -> frozenset[Tensor]:
     by trees, what is picked by an index of the row, and what a loop reads of several columns of
     items. For all but the last, `Builder.in_memory` has seen to it that they can be stored."""
     needed: set[Tensor] = set()
-    # Which column they read must be known for each element, so no loop can go over the columns.
+    # Those of several columns: which one an element reads must be known, so no loop can go over
+    # the columns.
     of_columns: set[Tensor] = set()
     for tensor in program:
         inline = isinstance(tensor, View | Map | Gathered | Joined)
@@ -179,7 +181,7 @@ def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
     ends: set[Tensor] = set()
     lengths: dict[Tensor, int] = {}
     for tensor in program:
-        if isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor):
+        if isinstance(tensor, _NOT_INLINE) or is_place(tensor):
             continue
         length = max((lengths.get(source, 0) for source in tensor.sources), default=0)
         lengths[tensor] = length if isinstance(tensor, View) else length + 1
@@ -261,7 +263,7 @@ def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
             in_registers = not readers.shared(tensor)
-        elif isinstance(tensor, (*_LOOPS, Assembly)) or unfinished.isdisjoint(tensor.sources):
+        elif isinstance(tensor, _NOT_INLINE) or unfinished.isdisjoint(tensor.sources):
             in_registers = False
         else:
             in_registers = not readers.is_stored(tensor)
@@ -277,8 +279,8 @@ def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
     last_sum: dict[Reader, Tensor] = {}
     for tensor in program:
         if not isinstance(tensor, Product | Reduction):
-            has_loops = isinstance(tensor, (*_LOOPS, Assembly))
-            if has_loops or is_place(tensor) or readers.is_stored(tensor):
+            inline = not isinstance(tensor, _NOT_INLINE) and not is_place(tensor)
+            if not inline or readers.is_stored(tensor):
                 stored.add(tensor)
         elif readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed:
             stored.add(tensor)
@@ -432,6 +434,7 @@ def _first_gap(taken: Iterable[range], size: int) -> range:
 
 
 def _overlap(one: range, other: range) -> bool:
+    """True if two ranges have a number in common."""
     return one.start < other.stop and other.start < one.stop
 
 
@@ -469,4 +472,5 @@ def _read(value: Value) -> list[Tensor]:
 
 
 def _reads(value: Value) -> list[Read]:
+    """The reads in an expression, each once."""
     return [inner for inner in walk(value) if isinstance(inner, Read)]

@@ -67,7 +67,11 @@ class Segment:
 
 @dataclass
 class Constants:
-    """Constants shared by all rows: weights, one after the other, and tables of indices."""
+    """Constants shared by all rows: weights, one after the other, and tables of indices.
+
+    `data`: the bytes of the weights. `places`: where those of a tensor begin, so that equal tensors
+    are stored once. `tables`: the names of tables, by their entries.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     places: dict[bytes, int] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class Constants:
         return self.places[raw] // values.itemsize
 
     def table(self, entries: tuple[int, ...]) -> str:
+        """The name of a table, which is added if it is new."""
         return self.tables.setdefault(entries, f"table{len(self.tables)}")
 
 
@@ -101,8 +106,8 @@ def widened(data: torch.Tensor) -> torch.Tensor:
 
 
 class _Features(NamedTuple):
-    """Where the columns lie that trees compare: the address of the `first`, and how many vectors
-    two are `apart`."""
+    """Where the columns lie that trees compare: the address of the first, and the distance of two
+    that follow each other, in vectors."""
 
     first: str
     apart: int | None
@@ -385,6 +390,7 @@ class Writer:
         tables = (forest.thresholds, forest.nodes, forest.words, forest.trees)
         row, tree = step.variables()
         leaf = f"{self.names[step]} + {self.offset(step.address((row, tree)))}"
+        # A thread of a GPU computes one vector `r`, a CPU all vectors of the block.
         vector, vectors = (" + r", "1") if self.threads else ("", "RV")
         arguments = [
             f"{features.first}{vector}", str(features.apart),
@@ -459,7 +465,7 @@ class Writer:
         adds = truth(step.how == "sum")
         put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
         loops, body = loops_of(index), [*names.lines, put]
-        if self.threads:
+        if self.threads:  # each thread takes all elements of a row
             return self.over_elements((), self.nest(loops, body))
         return self.nest(loops, self.over_vectors(body))
 
