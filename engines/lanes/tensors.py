@@ -214,14 +214,16 @@ def as_index(value: Value) -> Index:
 
 class Reduction(Tensor):
     """A reduction over some dimensions of a tensor. `kind`: sum, max, min, prod, any, all, argmax
-    or argmin."""
+    or argmin. `keep`: the dimensions stay, with size 1."""
 
     def __init__(
         self, kind: str, source: Tensor, dims: Sequence[int], dtype: str, keep: bool
     ) -> None:
-        kept = [size for d, size in enumerate(source.shape) if d not in dims]
-        shape = [1 if d in dims else size for d, size in enumerate(source.shape)]
-        super().__init__(source.values, tuple(shape if keep else kept), dtype, source)
+        if keep:
+            shape = [1 if d in dims else size for d, size in enumerate(source.shape)]
+        else:
+            shape = [size for d, size in enumerate(source.shape) if d not in dims]
+        super().__init__(source.values, tuple(shape), dtype, source)
         self.kind, self.source, self.dims, self.keep = kind, source, tuple(dims), keep
         if kind in ("argmax", "argmin"):
             self.bounds = 0, math.prod(source.shape[d] for d in dims) - 1

@@ -268,8 +268,8 @@ def _put_by_mask(
     rank = len(mask.shape)
     shape = (*mask.shape, *[1] * (len(op.shape) - dim - rank))
     mask = build.view(mask, shape, lambda at: at[:rank])
-    one = build.view(value, (), lambda at: (constant(0),) * len(value.shape))
-    put = build.map("add", [x, one], op.shape, op.dtype) if accumulate else one
+    number = build.view(value, (), lambda at: (constant(0),) * len(value.shape))
+    put = build.map("add", [x, number], op.shape, op.dtype) if accumulate else number
     return select(build, op, mask, put, x)
 
 

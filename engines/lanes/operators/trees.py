@@ -126,7 +126,8 @@ def _nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _N
     """The entries of all nodes. A row that goes right at a node reaches none of the leaves below
     the node's left child: the node clears their bits. `first_words`: of each tree."""
     left, first_leaves = trees.children[: trees.inner, 0], below.first[trees.roots]
-    tree = np.searchsorted(first_leaves, below.first[: trees.inner], "right") - 1
+    tree = np.searchsorted(first_leaves, below.first[: trees.inner], "right") - 1  # of each node
+    # The first and the last leaf below its left child, counted in the tree.
     begin, end = below.first[left] - first_leaves[tree], below.last[left] - first_leaves[tree]
     counts = end // _BITS - begin // _BITS + 1  # words in which a node clears bits
     node = np.repeat(np.arange(trees.inner), counts)
@@ -154,8 +155,8 @@ def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
         mask = np.full(width, -1, np.int32)
         masks.append(mask.copy())
         for first in range(begin, end - step + 1, step):
-            some = slice(first, first + step)
-            np.bitwise_and.at(mask, ordered.word[some], ordered.kept[some])
+            chunk = slice(first, first + step)
+            np.bitwise_and.at(mask, ordered.word[chunk], ordered.kept[chunk])
             masks.append(mask.copy())
         first_masks.append(len(masks))
     return Ranks(

@@ -98,8 +98,8 @@ def _read(file: str) -> str:
 
 def _undefined(text: str) -> str:
     """`#undef` of each macro that the text defines, except what a user may define."""
-    kept = ("SOA_FN", "INT32_MIN", "INT32_MAX", "INT64_MIN", "INT64_MAX", f"{NAME}_{_DIGEST}")
-    return "".join(f"#undef {name}\n" for name in macros_of(text) if name not in kept)
+    users = ("SOA_FN", "INT32_MIN", "INT32_MAX", "INT64_MIN", "INT64_MAX", f"{NAME}_{_DIGEST}")
+    return "".join(f"#undef {name}\n" for name in macros_of(text) if name not in users)
 
 
 _END = """\
@@ -170,7 +170,8 @@ def _weights(constants: Constants) -> str:
     bytes."""
     ctypes = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t"}
     fields, values = [], []
-    for number, segment in enumerate(each for each in constants.segments if each.count):
+    segments = [segment for segment in constants.segments if segment.count]
+    for number, segment in enumerate(segments):
         count, kind = segment.count, ctypes[segment.dtype]
         data = np.frombuffer(constants.data, segment.dtype, count, segment.at)
         shape = " x ".join(map(str, segment.shape)) or "1"

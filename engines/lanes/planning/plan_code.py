@@ -293,34 +293,45 @@ class Writer:
         inner = kernel.inner
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
+        if blocked.weights is not None:
+            function, right = "weighted", self.weights_of(blocked.weights, loops.right.tensor, kind)
+        else:
+            assert blocked.right is not None
+            function, right = "paired", self.operand(blocked.right)
+        first = ""
+        if self.threads:
+            function, first = f"{function}_tile", "at % kTiles, own_rows, "
+        elif blocked.few:
+            function, first = f"{function}_few", "own_rows, "
+        call = f"{function}<Sums>({first}{blocked.steps}, {self.operand(blocked.left)}, {right}"
+        after_sum = f"[&](int {blocked.m.name}, int {blocked.j.name}, int r, {kind} sum)"
+        body = self.assign(kernel, Names(self, {inner: "sum"}))
+        lines = [
+            named_sizes("Sums", self.sizes_of_sums(kernel, blocked)),
+            f"{call}, {after_sum} ALWAYS_INLINE {{",
+            *indented(body),
+            "});",
+        ]
+        if self.threads:
+            count = f"constexpr int kTiles = {tiles(loops, blocked.most, self.vectors)};"
+            return scoped([count, *divided(blocked.outer, "kTiles", lines)])
+        return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
+
+    def sizes_of_sums(self, kernel: Kernel, blocked: Blocked) -> dict[str, int]:
+        """The sizes of a product's sums by the names that `weighted` in kernels.h explains."""
         sizes = {
             "loop": int(_operations(kernel.value(self.plan.elements)) > _MANY),
             "m": blocked.m.extent, "most_m": blocked.most.m,
             "j": blocked.j.extent, "most_j": blocked.most.j,
             "left": blocked.left.by_m,
         }  # fmt: skip
-        if blocked.weights is not None:
-            function, right = "weighted", self.weights_of(blocked.weights, loops.right.tensor, kind)
-        else:
-            assert blocked.right is not None
-            function, right = "paired", self.operand(blocked.right)
+        if blocked.right is not None:
             sizes["right"] = blocked.right.by_j
-        first = ""
         if self.threads:
-            function, first = f"{function}_tile", "at % kTiles, own_rows, "
             sizes["most_r"] = blocked.most.r
         elif blocked.few:
-            function, first = f"{function}_few", "own_rows, "
             sizes["registers"] = self.registers
-        call = f"{function}<Sums>({first}{blocked.steps}, {self.operand(blocked.left)}, {right}"
-        after_sum = f"[&](int {blocked.m.name}, int {blocked.j.name}, int r, {kind} sum)"
-        body = self.assign(kernel, Names(self, {inner: "sum"}))
-        head = f"{call}, {after_sum} ALWAYS_INLINE {{"
-        lines = [named_sizes("Sums", sizes), head, *indented(body), "});"]
-        if self.threads:
-            count = f"constexpr int kTiles = {tiles(loops, blocked.most, self.vectors)};"
-            return scoped([count, *divided(blocked.outer, "kTiles", lines)])
-        return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
+        return sizes
 
     def weights_of(self, weights: Weights, tensor: Tensor, kind: str) -> str:
         """The address of a product's weights, in the order in which the loops read them."""
@@ -473,11 +484,11 @@ class Writer:
 class Names:
     """The C++ text of values. A value that is used twice, or whose text is long, gets a name.
 
-    `lines` declare the names. `known`: the names of products and reductions in registers.
+    `lines` declare the names. `in_registers`: the names of products and reductions there.
     """
 
-    def __init__(self, writer: Writer, known: Mapping[Tensor, str] | None = None) -> None:
-        self.writer, self.known = writer, known or {}
+    def __init__(self, writer: Writer, in_registers: Mapping[Tensor, str] | None = None) -> None:
+        self.writer, self.in_registers = writer, in_registers or {}
         self.lines: list[str] = []
         self._uses: Counter[Value] = Counter()
         self._names: dict[Value, str] = {}
@@ -530,9 +541,9 @@ class Names:
 
     def _read(self, value: Read) -> str:
         tensor, index = value.tensor, value.index
-        if tensor in self.known:
-            return self.known[tensor]
-        if any(each.of_row for each in index):
+        if tensor in self.in_registers:
+            return self.in_registers[tensor]
+        if any(place.of_row for place in index):
             return self._picked(tensor, index)
         if isinstance(tensor, Argument):
             column = self.writer.column(tensor, index)

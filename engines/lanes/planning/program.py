@@ -170,7 +170,7 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    symbols = dict.fromkeys(each.items for each in arguments if each.items is not None)
+    symbols = dict.fromkeys(a.items for a in arguments if a.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(symbols)}
     examples = [_example(argument, sizes, mode) for argument in arguments]
     graph = traced(run, examples, mode)
