@@ -86,6 +86,7 @@ def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     """As `build_kernel`, from the program for one row."""
     plan = planned(program)
     columns = columns_of(plan.program)
+    # A pointer to each column, and the numbers of items and of rows: 8 bytes each.
     if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_BYTES:
         raise NotApplicableError(
             f"a kernel takes {_MOST_BYTES // 8} columns at most; this network has {len(columns)}"
@@ -135,6 +136,7 @@ def _rows(plan: Plan) -> int:
 
 
 def _require_room(size: int) -> None:
+    """NotApplicableError if a thread needs more than _MOST_LOCAL bytes."""
     if size > _MOST_LOCAL:
         raise NotApplicableError(
             f"a thread would need {size:,} bytes of local memory for its intermediate values, "

@@ -22,7 +22,11 @@ _LARGEST = 16  # rows of a matrix: the code has a step for each pair of columns
 @lowers("linalg_cholesky_ex", rows=row_rules.matrices)
 def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) -> list[Tensor]:
     """The factor of each matrix, and the number of the first column whose pivot is not positive (0
-    if all are). From that column on the factor is NaN."""
+    if all are). From that column on the factor is NaN.
+
+    Column j of the factor L is what is left of that of the matrix without the products of the
+    columns before, L[j:, k] * L[j, k], divided by the square root of its first element.
+    """
     size = _small(x)
     x = _turned(build, op, x) if upper else x  # only this triangle is read
     columns: list[Tensor] = []  # column k holds the rows from k on

@@ -28,10 +28,12 @@ class Operator:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
         return sizes(self.results[0])
 
     @property
     def dtype(self) -> str:
+        """The dtype of the first result, such as "float32"."""
         return _dtype(self.results[0])
 
 
@@ -218,6 +220,7 @@ def agrees(lowered: Any, result: torch.Tensor) -> bool:
 
 
 def _dtype(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -78,7 +78,8 @@ class _Indexing:
 
     @classmethod
     def of(cls, indices: Sequence[Any], base: Sequence[int]) -> _Indexing:
-        """At least one of the indices is not None. Those of the last dimensions may be left out."""
+        """The indexing of a base of this shape. At least one of the indices is not None; those of
+        the last dimensions may be left out."""
         indices = [*indices, *[None] * (len(base) - len(indices))]
         indexed = [d for d, index in enumerate(indices) if index is not None]
         common = torch.broadcast_shapes(*(tuple(indices[d].shape) for d in indexed))

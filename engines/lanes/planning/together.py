@@ -58,7 +58,7 @@ def tile(loops: Loops, threads: int, rows: int) -> Sums:
 
     fit = [
         Sums(m, j, r)
-        for m, j, r in itertools.product(*([1, 2, 4, 8],) * 3)
+        for m, j, r in itertools.product((1, 2, 4, 8), repeat=3)
         if m * j * r * loops.size <= _MOST_BYTES
         and m < 2 * loops.m.extent
         and j < 2 * loops.j.extent
