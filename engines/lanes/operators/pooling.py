@@ -48,7 +48,7 @@ def mean_pool(
     stride: Sequence[int] = (), padding: Sequence[int] = (0,), count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """A window is divided by its own size. The padding counts, but not what hangs over it."""
+    """The mean of each window. The padding counts as elements, but not what hangs over it."""
     windows = _windows(op, kernel_size, stride or kernel_size, padding, (1,))
     elements = _elements(build, op, x, windows, 0)
     summed = reduced(build, "sum", elements, _window_dims(op, elements), op.dtype)

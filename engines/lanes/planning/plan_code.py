@@ -495,8 +495,8 @@ class Names:
         self._texts: dict[Value, str] = {}
 
     def text(self, value: Value) -> str:
-        """The text of a value, which stands behind `lines`. Uses are counted over all calls, so that
-        a value in two of them gets a name in the second."""
+        """The text of a value, which stands behind `lines`. Uses are counted over all calls, so
+        that a value in two of them gets a name in the second."""
         inner_values = list(walk(value))
         self._uses.update(part for inner in inner_values for part in parts(inner))
         self._texts = dict(self._names)
