@@ -106,17 +106,16 @@ def variance(
     if correction is None:
         correction = float(unbiased)
     mean, var = moments(build, x, dim, correction)
-    shapes = [sizes(result) for result in op.results]
-    results = [var, mean]
+    results: list[Tensor] = [var, mean]
     if not keepdim:
-        dims = reduced_dims(x, dim)
+        where = _zero_along(reduced_dims(x, dim), len(x.shape))
         shapes = [sizes(result) for result in op.results]
-        without = _without(len(x.shape), dims)
-        results = [build.view(r, shape, without) for r, shape in zip(results, shapes, strict=False)]
+        pairs = zip(results, shapes, strict=False)  # `var` has one result only
+        results = [build.view(moment, shape, where) for moment, shape in pairs]
     return results if op.name == "var_mean" else results[0]
 
 
-def _without(rank: int, dims: Sequence[int]) -> Callable[[Indices], Indices]:
+def _zero_along(dims: Sequence[int], rank: int) -> Callable[[Indices], Indices]:
     """A function from an index without the reduced dimensions to one that has 0 in them."""
 
     def where(index: Indices) -> Indices:
