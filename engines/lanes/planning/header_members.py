@@ -61,8 +61,9 @@ class Members:
 
 
 def members_of(signature: Signature) -> Members:
-    """A column is called as in its collection; if two have one name, their collection's name stands
-    before it. NotApplicableError if an output has no value for each row, and for bfloat16."""
+    """The members for the columns of a signature. A column is called as in its collection; if two
+    have one name, their collection's name stands before it. NotApplicableError if an output has no
+    value for each row, and for bfloat16."""
     blocks = (*signature.inputs, *signature.outputs)
     components = [(b.block.collection, name, k) for b in blocks for name, k in b.plan.components]
     columns = dict.fromkeys((collection, name) for collection, name, _ in components)

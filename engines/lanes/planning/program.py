@@ -333,9 +333,9 @@ class _Walk:
 
     def size(self, node: Node, arguments: Sequence[Any]) -> Any:
         """A number of items, or a value computed from such numbers."""
-        known = self.build.count_of(node.meta["val"])
-        if known is not None:
-            return known
+        items = self.build.count_of(node.meta["val"])
+        if items is not None:
+            return items
         function = _ARITHMETIC.get(node.target)
         if function is None:
             raise NotApplicableError(
