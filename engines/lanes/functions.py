@@ -52,6 +52,7 @@ class Function:
 
 
 def _bounds_of_product(a: Bounds, b: Bounds) -> Bounds:
+    """The bounds of x * y: a product is least and largest at ends of both factors."""
     ends = [x * y for x in a for y in b]
     return min(ends), max(ends)
 
@@ -62,6 +63,7 @@ def _functions(arguments: int, carriers: str, **costs: int) -> dict[str, Functio
 
 
 def _comparison(of_bools: str = "") -> Function:
+    """A comparison of two numbers, whose result is a bool. `of_bools`: see `Function`."""
     return Function(1, 2, result="bool", of_bools=of_bools)
 
 

@@ -23,6 +23,7 @@ class Variable:
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """The least and the largest value; so for each atom."""
         return 0, self.extent - 1
 
 
@@ -48,6 +49,7 @@ class Remainder:
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """Those of any remainder: `of` may have fewer."""
         return 0, self.by - 1
 
 

@@ -73,11 +73,13 @@ class Values:
         return self._values.setdefault(("literal", repr(number), dtype), literal)
 
     def read(self, tensor: Tensor, index: Indices) -> Value:
+        """A read of a tensor's element."""
         bounds = tensor.bounds if tensor.dtype in RANGES else None
         read = Read(tensor.dtype, bounds, tensor, index)
         return self._values.setdefault(("read", tensor, index), read)
 
     def open(self, variable: Variable, dtype: str) -> Value:
+        """An element that is known only when `variable` is a constant."""
         value = Open(dtype, RANGES.get(dtype), variable)
         return self._values.setdefault(("open", variable, dtype), value)
 

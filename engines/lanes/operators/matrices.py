@@ -105,10 +105,12 @@ def _small(x: Tensor) -> int:
 
 
 def _column(build: Builder, x: Tensor, j: int) -> Tensor:
+    """Column j of each matrix."""
     return build.view(x, x.shape[:-1], lambda at: (*at, constant(j)))
 
 
 def _row(build: Builder, x: Tensor, i: int) -> Tensor:
+    """Row i of each matrix."""
     return build.view(x, (*x.shape[:-2], x.shape[-1]), lambda at: (*at[:-1], constant(i), at[-1]))
 
 

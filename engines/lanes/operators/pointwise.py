@@ -53,6 +53,7 @@ def binary(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
 
 @lowers(*_SHIFTS)
 def shift(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """The bits of `a`, moved by `b` places."""
     return build.map(_SHIFTS[op.name], [a, b], op.shape, op.dtype)
 
 
@@ -78,6 +79,7 @@ def divide(
 
 @lowers("floor_divide")
 def floor_divide(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """The quotient, rounded down."""
     return divide(build, op, a, b, "floor")
 
 
@@ -110,6 +112,7 @@ def logical(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
 
 @lowers("logical_not")
 def logical_not(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """Whether each element is 0 or false."""
     return build.map("bitwise_not", [x], op.shape, "bool")
 
 
@@ -142,6 +145,7 @@ def clamp(build: Builder, op: Operator, x: Tensor, /, min: Any = None, max: Any 
 
 @lowers("_to_copy", "convert_element_type", rows=row_rules.same)
 def convert(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """`x` with the dtype of the result."""
     return build.cast(x, op.dtype)
 
 

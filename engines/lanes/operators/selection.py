@@ -172,6 +172,7 @@ def _constant_pick(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pic
 
 
 def _dtype(tensor: Tensor | torch.Tensor) -> str:
+    """The name of a dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -340,6 +341,7 @@ def _searched(build: Builder, op: Operator, x: Any, edges: Any, right: bool) -> 
 
 
 def _ascending(edges: torch.Tensor) -> bool:
+    """True if constant edges are in order, and none is NaN."""
     return bool((edges[:-1] <= edges[1:]).all()) and not bool(edges.isnan().any())
 
 

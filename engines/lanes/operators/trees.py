@@ -119,6 +119,7 @@ class _Nodes(NamedTuple):
     kept: Array
 
     def in_order(self, order: Array) -> _Nodes:
+        """The entries with these numbers, in their order."""
         return _Nodes(*(values[order] for values in self))
 
 

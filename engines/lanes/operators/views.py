@@ -28,11 +28,13 @@ def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
         "lift_fresh", rows=row_rules.same)  # fmt: skip
 def same(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """`x` itself: an operator that changes no element."""
     return x
 
 
 @lowers("dropout", rows=row_rules.dropped)
 def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -> Tensor:
+    """`x` itself, unless in training."""
     if train and p:
         raise NotKnown("dropout while training")
     return x
@@ -42,6 +44,7 @@ def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -
 def transpose(
     build: Builder, op: Operator, x: Tensor, first: int = 0, second: int = 1, /
 ) -> Tensor:
+    """`x` with two dimensions exchanged; `t` gives only `x`, which may have fewer than two."""
     order = list(range(len(x.shape)))
     if len(order) > 1:
         order[first], order[second] = order[second], order[first]

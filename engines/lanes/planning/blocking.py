@@ -171,6 +171,7 @@ def _steps_text(loops: Loops) -> str:
 
 
 def _largest(loops: Iterable[Variable]) -> Variable:
+    """The loop with the most steps, the first of equal ones; _NO_LOOP of none."""
     return max(loops, key=lambda loop: loop.extent, default=_NO_LOOP)
 
 

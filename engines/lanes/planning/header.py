@@ -93,6 +93,7 @@ _EACH_ROW = f"for (; begin < end; ++begin) {NAME}::row(of, begin);"
 
 
 def _read(file: str) -> str:
+    """The text of one of the files in headers/."""
     return (HEADERS / file).read_text()  # ours
 
 

@@ -530,6 +530,7 @@ class Names:
         return self._read(value)
 
     def _call(self, value: Call) -> str:
+        """The text of a call, from the texts of its arguments."""
         if value.function == "items":
             (collection,) = value.arguments
             assert isinstance(collection, Literal)
@@ -541,6 +542,7 @@ class Names:
         return call(value.function, arguments, of_bools)
 
     def _read(self, value: Read) -> str:
+        """The text of an element: in a register, a column, among the weights or in the arena."""
         tensor, index = value.tensor, value.index
         if tensor in self.in_registers:
             return self.in_registers[tensor]
