@@ -25,7 +25,7 @@ _TOGETHER = 12  # the most trees in which a row goes down at once
 # Two measured limits. All rows go down if the nodes clear bits in more than so many times as many
 # words as a row meets nodes.
 _DEEP = 60
-# A few rows go down also if a row meets fewer nodes than it has words, and so many more.
+# A few rows go down also if a row meets less than so many nodes more than it has words.
 _SHORT = 100
 _MASK_BYTES = 256 << 10  # which fit into L2
 
