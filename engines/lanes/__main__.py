@@ -47,6 +47,7 @@ def described(program: Path, target: Target) -> Iterator[str]:
 
 
 def _tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
+    """A line on a tensor: its sources, dtype, shape and place, and the line of the model."""
     kind = type(tensor).__name__.lower()
     sources = ", ".join(names[source] for source in tensor.sources)
     place = f"slot {plan.places[tensor]}" if tensor in plan.places else "not stored"
@@ -57,6 +58,7 @@ def _tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
 
 
 def _step(step: Step, names: dict[Tensor, str]) -> str:
+    """A line on a step: of a kernel its loops, and what they compute and write."""
     if not isinstance(step, Kernel):
         return f"{names[step]} = {type(step).__name__.lower()} of {names[step.source]}"
     loops = "".join(f"for {loop.name} < {loop.extent}: " for loop in step.loops)
@@ -66,13 +68,16 @@ def _step(step: Step, names: dict[Tensor, str]) -> str:
 
 
 def _exported(config: Path, folder: Path) -> Path:
-    """Exports a config's model. `pipeline` lies above this package, which does not need it."""
+    """Writes the program.pt2 of a config's model into a folder, and returns its path.
+
+    It imports `pipeline` and `stages` by name, since they lie above this package, which does not
+    need them otherwise."""
     configs, capture = import_module("pipeline.config"), import_module("stages.capture")
-    loaded = configs.load_config(config)
-    signature = loaded.signature()
-    model = import_module("stages.model").build_model(configs.source_of(loaded))
+    settings = configs.load_config(config)
+    signature = settings.signature()
+    model = import_module("stages.model").build_model(configs.source_of(settings))
     model = model.train(False).requires_grad_(False)
-    inputs = configs.reference_inputs(loaded, signature)
+    inputs = configs.reference_inputs(settings, signature)
     arguments = capture.convention_arguments(signature, inputs, capture.example_case(signature))
     exported = capture.export_convention(model, signature, arguments)
     import_module("torch").export.save(exported, folder / "program.pt2")
@@ -86,12 +91,13 @@ def main() -> int:
     )
     parser.add_argument("config", type=Path, help="a config, or a program.pt2")
     parser.add_argument("--target", default="cpu", help="a target for processors")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            known = given.config.suffix == ".pt2"
-            program = given.config if known else _exported(given.config, Path(scratch))
-            for part in described(program, Target.parse(given.target)):
+            program = arguments.config
+            if program.suffix != ".pt2":
+                program = _exported(program, Path(scratch))
+            for part in described(program, Target.parse(arguments.target)):
                 sys.stdout.write(plain(part, "\n") + "\n")
     except SoaPipelineError as error:
         sys.stderr.write(plain(error) + "\n")

@@ -51,34 +51,38 @@ class Function:
     bounds: BoundsOf | None = None
 
 
-def _product(a: Bounds, b: Bounds) -> Bounds:
+def _bounds_of_product(a: Bounds, b: Bounds) -> Bounds:
+    """The bounds of x * y: a product is least and largest at ends of both factors."""
     ends = [x * y for x in a for y in b]
     return min(ends), max(ends)
 
 
-def _each(arguments: int, carriers: str, **costs: int) -> dict[str, Function]:
+def _functions(arguments: int, carriers: str, **costs: int) -> dict[str, Function]:
+    """Functions with so many arguments, by name, from the cost of each."""
     return {name: Function(cost, arguments, carriers) for name, cost in costs.items()}
 
 
-def _compared(of_bools: str = "") -> Function:
+def _comparison(of_bools: str = "") -> Function:
+    """A comparison of two numbers, whose result is a bool. `of_bools`: see `Function`."""
     return Function(1, 2, result="bool", of_bools=of_bools)
 
 
 def _operator(
     cost: int, text: str, carriers: str, of_bools: str = "", bounds: BoundsOf | None = None
 ) -> Function:
+    """A function that is an operator of C++; `text` has {} for each argument."""
     return Function(cost, text.count("{}"), carriers, "", text, of_bools, bounds)
 
 
 ATEN: dict[str, Function] = {
-    **_each(1, "FDIQ", abs=1, sign=2, relu=1),
-    **_each(1, "FD", exp=9, exp2=10, expm1=12, log=12, log2=30, log10=30, log1p=16, sqrt=5),
-    **_each(1, "FD", sigmoid=14, tanh=14, sinh=40, cosh=40, asinh=60, acosh=60, atanh=60),
-    **_each(1, "FD", sin=40, cos=40, tan=50, asin=50, acos=50, atan=50, erf=20, erfc=60),
-    **_each(1, "FD", floor=1, ceil=1, round=1, trunc=1),
-    **_each(2, "FD", atan2=50, copysign=2, hypot=10),
-    **_each(2, "FDIQ", fmod=40, remainder=40),
-    **_each(2, "IQ", bitwise_left_shift=2, bitwise_right_shift=2),
+    **_functions(1, "FDIQ", abs=1, sign=2, relu=1),
+    **_functions(1, "FD", exp=9, exp2=10, expm1=12, log=12, log2=30, log10=30, log1p=16, sqrt=5),
+    **_functions(1, "FD", sigmoid=14, tanh=14, sinh=40, cosh=40, asinh=60, acosh=60, atanh=60),
+    **_functions(1, "FD", sin=40, cos=40, tan=50, asin=50, acos=50, atan=50, erf=20, erfc=60),
+    **_functions(1, "FD", floor=1, ceil=1, round=1, trunc=1),
+    **_functions(2, "FD", atan2=50, copysign=2, hypot=10),
+    **_functions(2, "FDIQ", fmod=40, remainder=40),
+    **_functions(2, "IQ", bitwise_left_shift=2, bitwise_right_shift=2),
     "fmax": Function(3, 2, of_bools="{} | {}"),
     "fmin": Function(3, 2, of_bools="{} & {}"),
     "maximum": Function(
@@ -88,17 +92,17 @@ ATEN: dict[str, Function] = {
         2, 2, of_bools="{} & {}", bounds=lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))
     ),
     "neg": _operator(1, "-{}", "FDIQ"),
-    "mul": _operator(1, "{} * {}", "FDIQ", "{} & {}", _product),
+    "mul": _operator(1, "{} * {}", "FDIQ", "{} & {}", _bounds_of_product),
     "bitwise_not": _operator(1, "~{}", "IQ"),
     "bitwise_and": _operator(1, "{} & {}", "IQ"),
     "bitwise_or": _operator(1, "{} | {}", "IQ"),
     "bitwise_xor": _operator(1, "{} ^ {}", "IQ"),
-    "eq": _compared(),
-    "ne": _compared(),
-    "lt": _compared("~{} & {}"),
-    "le": _compared("~{} | {}"),
-    "gt": _compared("{} & ~{}"),
-    "ge": _compared("{} | ~{}"),
+    "eq": _comparison(),
+    "ne": _comparison(),
+    "lt": _comparison("~{} & {}"),
+    "le": _comparison("~{} | {}"),
+    "gt": _comparison("{} & ~{}"),
+    "ge": _comparison("{} | ~{}"),
     "isnan": Function(1, result="bool"),
     "isinf": Function(1, result="bool"),
 }
@@ -106,11 +110,11 @@ ATEN: dict[str, Function] = {
 
 FUNCTIONS: dict[str, Function] = {
     **ATEN,
-    **_each(1, "FDIQ", square=1, cube=2),
-    **_each(2, "FDIQ", div_trunc=8, div_floor=8),
-    **_each(2, "FDIQ", pow=60),
-    **_each(3, "FD", fma=1),
-    **_each(3, "IQ", clamp=2),
+    **_functions(1, "FDIQ", square=1, cube=2),
+    **_functions(2, "FDIQ", div_trunc=8, div_floor=8),
+    **_functions(2, "FDIQ", pow=60),
+    **_functions(3, "FD", fma=1),
+    **_functions(3, "IQ", clamp=2),
     "same": _operator(0, "{}", "FDIQ"),
     "add": _operator(1, "{} + {}", "FDIQ", "{} | {}", lambda a, b: (a[0] + b[0], a[1] + b[1])),
     "sub": _operator(1, "{} - {}", "FDIQ", "", lambda a, b: (a[0] - b[1], a[1] - b[0])),
@@ -125,18 +129,24 @@ FUNCTIONS: dict[str, Function] = {
 of a jagged collection, are the calls that are not here."""
 
 
-def call(name: str, given: Sequence[str], of_bools: bool = False) -> str:
-    """The C++ text of a function's result, from the texts of its arguments."""
-    known = FUNCTIONS.get(name)
-    text = (of_bools and known.of_bools) or known.text if known is not None else ""
-    return text.format(*map(enclosed, given)) if text else f"{name}({', '.join(given)})"
+def call(name: str, arguments: Sequence[str], of_bools: bool = False) -> str:
+    """The C++ text of a function's result, from the texts of its arguments. `of_bools`: these are
+    bools."""
+    text = ""
+    if name in FUNCTIONS:
+        function = FUNCTIONS[name]
+        text = function.of_bools if of_bools and function.of_bools else function.text
+    return text.format(*map(enclosed, arguments)) if text else f"{name}({', '.join(arguments)})"
 
 
 def enclosed(text: str) -> str:
-    """The text in brackets, unless it is a name or a call."""
+    """The text in brackets, unless it is a name or a call: all operators lie inside of brackets."""
     depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([") - (letter in ")]")
-        if depth == 0 and letter in " -~&|^" and (at or letter in "-~"):
+    for letter in text:
+        if letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+        elif depth == 0 and letter in " -~&|^":
             return f"({text})"
     return text

@@ -23,6 +23,7 @@ class Variable:
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """The least and the largest value; so for each atom."""
         return 0, self.extent - 1
 
 
@@ -48,12 +49,13 @@ class Remainder:
 
     @property
     def bounds(self) -> tuple[int, int]:
+        """Those of any remainder: `of` may have fewer."""
         return 0, self.by - 1
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The entry number `at` of a constant table. The table is the same for all rows."""
+    """Entry number `at` of a constant table. The table is the same for all rows."""
 
     table: tuple[int, ...]
     at: Index
@@ -82,7 +84,7 @@ Atom: TypeAlias = "Variable | Quotient | Remainder | Entry | OfRow"
 
 @dataclass(frozen=True)
 class Index:
-    """`constant` plus the sum of atom * factor over `terms`."""
+    """`constant` plus the sum of atom * factor over `terms`. Divisors are positive."""
 
     terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
@@ -108,6 +110,7 @@ class Index:
         return Index(terms, self.constant * factor)
 
     def __floordiv__(self, by: int) -> Index:
+        """The quotient, rounded down; without a `Quotient` if it is a plain sum."""
         whole, rest = self._split(by)
         if rest.bounds[1] < by:
             return whole
@@ -115,6 +118,7 @@ class Index:
         return whole + Index(((Quotient(rest, by), 1),))
 
     def __mod__(self, by: int) -> Index:
+        """The remainder, never negative; without a `Remainder` if it is a plain sum."""
         _, rest = self._split(by)
         return rest if rest.bounds[1] < by else Index(((Remainder(rest, by), 1),))
 
@@ -123,11 +127,13 @@ class Index:
         are multiples of `by`."""
         whole = Index(tuple((a, f // by) for a, f in self.terms if f % by == 0))
         rest = Index(tuple((a, f) for a, f in self.terms if f % by), self.constant)
-        more = rest.bounds[0] // by
-        return whole + more, rest + -more * by
+        below = rest.bounds[0] // by  # moved from r to q, so that the least r is 0 to `by` - 1
+        return whole + below, rest + -below * by
 
     def _reduced(self, by: int) -> tuple[Index, int]:
-        """The same quotient, with a smaller divisor if it and all factors have a common divisor."""
+        """A dividend and a divisor with the same quotient, without the common divisor of `by` and
+        all factors. The constant is rounded down, which changes no quotient: of g * a + c and
+        g * b it is that of a + c // g and b."""
         common = math.gcd(by, *(f for _, f in self.terms))
         terms = tuple((a, f // common) for a, f in self.terms)
         return Index(terms, self.constant // common), by // common
@@ -141,19 +147,20 @@ class Index:
         """All atoms, also those inside other atoms."""
         for atom, _ in self.terms:
             yield atom
-            inner = getattr(atom, "of", None) or getattr(atom, "at", None)
-            if inner is not None:
-                yield from inner.atoms()
+            if isinstance(atom, Quotient | Remainder):
+                yield from atom.of.atoms()
+            elif isinstance(atom, Entry):
+                yield from atom.at.atoms()
 
     def factor(self, variable: Variable) -> int | None:
         """The factor of a variable; None if the index is not linear in it."""
-        divisor = 0
+        own_factor = 0
         for atom, factor in self.terms:
             if atom == variable:
-                divisor = factor
+                own_factor = factor
             elif not isinstance(atom, Variable) and variable in Index(((atom, 1),)).atoms():
                 return None
-        return divisor
+        return own_factor
 
     def replaced(self, values: Mapping[Atom, Index]) -> Index:
         """The index with `values` in place of their keys, simplified."""
@@ -164,6 +171,7 @@ class Index:
 
 
 Indices = tuple[Index, ...]
+"""The index of an element: one for each dimension."""
 
 
 def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
@@ -180,16 +188,18 @@ def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
 
 
 def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
+    """The sum of terms in which an atom may be several times."""
     factors: dict[Atom, int] = {}
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
-    kept = [(a, f) for a, f in factors.items() if f]
-    # Sums of the same variables are equal in any order.
-    kept.sort(key=lambda term: getattr(term[0], "name", "~"))
-    return Index(tuple(kept), constant)
+    nonzero = [(atom, factor) for atom, factor in factors.items() if factor]
+    # By name, so that sums of the same variables are equal in any order; other atoms come last.
+    nonzero.sort(key=lambda term: getattr(term[0], "name", "~"))
+    return Index(tuple(nonzero), constant)
 
 
 def constant(value: int) -> Index:
+    """A number as an index."""
     return Index((), value)
 
 
@@ -218,11 +228,23 @@ def flat(index: Indices, shape: Sequence[int]) -> Index:
     return dot(index, strides(shape))
 
 
-def dot(index: Indices, steps: Sequence[int]) -> Index:
+def dot(index: Indices, strides: Sequence[int]) -> Index:
+    """The position of an element in memory with these strides."""
     total = Index()
-    for each, step in zip(index, steps, strict=True):
-        total = total + each * step
+    for place, stride in zip(index, strides, strict=True):
+        total = total + place * stride
     return total
+
+
+def is_linear(indices: Iterable[Index]) -> bool:
+    """True if the indices are sums of loop variables, without other atoms."""
+    return all(isinstance(atom, Variable) for index in indices for atom, _ in index.terms)
+
+
+def loops_of(indices: Iterable[Index]) -> tuple[Variable, ...]:
+    """The loop variables that are terms of the indices, in order."""
+    atoms = (atom for index in indices for atom, _ in index.terms)
+    return tuple(atom for atom in atoms if isinstance(atom, Variable))
 
 
 def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Indices:
@@ -230,9 +252,7 @@ def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Ind
 
     The first size of both shapes may be known only at run time, because it is not used.
     """
-    place = flat(index, shape)
-    places: list[Index] = []
-    for d, (size, step) in enumerate(zip(before, strides(before), strict=True)):
-        part = place // step
-        places.append(part % size if d else part)
-    return tuple(places)
+    position = flat(index, shape)
+    places = [position // stride for stride in strides(before)]
+    rest = zip(places[1:], before[1:], strict=True)
+    return (*places[:1], *(place % size for place, size in rest))  # the first is below its size

@@ -37,8 +37,8 @@ UNKNOWN = -1
 
 
 @contextmanager
-def named(tensor: Tensor) -> Iterator[None]:
-    """Makes an unexpected error inside a refusal that names the operator of `tensor`."""
+def named_in_errors(tensor: Tensor) -> Iterator[None]:
+    """Turns an unexpected error inside into a refusal that names the operator of `tensor`."""
     try:
         yield
     except (EngineError, MemoryError):
@@ -86,9 +86,9 @@ class Constant(Tensor):
     def element(self, index: Indices, at: At) -> Value:
         if self.uniform is not None:
             return self.values.literal(self.uniform, self.dtype)
-        if not any(each.terms for each in index):
-            place = tuple(each.constant for each in index)
-            return self.values.literal(self.data[place].item(), self.dtype)
+        if not any(place.terms for place in index):
+            number = self.data[tuple(place.constant for place in index)].item()
+            return self.values.literal(number, self.dtype)
         return self.values.read(self, index)
 
 
@@ -174,54 +174,56 @@ class Gathered(Tensor):
 
     def element(self, index: Indices, at: At) -> Value:
         """The element at the picked place. An index that is out of bounds gives NaN or 0."""
-        values, place, outside = self.values, [], []
+        values, places, inside = self.values, [], []
         for pick, size in zip(self.picks, self.base.shape, strict=True):
             if not isinstance(pick, Tensor):
-                place.append(pick(index))
+                places.append(pick(index))
                 continue
-            value = at(pick, index)
-            if size != UNKNOWN and value.bounds is not None:
-                value, checked = self._inside(value, size)
-                outside += checked
-            place.append(as_index(value))
-        element = at(self.base, tuple(place))
-        for check in outside:
-            nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
-            element = values.call("select", check, element, nothing, dtype=self.dtype)
+            picked = clamped = at(pick, index)
+            if size != UNKNOWN and picked.bounds is not None:
+                clamped = self._clamped(picked, size)
+            if clamped is not picked:
+                inside.append(values.call("eq", clamped, picked, dtype="bool"))
+            places.append(as_index(clamped))
+        element = at(self.base, tuple(places))
+        nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
+        for is_inside in inside:
+            element = values.call("select", is_inside, element, nothing, dtype=self.dtype)
         return element
 
-    def _inside(self, value: Value, size: int) -> tuple[Value, list[Value]]:
-        """The index clamped to the size, and, if needed, a bool value: true if it was inside."""
-        values = self.values
-        low, high = value.bounds or RANGES["int64"]
+    def _clamped(self, picked: Value, size: int) -> Value:
+        """The nearest index inside of a dimension; `picked` itself if it is never outside."""
+        low, high = picked.bounds or RANGES["int64"]
         if low >= 0 and high < size:
-            return value, []
-        least, most = values.literal(0, "int64"), values.literal(size - 1, "int64")
-        kept = values.call("clamp", value, least, most, dtype="int64", bounds=(0, size - 1))
-        return kept, [values.call("eq", kept, value, dtype="bool")]
+            return picked
+        least, most = (self.values.literal(end, "int64") for end in (0, size - 1))
+        bounds = (0, size - 1)
+        return self.values.call("clamp", picked, least, most, dtype="int64", bounds=bounds)
 
 
 def as_index(value: Value) -> Index:
     """A value as an index: a constant, an entry of a constant table, or `OfRow`."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
-    of_row = isinstance(value, Read) and any(each.of_row for each in value.index)
+    of_row = isinstance(value, Read) and any(place.of_row for place in value.index)
     if isinstance(value, Read) and isinstance(value.tensor, Constant) and not of_row:
-        table = tuple(int(each) for each in value.tensor.data.flatten().tolist())
+        table = tuple(int(number) for number in value.tensor.data.flatten().tolist())
         return entry(table, flat(value.index, value.tensor.shape))
     return Index(((OfRow(value, *(value.bounds or RANGES["int64"])), 1),))
 
 
 class Reduction(Tensor):
     """A reduction over some dimensions of a tensor. `kind`: sum, max, min, prod, any, all, argmax
-    or argmin."""
+    or argmin. `keep`: the dimensions stay, with size 1."""
 
     def __init__(
         self, kind: str, source: Tensor, dims: Sequence[int], dtype: str, keep: bool
     ) -> None:
-        kept = [size for d, size in enumerate(source.shape) if d not in dims]
-        shape = [1 if d in dims else size for d, size in enumerate(source.shape)]
-        super().__init__(source.values, tuple(shape if keep else kept), dtype, source)
+        if keep:
+            shape = [1 if d in dims else size for d, size in enumerate(source.shape)]
+        else:
+            shape = [size for d, size in enumerate(source.shape) if d not in dims]
+        super().__init__(source.values, tuple(shape), dtype, source)
         self.kind, self.source, self.dims, self.keep = kind, source, tuple(dims), keep
         if kind in ("argmax", "argmin"):
             self.bounds = 0, math.prod(source.shape[d] for d in dims) - 1
@@ -236,11 +238,10 @@ class Reduction(Tensor):
     def term(self, index: Indices, at: At) -> Value:
         """The element of the source that is reduced at a step."""
         rank = len(self.source.shape)
-        left = range(rank) if self.keep else [d for d in range(rank) if d not in self.dims]
-        place = dict(zip(left, index, strict=True)) | dict(
-            zip(self.dims, self.steps(), strict=True)
-        )
-        return at(self.source, tuple(place[d] for d in range(rank)))
+        kept_dims = range(rank) if self.keep else [d for d in range(rank) if d not in self.dims]
+        places = dict(zip(kept_dims, index, strict=True))
+        places |= zip(self.dims, self.steps(), strict=True)
+        return at(self.source, tuple(places[d] for d in range(rank)))
 
 
 class Product(Tensor):
@@ -310,7 +311,7 @@ class Beside(Tensor):
         for atom in index[self.dim].atoms():
             if isinstance(atom, Variable):
                 return self.values.open(atom, self.dtype)
-        place = index[self.dim].constant
+        place = index[self.dim].constant  # first along all sources, then along one
         for source in self.sources:
             if place < source.shape[self.dim]:
                 return at(source, (*index[: self.dim], constant(place), *index[self.dim + 1 :]))
@@ -332,29 +333,31 @@ class Joined(Tensor):
         self.items = items
 
     def element(self, index: Indices, at: At) -> Value:
-        values, place = self.values, self._place(index[0])
+        values, place = self.values, self._as_value(index[0])
         element = at(self.sources[0], (as_index(place), *index[1:]))
         begin = self.items
         for source in self.sources[1:]:
-            own = values.call("sub", place, begin, dtype="int64")
-            least, most = (values.literal(k, "int64") for k in (0, source.shape[0] - 1))
             bounds = (0, source.shape[0] - 1)
-            own = values.call("clamp", own, least, most, dtype="int64", bounds=bounds)
-            later = at(source, (as_index(own), *index[1:]))
+            least, most = (values.literal(end, "int64") for end in bounds)
+            from_begin = values.call("sub", place, begin, dtype="int64")
+            inside = values.call("clamp", from_begin, least, most, dtype="int64", bounds=bounds)
+            own_element = at(source, (as_index(inside), *index[1:]))
             before = values.call("lt", place, begin, dtype="bool")
-            element = values.call("select", before, element, later, dtype=self.dtype)
+            element = values.call("select", before, element, own_element, dtype=self.dtype)
             size = values.literal(source.shape[0], "int64")
             begin = values.call("add", begin, size, dtype="int64")
         return element
 
-    def _place(self, index: Index) -> Value:
-        """An index as a value."""
+    def _as_value(self, index: Index) -> Value:
+        """An index as a value. NotImplementedError unless it is a sum of numbers of rows."""
         total = self.values.literal(index.constant, "int64")
         for atom, factor in index.terms:
             if not isinstance(atom, OfRow) or factor != 1:
                 raise NotImplementedError(f"items at {atom}")
-            whole = atom.value if total.bounds == (0, 0) else None
-            total = whole or self.values.call("add", total, atom.value, dtype="int64")
+            if total.bounds == (0, 0):
+                total = atom.value
+            else:
+                total = self.values.call("add", total, atom.value, dtype="int64")
         return total
 
 
@@ -499,11 +502,12 @@ class Elements:
 
     def __init__(self, stored: frozenset[Tensor]) -> None:
         self.stored = stored
-        self._made: dict[tuple[Tensor, Indices], Value] = {}
+        self._expressions: dict[tuple[Tensor, Indices], Value] = {}
 
     def at(self, tensor: Tensor, index: Indices) -> Value:
+        """The value of an element, for a reader of the tensor."""
         while isinstance(tensor, View):
-            with named(tensor):
+            with named_in_errors(tensor):
                 index, tensor = tensor.where(index), tensor.base
         if tensor in self.stored:
             return tensor.values.read(tensor, index)
@@ -511,7 +515,7 @@ class Elements:
 
     def expression(self, tensor: Tensor, index: Indices) -> Value:
         """The expression of an element, also of a stored tensor."""
-        if (tensor, index) not in self._made:
-            with named(tensor):
-                self._made[tensor, index] = tensor.element(index, self.at)
-        return self._made[tensor, index]
+        if (tensor, index) not in self._expressions:
+            with named_in_errors(tensor):
+                self._expressions[tensor, index] = tensor.element(index, self.at)
+        return self._expressions[tensor, index]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engines.lanes.functions import FUNCTIONS, RANGES, Bounds
-from engines.lanes.index import Index, Indices, Variable, dot, variable
+from engines.lanes.index import Index, Indices, OfRow, Variable, dot, variable
 
 Number = int | float | bool
 Shape = tuple[int, ...]
@@ -56,64 +56,71 @@ class Call(Value):
 
 
 class Values:
-    """Makes values. Equal values are the same object."""
+    """Creates values. Equal values are the same object."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], Value] = {}
+        self._values: dict[tuple[Any, ...], Value] = {}
 
     def literal(self, number: Number, dtype: str) -> Value:
         """The value of a number; equal numbers of a dtype are one value."""
         if dtype in RANGES:
             number = int(number)
-            made = Literal(dtype, (number, number), number)
+            literal = Literal(dtype, (number, number), number)
         else:
             number = float(number)
-            made = Literal(dtype, None, number)
+            literal = Literal(dtype, None, number)
         # repr: 0.0 and -0.0 are equal, and NaN is not equal to itself.
-        return self._made.setdefault(("literal", repr(number), dtype), made)
+        return self._values.setdefault(("literal", repr(number), dtype), literal)
 
     def read(self, tensor: Tensor, index: Indices) -> Value:
+        """A read of a tensor's element."""
         bounds = tensor.bounds if tensor.dtype in RANGES else None
-        made = Read(tensor.dtype, bounds, tensor, index)
-        return self._made.setdefault(("read", tensor, index), made)
+        read = Read(tensor.dtype, bounds, tensor, index)
+        return self._values.setdefault(("read", tensor, index), read)
 
     def open(self, variable: Variable, dtype: str) -> Value:
-        made = Open(dtype, RANGES.get(dtype), variable)
-        return self._made.setdefault(("open", variable, dtype), made)
+        """An element that is known only when `variable` is a constant."""
+        value = Open(dtype, RANGES.get(dtype), variable)
+        return self._values.setdefault(("open", variable, dtype), value)
 
     def call(
         self, function: str, *arguments: Value, dtype: str, bounds: Bounds | None = None
     ) -> Value:
-        """A call. `bounds`: given if they are known to be narrower than those of the dtype."""
-        known: Bounds | None = None  # of a float nothing is known
-        if dtype in RANGES:
-            bounds = bounds or _bounds(function, arguments)
+        """A call. `bounds`: given if they are known to be narrower than those of the dtype. If they
+        exceed those of the dtype, the result may wrap around, and nothing is known."""
+        if dtype not in RANGES:
+            bounds = None
+        else:
             low, high = RANGES[dtype]
-            fits = bounds is not None and low <= bounds[0] and bounds[1] <= high
-            known = bounds if fits else (low, high)
-        made = Call(dtype, known, function, arguments)
-        return self._made.setdefault(("call", function, arguments, dtype), made)
+            bounds = bounds or _bounds(function, arguments)
+            if bounds is None or bounds[0] < low or bounds[1] > high:
+                bounds = low, high
+        call = Call(dtype, bounds, function, arguments)
+        return self._values.setdefault(("call", function, arguments, dtype), call)
 
 
 def _bounds(function: str, arguments: tuple[Value, ...]) -> Bounds | None:
     """The bounds of a function's result, from the bounds of its arguments; None if not known."""
-    known = [each.bounds for each in arguments if each.bounds is not None]
+    of_arguments = [value.bounds for value in arguments if value.bounds is not None]
     bounds = FUNCTIONS[function].bounds if function in FUNCTIONS else None
-    return bounds(*known) if bounds is not None and len(known) == 2 else None
+    return bounds(*of_arguments) if bounds is not None and len(of_arguments) == 2 else None
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """A value and all values in it, each once; arguments come before their call."""
-    seen, waiting = {value}, [(value, iter(parts(value)))]
-    while waiting:
-        each, rest = waiting[-1]
-        inner = next((part for part in rest if part not in seen), None)
-        if inner is None:
-            waiting.pop()
-            yield each
+    """A value and all values in it, each once; arguments come before their call.
+
+    Without recursion, since an expression may be deeper than Python's stack.
+    """
+    seen, path = {value}, [(value, iter(parts(value)))]  # each with its parts still to visit
+    while path:
+        last, rest = path[-1]
+        new = next((part for part in rest if part not in seen), None)
+        if new is None:
+            path.pop()
+            yield last
         else:
-            seen.add(inner)
-            waiting.append((inner, iter(parts(inner))))
+            seen.add(new)
+            path.append((new, iter(parts(new))))
 
 
 def parts(value: Value) -> tuple[Value, ...]:
@@ -121,8 +128,8 @@ def parts(value: Value) -> tuple[Value, ...]:
     if isinstance(value, Call):
         return value.arguments
     if isinstance(value, Read):
-        atoms = (atom for each in value.index for atom in each.atoms())
-        return tuple(a.value for a in atoms if hasattr(a, "value"))
+        atoms = (atom for place in value.index for atom in place.atoms())
+        return tuple(atom.value for atom in atoms if isinstance(atom, OfRow))
     return ()
 
 
@@ -142,18 +149,18 @@ class Tensor:
 
     @property
     def count(self) -> int:
+        """The number of elements, negative if the number of items is unknown."""
         return math.prod(self.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
         """The strides of the stored tensor, in elements."""
-        order = [d for d in range(len(self.shape)) if d != self.innermost]
-        order += [] if self.innermost is None else [self.innermost]
-        found, step = [0] * len(order), 1
-        for d in reversed(order):
-            found[d] = step
-            step *= self.shape[d]
-        return tuple(found)
+        outermost_first = sorted(range(len(self.shape)), key=lambda d: d == self.innermost)
+        strides, stride = [0] * len(self.shape), 1
+        for d in reversed(outermost_first):
+            strides[d] = stride
+            stride *= self.shape[d]
+        return tuple(strides)
 
     def address(self, index: Indices) -> Index:
         """The position of an element in the tensor's memory, in elements."""

@@ -51,11 +51,12 @@ def named_compiler() -> tuple[str, ...]:
         words = tuple(shlex.split(os.environ.get("CXX", "")))
     except ValueError as error:
         raise EngineError(f"CXX={os.environ['CXX']}: {error}: name a compiler") from None
-    names = [word for word in words if not _HARMLESS.fullmatch(word)]
-    first = next((i for i, word in enumerate(names) if Path(word).name not in _LAUNCHERS), 0)
-    if more := names[first + 1 :]:
+    not_harmless = [word for word in words if not _HARMLESS.fullmatch(word)]
+    names = [Path(word).name for word in not_harmless]
+    compiler_at = next((i for i, name in enumerate(names) if name not in _LAUNCHERS), 0)
+    if options := not_harmless[compiler_at + 1 :]:
         raise EngineError(
-            f"CXX has {more[0]!r}, which may change the numbers: give only the compiler, with "
+            f"CXX has {options[0]!r}, which may change the numbers: give only the compiler, with "
             "--sysroot=, --gcc-toolchain=, --target=, -fuse-ld= or -B if needed"
         )
     if words and shutil.which(words[0]) is None:
@@ -66,19 +67,19 @@ def named_compiler() -> tuple[str, ...]:
 def compilers(machine: str) -> Iterator[tuple[str, ...]]:
     """The installed compilers for a processor family, best first. For this host's: $CXX first."""
     here = machine == platform.machine()
-    named = [named_compiler(), ("g++",), ("clang++",)]
-    for words in named if here else [(f"{machine}-linux-gnu-g++",)]:
+    ours = [named_compiler(), ("g++",), ("clang++",)]
+    for words in ours if here else [(f"{machine}-linux-gnu-g++",)]:
         if words and shutil.which(words[0]):
             yield words
     if find_spec("ziglang") is not None:
-        other = () if here else ("-target", f"{machine}-linux-gnu.2.28")
-        yield (sys.executable, "-m", "ziglang", "c++", *other)
+        crossing = () if here else ("-target", f"{machine}-linux-gnu.2.28")
+        yield (sys.executable, "-m", "ziglang", "c++", *crossing)
 
 
 def compiler(machine: str) -> tuple[str, ...]:
     """The first of `compilers`; EngineError says how to install one."""
-    if (found := next(compilers(machine), None)) is not None:
-        return found
+    if (best := next(compilers(machine), None)) is not None:
+        return best
     if machine == platform.machine():
         raise EngineError("no C++ compiler is here: install g++ or clang++, or pip install ziglang")
     package = f"g++-{machine.replace('_', '-')}-linux-gnu"
@@ -103,14 +104,15 @@ def version_of(words: tuple[str, ...]) -> str:
         done = subprocess.run([*words, "--version"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return (done.stdout.decode(errors="replace").splitlines() or ["unknown"])[0]
+    lines = done.stdout.decode(errors="replace").splitlines()
+    return lines[0] if lines else "unknown"
 
 
 def compile_library(source: Path, include: Path, target: Target, out: Path, parts: int) -> None:
     """Compile `source` to the shared library `out`. EngineError has the compiler's message.
 
-    Its `parts` are compiled at the same time, as far as this process has cores, and then linked; 0:
-    it is compiled as a whole.
+    Its `parts` are compiled at the same time, as far as this process has cores, and then linked;
+    with 0 parts it is compiled as a whole.
     """
     command = [*compiler(family(target)), *_FLAGS, *machine_flags(target), "-I", str(include)]
     folder = source.parent
@@ -118,14 +120,14 @@ def compile_library(source: Path, include: Path, target: Target, out: Path, part
         run_compiler([*command, "-shared", "-o", str(out), source.name, "-lc"], folder, out)
         return
 
-    def one(part: int) -> str:
+    def compile_part(part: int) -> str:
         object_file = folder / f"part{part}.o"
         options = [f"-DPART={part}", "-c", "-o", object_file.name, source.name]
         run_compiler([*command, *options], folder, object_file)
         return object_file.name
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        objects = [*pool.map(one, range(parts))]
+        objects = [*pool.map(compile_part, range(parts))]
     run_compiler([*command, "-shared", "-o", str(out), *objects, "-lc"], folder, out)
 
 
@@ -146,7 +148,7 @@ def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
     except OSError as error:
         raise EngineError(f"{name} cannot be run: {error.strerror}") from None
     if done.returncode != 0 or not out.is_file():
-        raise EngineError(f"{name} failed: {_said(done.stderr.splitlines())}")
+        raise EngineError(f"{name} failed: {_first_error(done.stderr.splitlines())}")
     return done.stderr
 
 
@@ -158,7 +160,7 @@ def machine_flags(target: Target) -> list[str]:
     return [f"-march={target.arch}", *wide]
 
 
-def _said(lines: Sequence[str]) -> str:
+def _first_error(lines: Sequence[str]) -> str:
     """The first line with an error, or else the first line."""
-    wrong = [line for line in lines if "error" in line.lower() or "killed" in line.lower()]
-    return (wrong or list(lines) or ["it said nothing"])[0].strip()
+    errors = [line for line in lines if "error" in line.lower() or "killed" in line.lower()]
+    return [*errors, *lines, "it said nothing"][0].strip()

@@ -23,6 +23,7 @@ from pathlib import Path
 from engines.base import FACTS
 from engines.errors import EngineError, NotApplicableError
 from engines.lanes.compiling.compilers import run_compiler
+from engines.lanes.index import Variable
 from engines.lanes.planning import (
     HEADERS,
     Kernel,
@@ -46,7 +47,7 @@ _MOST_STORED = 400  # the most intermediate values to try in registers; not all 
 _MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
 _MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
 _MOST_LOCAL = 64 << 10  # bytes for a thread: 2,048 threads of 132 processors then take 17 GB
-_MOST_GIVEN = 4000  # bytes of a kernel's arguments
+_MOST_BYTES = 4000  # of a kernel's arguments
 _OLDEST_CLANG = 18  # older versions round square roots differently
 _WARP, _REGISTERS, _UNIT = 32, 16384, 256
 """NVIDIA: threads of a warp; registers of a quarter of a multiprocessor; their allocation unit."""
@@ -85,53 +86,57 @@ def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     """As `build_kernel`, from the program for one row."""
     plan = planned(program)
     columns = columns_of(plan.program)
-    if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_GIVEN:
+    # A pointer to each column, and the numbers of items and of rows: 8 bytes each.
+    if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_BYTES:
         raise NotApplicableError(
-            f"a kernel takes {_MOST_GIVEN // 8} columns at most; this network has {len(columns)}"
+            f"a kernel takes {_MOST_BYTES // 8} columns at most; this network has {len(columns)}"
         )
-    made = _smallest(plan, target, out)
-    _require_room(made.local_bytes)
-    images = [each for each in ("network.image", "network.ptx") if (out / each).is_file()]
+    report = _compiled(plan, target, out)
+    _require_room(report.local_bytes)
+    rows = _rows(plan) if report.store == "shared" else THREADS
+    images = [name for name in ("network.image", "network.ptx") if (out / name).is_file()]
     lines = [
-        "soa-kernel 1", f"target {target}", f"threads {THREADS}",
-        f"rows {_rows(plan) if made.store == 'shared' else THREADS}", f"columns {len(columns)}",
-        f"items {plan.program.kinds.count('i')}", f"kinds {plan.program.kinds}",
-        f"dtypes {letters(plan.program)}",
-        *(f"image {each}" for each in images),
+        "soa-kernel 1", f"target {target}", f"threads {THREADS}", f"rows {rows}",
+        f"columns {len(columns)}", f"items {plan.program.kinds.count('i')}",
+        f"kinds {plan.program.kinds}", f"dtypes {letters(plan.program)}",
+        *(f"image {name}" for name in images),
     ]  # fmt: skip
     (out / "network.kernel").write_text("\n".join(lines) + "\n")
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
-    (out / FACTS).write_text(json.dumps({**asdict(made), "threads": THREADS}))
+    (out / FACTS).write_text(json.dumps({**asdict(report), "threads": THREADS}))
     return ["network.kernel", *images, "network.cu", "target.txt", FACTS]
 
 
-def _smallest(plan: Plan, target: Target, out: Path) -> Report:
-    """Compile with the first of `stores` that has enough room for a row's intermediate values."""
+def _compiled(plan: Plan, target: Target, out: Path) -> Report:
+    """Write network.cu, and compile it with the first of `stores` that has enough room for a row's
+    intermediate values: registers have not if many values spill."""
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
     for store in stores(plan):
         rows = _rows(plan) if store == "shared" else 1
         (out / "network.cu").write_text(written_kernel(plan, THREADS, store, rows).text)
-        made = compile_for(out, target, store)
-        if store != "registers" or made.spilled_bytes <= _MOST_SPILLED:
+        report = compile_for(out, target, store)
+        if store != "registers" or report.spilled_bytes <= _MOST_SPILLED:
             break
-    return made
+    return report
 
 
 def stores(plan: Plan) -> list[Store]:
-    """The places for intermediate values to try, in order."""
-    found: list[Store] = []
-    if sum(map(_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
-        found.append("registers")
+    """The places for intermediate values to try, in order. NotApplicableError if they are too many
+    for any place."""
     _require_room(4 * plan.size)
-    return [*found, "shared" if _rows(plan) else "local"]
+    roomiest: Store = "shared" if _rows(plan) else "local"
+    if sum(map(_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
+        return ["registers", roomiest]
+    return [roomiest]
 
 
 def _rows(plan: Plan) -> int:
-    """How many rows a block of threads computes together."""
+    """How many rows a block of threads computes together; 0 if not one fits in shared memory."""
     return rows_together(plan, THREADS, _MOST_SHARED)
 
 
 def _require_room(size: int) -> None:
+    """NotApplicableError if a thread needs more than _MOST_LOCAL bytes."""
     if size > _MOST_LOCAL:
         raise NotApplicableError(
             f"a thread would need {size:,} bytes of local memory for its intermediate values, "
@@ -140,13 +145,15 @@ def _require_room(size: int) -> None:
 
 
 def _steps(step: Step) -> int:
+    """About how many steps of a row's program a step of the plan is, if all loops are unrolled. A
+    sort compares about all pairs."""
     if isinstance(step, Leaves):
         return _A_NODE * step.source.shape[0] * len(step.forest.thresholds)
     if not isinstance(step, Kernel):
         return math.prod(step.source.shape) ** 2
     inner = step.inner.steps() if isinstance(step.inner, Product | Reduction) else ()
-    atoms = {atom for each in (*step.index, *inner) for atom in each.atoms()}
-    return math.prod(getattr(atom, "extent", 1) for atom in atoms)
+    atoms = {atom for index in (*step.index, *inner) for atom in index.atoms()}
+    return math.prod(atom.extent for atom in atoms if isinstance(atom, Variable))
 
 
 # --- NVIDIA ---
@@ -154,11 +161,10 @@ def _steps(step: Step) -> int:
 
 def nvrtc() -> ctypes.CDLL:
     """NVRTC from the wheel or from the toolkit; EngineError says how to install it."""
-    names = []
+    of_wheels: list[Path] = []
     for packages in sys.path:
-        found = sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
-        names += [str(path) for path in found]
-    for name in (*names, "libnvrtc.so.13", "libnvrtc.so.12"):
+        of_wheels += sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
+    for name in (*map(str, of_wheels), "libnvrtc.so.13", "libnvrtc.so.12"):
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -167,20 +173,26 @@ def nvrtc() -> ctypes.CDLL:
 
 
 def _nvidia(out: Path, target: Target, store: Store) -> Report:
+    """Compile network.cu to network.image and network.ptx."""
     text = (out / "network.cu").read_bytes()  # ours
-    made = nvrtc_image(text, target.arch, HEADERS)
-    (out / "network.image").write_bytes(made.cubin)
-    (out / "network.ptx").write_bytes(made.ptx)
-    registers = number_in(made.log, r"Used (\d+) registers")
-    shared = number_in(made.log, r"(\d+) bytes smem")
+    image = nvrtc_image(text, target.arch, HEADERS)
+    (out / "network.image").write_bytes(image.cubin)
+    (out / "network.ptx").write_bytes(image.ptx)
+    registers = number_in(image.log, r"Used (\d+) registers")
+    shared = number_in(image.log, r"(\d+) bytes smem")
     return Report(
-        registers,
-        number_in(made.log, r"(\d+) bytes spill stores"),
-        number_in(made.log, r"(\d+) bytes stack frame"),
-        shared,
-        store,
-        _occupancy(int(re.sub("[^0-9]", "", target.arch)), registers, shared),
+        registers=registers,
+        spilled_bytes=number_in(image.log, r"(\d+) bytes spill stores"),
+        local_bytes=number_in(image.log, r"(\d+) bytes stack frame"),
+        shared_bytes=shared,
+        store=store,
+        occupancy=_occupancy(_number_of(target.arch), registers, shared),
     )
+
+
+def _number_of(arch: str) -> int:
+    """90 of sm_90 or sm_90a."""
+    return int(re.sub("[^0-9]", "", arch))
 
 
 @dataclass(frozen=True)
@@ -194,38 +206,41 @@ class Image:
 
 def number_in(log: str, pattern: str) -> int:
     """The number that a regular expression finds in a compiler's log; 0 if there is none."""
-    return int((re.search(pattern, log) or ["", "0"])[1])
+    match = re.search(pattern, log)
+    return int(match[1]) if match else 0
 
 
 def nvrtc_image(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
     """Compile a text with NVRTC. EngineError has its first error. `fmad`: as nvcc does by default,
     the compiler makes an fma of a product and a sum."""
     library = nvrtc()
-    known = _known(library)
-    if int(re.sub("[^0-9]", "", arch)) not in known:
-        listed = ", ".join(f"sm_{each}" for each in known)
+    known = _known_archs(library)
+    if _number_of(arch) not in known:
+        listed = ", ".join(f"sm_{number}" for number in known)
         raise EngineError(f"this NVRTC does not know {arch}; it knows {listed}")
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
-    given = (
+    options = (
         f"--gpu-architecture={arch}", f"--fmad={str(fmad).lower()}", "--std=c++20",
         "--device-int128", "--ptxas-options=-v", "--disable-warnings", f"--include-path={include}",
     )  # fmt: skip
-    flags = (ctypes.c_char_p * len(given))(*(each.encode() for each in given))
+    pointers = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     try:
-        failed = library.nvrtcCompileProgram(program, len(given), flags)
-        log = _part(library, program, "ProgramLog").decode(errors="replace")
-        if failed:
-            wrong = [line for line in log.splitlines() if "error" in line] or [f"code {failed}"]
-            raise EngineError(f"NVRTC failed: {wrong[0].strip()}")
-        return Image(_part(library, program, "CUBIN"), _part(library, program, "PTX"), log)
+        status = library.nvrtcCompileProgram(program, len(options), pointers)
+        log = _result(library, program, "ProgramLog").decode(errors="replace")
+        if status:
+            errors = [line for line in log.splitlines() if "error" in line]
+            first = errors[0].strip() if errors else f"code {status}"
+            raise EngineError(f"NVRTC failed: {first}")
+        return Image(_result(library, program, "CUBIN"), _result(library, program, "PTX"), log)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _occupancy(arch: int, registers: int, shared: int) -> float:
     """The occupancy of a multiprocessor by NVIDIA's rules: registers are given to whole warps, in
-    four partitions, and shared memory to whole blocks."""
+    four partitions, and shared memory to whole blocks. `registers`: of a thread; `shared`: bytes of
+    a block."""
     of_a_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)
     by_registers = 4 * _WARP * (_REGISTERS // of_a_warp)
     by_memory = THREADS * ((_SHARED_AT_ONCE.get(arch, 228) << 10) // (shared + 1024))
@@ -233,7 +248,8 @@ def _occupancy(arch: int, registers: int, shared: int) -> float:
     return min(by_registers, by_memory if shared else most, most) / most
 
 
-def _known(library: ctypes.CDLL) -> list[int]:
+def _known_archs(library: ctypes.CDLL) -> list[int]:
+    """The numbers of the architectures for which NVRTC compiles."""
     count = ctypes.c_int()
     library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     archs = (ctypes.c_int * count.value)()
@@ -241,11 +257,12 @@ def _known(library: ctypes.CDLL) -> list[int]:
     return list(archs)
 
 
-def _part(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+def _result(library: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
+    """What `nvrtcGet{name}` gives of a program that was compiled."""
     size = ctypes.c_size_t()
-    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size))
     content = ctypes.create_string_buffer(size.value)
-    getattr(library, f"nvrtcGet{what}")(program, content)
+    getattr(library, f"nvrtcGet{name}")(program, content)
     return content.raw
 
 
@@ -254,17 +271,17 @@ def _part(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 def clang() -> str:
     """A clang++ that is new enough and has lld; EngineError says how to install it."""
-    for name in (*(f"clang++-{version}" for version in range(25, 17, -1)), "clang++"):
+    versions = range(25, _OLDEST_CLANG - 1, -1)
+    for name in (*(f"clang++-{version}" for version in versions), "clang++"):
         path = shutil.which(name)
         if path is None:
             continue
-        said = subprocess.run(
+        output = subprocess.run(
             [path, "-dumpversion"], capture_output=True, text=True, errors="replace"
         ).stdout
-        version = int((re.match(r"\d+", said) or ["0"])[0])
-        if version >= _OLDEST_CLANG and (
-            shutil.which(f"ld.lld-{version}") or shutil.which("ld.lld")
-        ):
+        version = number_in(output, r"^(\d+)")
+        has_linker = shutil.which(f"ld.lld-{version}") or shutil.which("ld.lld")
+        if version >= _OLDEST_CLANG and has_linker:
             return path
     raise EngineError(
         f"no clang {_OLDEST_CLANG} or later with lld, which compile for ROCm, is here: apt-get "
@@ -284,21 +301,23 @@ def amd_image(file: str, arch: str, folder: Path, include: Path, flags: Sequence
 
 
 def _amd(out: Path, target: Target, store: Store) -> Report:
-    said = amd_image("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
+    """Compile network.cu to network.image."""
+    remarks = amd_image("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
 
-    def found(what: str) -> int:
-        return number_in(said, rf"{what}: (\d+)")
+    def remark(name: str) -> int:
+        return number_in(remarks, rf"{name}: (\d+)")
 
     return Report(
-        found("VGPRs") + found("AGPRs"),
-        4 * found("VGPRs Spill"),
-        found(r"ScratchSize \[bytes/lane\]"),
-        found(r"LDS Size \[bytes/block\]"),
-        store,
-        found(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
+        registers=remark("VGPRs") + remark("AGPRs"),
+        spilled_bytes=4 * remark("VGPRs Spill"),
+        local_bytes=remark(r"ScratchSize \[bytes/lane\]"),
+        shared_bytes=remark(r"LDS Size \[bytes/block\]"),
+        store=store,
+        occupancy=remark(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
     )
 
 
 def _waves_at_once(arch: str) -> int:
-    known = [name for name in _WAVES_AT_ONCE if arch.startswith(name)]
-    return _WAVES_AT_ONCE[max(known, key=len)] if known else 16
+    """The most waves of a SIMD, by the longest prefix of the architecture that is known."""
+    prefixes = [prefix for prefix in _WAVES_AT_ONCE if arch.startswith(prefix)]
+    return _WAVES_AT_ONCE[max(prefixes, key=len)] if prefixes else 16

@@ -35,10 +35,10 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
         raise EngineError("a header needs the signature of its columns")
     plan = planned(row_program(source.program))
     store = stores(plan)[0]
+    if store == "shared":  # a row is computed by one thread of the user's
+        store = "local"
     language: Language = target.arch  # type: ignore[assignment]
-    header = written_header(
-        plan, members_of(source.signature), language, "local" if store == "shared" else store
-    )
+    header = written_header(plan, members_of(source.signature), language, store)
     (out / HEADER).write_text(header.text)
     (out / "network.cpp").write_text(header.library)
     facts = {} if language == "cpp" else {"registers": _registers(out, language)}

@@ -23,14 +23,15 @@ from engines.lanes.planning import (
     written,
 )
 from engines.lanes.tensors import Program
+from engines.lanes.values import Tensor
 from engines.target import Target
 
 # By architecture: the lanes of a float32 vector, and the number of vector registers.
-_SHAPES = {
+_VECTORS = {
     "x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32),
     "aarch64": (4, 32), "armv8.2-a": (4, 32),
 }  # fmt: skip
-_WHOLE = 40_000  # characters: a shorter text is compiled faster as a whole
+_SHORT = 40_000  # characters: such a text, or a shorter one, is compiled faster as a whole
 _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate values
 
 
@@ -75,31 +76,35 @@ def build_timed(program: Path, target: Target, out: Path) -> list[TimedStep]:
     _require_room(plan, widths)
     _compile(written(plan, widths, timed=True), target, out, 0)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
-    return [_said(step) for step in plan.steps]
+    return [_timed_step(step) for step in plan.steps]
 
 
-def _said(step: Step) -> TimedStep:
-    tensor = (step.inner or step.source) if isinstance(step, Kernel) else step
+def _timed_step(step: Step) -> TimedStep:
+    """The operator that a step computes: of a kernel, its product or reduction if it has one."""
+    if not isinstance(step, Kernel):
+        tensor: Tensor = step
+    else:
+        tensor = step.source if step.inner is None else step.inner
     return TimedStep(name_of(tensor.operator), tensor.line)
 
 
 def _compile(source: Source, target: Target, out: Path, parts: int) -> None:
-    """Compile a source file, in so many parts if it is long."""
+    """Compile a source file to network.so, in so many parts if it is long. Writes network.cpp."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "network.cpp"
         file.write_text(source.text)
         (file.parent / "weights.bin").write_bytes(source.weights)
-        whole = len(source.text) <= _WHOLE
-        compile_library(file, HEADERS, target, out / "network.so", 0 if whole else parts)
+        is_short = len(source.text) <= _SHORT
+        compile_library(file, HEADERS, target, out / "network.so", 0 if is_short else parts)
     (out / "network.cpp").write_text(source.text)
 
 
 def choose_widths(plan: Plan, target: Target) -> list[Width]:
     """The widths of row blocks, largest first: several vectors, if what each step reads fits into
     L1; one vector; four lanes, for up to four rows; and one row, whose elements fill vectors."""
-    if target.arch not in _SHAPES:
-        raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
-    lanes, registers = _SHAPES[target.arch]
+    if target.arch not in _VECTORS:
+        raise NotApplicableError(f"lanes builds for {', '.join(_VECTORS)}; found {target}")
+    lanes, registers = _VECTORS[target.arch]
     vectors = vectors_in_l1(plan, lanes)
     widths = [Width("many", lanes, vectors, registers)] if vectors > 1 else []
     widths.append(Width("one", lanes, 1, registers))

@@ -22,7 +22,11 @@ _LARGEST = 16  # rows of a matrix: the code has a step for each pair of columns
 @lowers("linalg_cholesky_ex", rows=row_rules.matrices)
 def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) -> list[Tensor]:
     """The factor of each matrix, and the number of the first column whose pivot is not positive (0
-    if all are). From that column on the factor is NaN."""
+    if all are). From that column on the factor is NaN.
+
+    Column j of the factor L is what is left of that of the matrix without the products of the
+    columns before, L[j:, k] * L[j, k], divided by the square root of its first element.
+    """
     size = _small(x)
     x = _turned(build, op, x) if upper else x  # only this triangle is read
     columns: list[Tensor] = []  # column k holds the rows from k on
@@ -31,10 +35,11 @@ def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) ->
         shape = (*op.shape[:-2], size - j)
         rest: Tensor = _rows_from(build, _column(build, x, j), j)
         for k, column in enumerate(columns):
-            own = _rows_from(build, column, j - k)
-            times = build.map("mul", [own, _first(build, own)], shape, op.dtype)
-            rest = build.map("sub", [rest, times], shape, op.dtype)
-        pivot = _first(build, rest)
+            lower_rows = _rows_from(build, column, j - k)
+            factor = _first_row(build, lower_rows)
+            product = build.map("mul", [lower_rows, factor], shape, op.dtype)
+            rest = build.map("sub", [rest, product], shape, op.dtype)
+        pivot = _first_row(build, rest)
         root = build.map("sqrt", [pivot], pivot.shape, op.dtype)
         columns.append(build.map("div", [rest, root], shape, op.dtype))
         info = _first_failure(build, info, rest, j)
@@ -46,16 +51,16 @@ def cholesky(build: Builder, op: Operator, x: Tensor, /, upper: bool = False) ->
 
 
 def _first_failure(build: Builder, info: Tensor, rest: Tensor, column: int) -> Tensor:
-    """`info` of a factorisation, after a column: the number of the first column whose pivot is not
-    positive."""
+    """`info` of a factorisation, after a column of which `rest` is left: the number, from 1 on, of
+    the first column whose pivot is not positive; 0 if there is none so far."""
     shape, rank = info.shape, len(info.shape)
     pivot = build.view(rest, shape, lambda at: (*at[:rank], constant(0)))
     positive = build.map("gt", [pivot, 0.0], shape, "bool", of=rest.dtype)
     failed = build.map("ne", [info, 0], shape, "bool", of="int32")
-    kept = build.map("bitwise_or", [positive, failed], shape, "bool")
+    unchanged = build.map("bitwise_or", [positive, failed], shape, "bool")
     number = build.expand(build.tensor(column + 1, "int32"), shape)
-    whole = Operator("where", (torch.empty(shape, dtype=torch.int32, device="meta"),))
-    return select(build, whole, kept, info, number)
+    of_integers = Operator("where", (torch.empty(shape, dtype=torch.int32, device="meta"),))
+    return select(build, of_integers, unchanged, info, number)
 
 
 @lowers("linalg_solve_triangular", rows=row_rules.matrices)
@@ -63,7 +68,8 @@ def solve_triangular(
     build: Builder, op: Operator, a: Any, b: Any, /, upper: bool, left: bool = True,
     unitriangular: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The solution of a triangular system, row by row."""
+    """The solution x of a x = b with a triangular `a`, or of x a = b if not `left`: row by row, the
+    last first if `a` is an upper triangle."""
     a, b = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
     size = _small(a)
     if not left:  # the transposed equation
@@ -74,11 +80,11 @@ def solve_triangular(
     solved: dict[int, Tensor] = {}
     for i in reversed(range(size)) if upper else range(size):
         rest: Tensor = _row(build, b, i)
-        for j, known in solved.items():
-            times = build.map("mul", [_number(build, a, shape, i, j), known], shape, op.dtype)
-            rest = build.map("sub", [rest, times], shape, op.dtype)
+        for j, row in solved.items():
+            product = build.map("mul", [_element(build, a, shape, i, j), row], shape, op.dtype)
+            rest = build.map("sub", [rest, product], shape, op.dtype)
         if not unitriangular:
-            pivot = _number(build, a, shape, i, i)
+            pivot = _element(build, a, shape, i, i)
             rest = build.map("div", [rest, pivot], shape, op.dtype)
         solved[i] = rest
     whole = (*shape[:-1], size, shape[-1])
@@ -88,42 +94,54 @@ def solve_triangular(
 
 
 def _small(x: Tensor) -> int:
+    """The number of rows of square matrices; NotKnown if they are large."""
     size = x.shape[-1]
     if size > _LARGEST:
         raise NotKnown(f"a matrix of {size} rows, more than {_LARGEST}")
     return size
 
 
+# Of matrices (…, rows, columns). A column is (…, rows), a row (…, columns).
+
+
 def _column(build: Builder, x: Tensor, j: int) -> Tensor:
+    """Column j of each matrix."""
     return build.view(x, x.shape[:-1], lambda at: (*at, constant(j)))
 
 
 def _row(build: Builder, x: Tensor, i: int) -> Tensor:
+    """Row i of each matrix."""
     return build.view(x, (*x.shape[:-2], x.shape[-1]), lambda at: (*at[:-1], constant(i), at[-1]))
 
 
 def _rows_from(build: Builder, column: Tensor, begin: int) -> Tensor:
+    """The rows of a column from `begin` on."""
     shape = (*column.shape[:-1], column.shape[-1] - begin)
     return build.view(column, shape, lambda at: (*at[:-1], at[-1] + begin))
 
 
-def _first(build: Builder, column: Tensor) -> Tensor:
+def _first_row(build: Builder, column: Tensor) -> Tensor:
+    """The first row of a column, (…, 1)."""
     return build.view(column, (*column.shape[:-1], 1), lambda at: (*at[:-1], constant(0)))
 
 
 def _from_diagonal(k: int) -> Callable[[Indices], Indices]:
+    """The places of column k, which begins at the diagonal, in a matrix."""
     return lambda at: (*at[:-1], at[-1] + k, constant(k))
 
 
 def _into_row(i: int) -> Callable[[Indices], Indices]:
+    """The places of row i in a matrix."""
     return lambda at: (*at[:-1], constant(i), at[-1])
 
 
-def _number(build: Builder, a: Tensor, shape: Sequence[int], i: int, j: int) -> Tensor:
+def _element(build: Builder, a: Tensor, shape: Sequence[int], i: int, j: int) -> Tensor:
+    """The element (i, j), for each column of a row of this shape."""
     return build.view(a, shape, lambda at: (*at[:-1], constant(i), constant(j)))
 
 
 def _turned(build: Builder, op: Operator, x: Tensor) -> Tensor:
+    """The transposed matrices."""
     shape = (*x.shape[:-2], x.shape[-1], x.shape[-2])
     result = torch.empty(shape, dtype=op.results[0].dtype, device="meta")
     return transpose(build, Operator("transpose", (result,)), x, -2, -1)

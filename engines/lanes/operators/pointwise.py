@@ -13,8 +13,8 @@ from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import Map
 from engines.lanes.values import Tensor, Value
 
-_UNARY = [name for name, known in ATEN.items() if known.arguments == 1 and name != "round"]
-_BINARY = [name for name, known in ATEN.items() if known.arguments == 2]
+_UNARY = [name for name, own in ATEN.items() if own.arguments == 1 and name != "round"]
+_BINARY = [name for name, own in ATEN.items() if own.arguments == 2]
 _SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
 # Exponents for which `pow` needs no logarithm.
@@ -23,6 +23,7 @@ _POWERS = {0.5: "sqrt", 1.0: "same", 2.0: "square", 3.0: "cube"}
 
 @lowers(*_UNARY)
 def unary(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """A function of one argument that functions.py has by the same name."""
     if op.name in ("floor", "ceil", "trunc") and op.dtype in RANGES:
         return x
     of = x.dtype if ATEN[op.name].result else op.dtype
@@ -34,27 +35,31 @@ def round_to(build: Builder, op: Operator, x: Tensor, /, decimals: int = 0) -> T
     """The nearest number of `decimals` places, by a product and a quotient as in eager torch."""
     if op.dtype in RANGES:
         return x
+    if not decimals:
+        return build.map("round", [x], op.shape, op.dtype)
     power = 10.0 ** abs(decimals)
-    to, back = ("mul", "div") if decimals > 0 else ("div", "mul")
-    if decimals:
-        x = build.map(to, [x, power], op.shape, op.dtype)
-    x = build.map("round", [x], op.shape, op.dtype)
-    return build.map(back, [x, power], op.shape, op.dtype) if decimals else x
+    scale, unscale = ("mul", "div") if decimals > 0 else ("div", "mul")
+    scaled = build.map(scale, [x, power], op.shape, op.dtype)
+    whole = build.map("round", [scaled], op.shape, op.dtype)
+    return build.map(unscale, [whole, power], op.shape, op.dtype)
 
 
 @lowers(*_BINARY)
 def binary(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """A function of two arguments that functions.py has by the same name."""
     of = common_dtype(a, b) if ATEN[op.name].result else op.dtype
     return build.map(op.name, [a, b], op.shape, op.dtype, of)
 
 
 @lowers(*_SHIFTS)
 def shift(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """The bits of `a`, moved by `b` places."""
     return build.map(_SHIFTS[op.name], [a, b], op.shape, op.dtype)
 
 
 @lowers("add", "sub", "rsub")
 def add(build: Builder, op: Operator, a: Any, b: Any, /, alpha: float = 1) -> Tensor:
+    """a + alpha * b, a - alpha * b, or for `rsub` b - alpha * a."""
     if op.name == "rsub":
         a, b = b, a
     if alpha != 1:
@@ -67,18 +72,20 @@ def add(build: Builder, op: Operator, a: Any, b: Any, /, alpha: float = 1) -> Te
 def divide(
     build: Builder, op: Operator, a: Any, b: Any, /, rounding_mode: str | None = None
 ) -> Tensor:
-    if rounding_mode is None:
-        return build.map("div", [a, b], op.shape, op.dtype)
-    return build.map(f"div_{rounding_mode}", [a, b], op.shape, op.dtype)
+    """The quotient; with the mode "trunc" or "floor", rounded to zero or down."""
+    function = "div" if rounding_mode is None else f"div_{rounding_mode}"
+    return build.map(function, [a, b], op.shape, op.dtype)
 
 
 @lowers("floor_divide")
 def floor_divide(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """The quotient, rounded down."""
     return divide(build, op, a, b, "floor")
 
 
 @lowers("reciprocal", "rsqrt")
 def reciprocal(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """1 / x, or for `rsqrt` 1 / sqrt(x)."""
     root = build.map("sqrt", [x], op.shape, op.dtype) if op.name == "rsqrt" else x
     return build.map("div", [1.0, root], op.shape, op.dtype)
 
@@ -87,44 +94,45 @@ def reciprocal(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 def power(build: Builder, op: Operator, base: Any, exponent: Any, /) -> Tensor:
     """A power: by products or roots for common exponents, else by `pow`."""
     number = float(exponent) if isinstance(exponent, int | float) else None
-    known = None if number is None else _POWERS.get(number)
-    if known is not None:
-        return build.map(known, [base], op.shape, op.dtype)
+    if number is not None and number in _POWERS:
+        return build.map(_POWERS[number], [base], op.shape, op.dtype)
     if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
         return reciprocal(build, Operator("rsqrt", op.results), base)
     if number in (-1, -2):
-        square = build.map("square", [base], op.shape, op.dtype) if number == -2 else base
-        return reciprocal(build, Operator("reciprocal", op.results), square)
+        positive = build.map("square", [base], op.shape, op.dtype) if number == -2 else base
+        return reciprocal(build, Operator("reciprocal", op.results), positive)
     return build.map("pow", [base, exponent], op.shape, op.dtype)
 
 
 @lowers(*_LOGICAL)
 def logical(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
+    """A bitwise function of the arguments as bools: of numbers, whether they are not 0."""
     return build.map(_LOGICAL[op.name], [a, b], op.shape, "bool")
 
 
 @lowers("logical_not")
 def logical_not(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """Whether each element is 0 or false."""
     return build.map("bitwise_not", [x], op.shape, "bool")
 
 
 @lowers("where", rows=row_rules.where)
 def where(build: Builder, op: Operator, condition: Any, a: Any, b: Any, /) -> Tensor:
-    one, other = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
-    return select(build, op, build.tensor(condition, "bool"), one, other)
+    a, b = build.tensor(a, op.dtype), build.tensor(b, op.dtype)
+    return select(build, op, build.tensor(condition, "bool"), a, b)
 
 
 def select(build: Builder, op: Operator, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`a` where the condition holds, else `b`."""
 
-    def call(chosen: Value, one: Value, other: Value) -> Value:
+    def chosen(condition: Value, a: Value, b: Value) -> Value:
         bounds = None
-        if one.bounds is not None and other.bounds is not None:
-            bounds = min(one.bounds[0], other.bounds[0]), max(one.bounds[1], other.bounds[1])
-        return build.values.call("select", chosen, one, other, dtype=op.dtype, bounds=bounds)
+        if a.bounds is not None and b.bounds is not None:
+            bounds = min(a.bounds[0], b.bounds[0]), max(a.bounds[1], b.bounds[1])
+        return build.values.call("select", condition, a, b, dtype=op.dtype, bounds=bounds)
 
-    given = [build.expand(each, op.shape) for each in (condition, a, b)]
-    return build.add(Map(build.values, op.dtype, call, given, 1))
+    sources = [build.expand(source, op.shape) for source in (condition, a, b)]
+    return build.add(Map(build.values, op.dtype, chosen, sources, 1))
 
 
 @lowers("clamp", "clamp_min", "clamp_max")
@@ -137,6 +145,7 @@ def clamp(build: Builder, op: Operator, x: Tensor, /, min: Any = None, max: Any 
 
 @lowers("_to_copy", "convert_element_type", rows=row_rules.same)
 def convert(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """`x` with the dtype of the result."""
     return build.cast(x, op.dtype)
 
 
@@ -146,15 +155,16 @@ def common_dtype(a: Any, b: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _for_result_type(given: Any) -> Any:
+def _for_result_type(argument: Any) -> Any:
     """What `torch.result_type` needs of an argument: a number, or a tensor of the same dtype and
     rank. A tensor of rank 0 counts less than others."""
-    if isinstance(given, Value):
+    if isinstance(argument, Value):
         return 1  # a size is an integer that does not change the result's dtype
-    if not isinstance(given, Tensor):
-        return given
-    return torch.empty([1] * len(given.shape), dtype=getattr(torch, given.dtype))
+    if not isinstance(argument, Tensor):
+        return argument
+    return torch.empty([1] * len(argument.shape), dtype=getattr(torch, argument.dtype))
 
 
-def _shape(given: Any) -> tuple[int, ...]:
-    return tuple(given.shape) if hasattr(given, "shape") else ()
+def _shape(argument: Any) -> tuple[int, ...]:
+    """The shape of a tensor; of a number, that of rank 0."""
+    return tuple(argument.shape) if hasattr(argument, "shape") else ()

@@ -55,26 +55,25 @@ def addmm(
 
 @lowers("mv", "dot", "vdot", rows=row_rules.product)
 def vector(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
-    """A product of a matrix and a vector."""
+    """A product of a matrix, or of a vector, and a vector."""
     left, right = operand(build, op, a), operand(build, op, b)
-    return build.add(
-        Product(
-            left,
-            right,
-            op.shape,
-            left.shape[-1:],
-            lambda index, steps: (*index, *steps),
-            lambda index, steps: steps,
-        )
-    )
+
+    def left_at(index: Indices, steps: Indices) -> Indices:
+        return (*index, *steps)
+
+    def right_at(index: Indices, steps: Indices) -> Indices:
+        return steps
+
+    return build.add(Product(left, right, op.shape, left.shape[-1:], left_at, right_at))
 
 
-def operand(build: Builder, op: Operator, given: Any) -> Tensor:
-    """An operand of a product: weights as they are; other tensors are stored in memory."""
+def operand(build: Builder, op: Operator, argument: Any) -> Tensor:
+    """An operand of a product: weights as they are; other tensors are stored in memory. NotKnown
+    if the product is not of floats."""
     if op.dtype not in _FLOATS:
-        what = "integers" if op.dtype in RANGES else op.dtype
-        raise NotKnown(f"a product of {what}")
-    tensor = build.tensor(given, op.dtype)
+        numbers = "integers" if op.dtype in RANGES else op.dtype
+        raise NotKnown(f"a product of {numbers}")
+    tensor = build.tensor(argument, op.dtype)
     return tensor if isinstance(tensor, Constant) else build.in_memory(tensor)
 
 
@@ -88,19 +87,15 @@ def convolution(
     if not isinstance(weight, torch.Tensor):
         raise NotKnown("a convolution whose weights depend on the row")
     dims = len(x.shape) - 2
-    stride, padding, dilation = (
-        list(each) * (dims if len(each) == 1 else 1) for each in (stride, padding, dilation)
-    )
+    stride, padding, dilation = (per_dim(numbers, dims) for numbers in (stride, padding, dilation))
     x = build.tensor(x, op.dtype)
-    if transposed:
-        convolved = _transposed(build, op, x, weight, Sizes(stride, padding, dilation), groups)
-    else:
-        convolved = _ordinary(build, op, x, weight, Sizes(stride, padding, dilation), groups)
+    convolve = _transposed if transposed else _ordinary
+    convolved = convolve(build, op, x, weight, Sizes(stride, padding, dilation), groups)
     if bias is None:
         return convolved
-    each = build.tensor(bias, op.dtype)
-    each = build.view(each, (each.count, *[1] * dims), lambda index: index[:1])
-    return build.map("add", [convolved, each], op.shape, op.dtype)
+    added: Tensor = build.tensor(bias, op.dtype)
+    added = build.view(added, (added.count, *[1] * dims), lambda index: index[:1])
+    return build.map("add", [convolved, added], op.shape, op.dtype)
 
 
 @dataclass(frozen=True)
@@ -112,6 +107,12 @@ class Sizes:
     dilation: Sequence[int]
 
 
+def per_dim(numbers: int | Sequence[int], dims: int) -> list[int]:
+    """A number for each spatial dimension: torch also takes a single one for all of them."""
+    numbers = [numbers] if isinstance(numbers, int) else list(numbers)
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
 def _ordinary(
     build: Builder, op: Operator, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
 ) -> Tensor:
@@ -119,29 +120,23 @@ def _ordinary(
     if any(sizes.padding):
         x = padded(build, x, [(p, p) for p in sizes.padding])
     source = operand(build, op, x)
-    source.innermost = 1
-    inner, outer = weight.shape[1], weight.shape[0] // groups
+    source.innermost = 1  # the channels, which the last loop of a sum runs over
+    # Channels of a group: of the input, and of the result.
+    inputs, results = weight.shape[1], weight.shape[0] // groups
 
     def left_at(index: Indices, steps: Indices) -> Indices:
         *offsets, channel = steps
-        places = [
-            i * by + k * apart
-            for i, by, k, apart in zip(
-                index[2:], sizes.stride, offsets, sizes.dilation, strict=True
-            )
-        ]
-        group = index[1] // outer if groups > 1 else constant(0)
-        return (index[0], channel + group * inner, *places)
+        spatial = zip(index[2:], sizes.stride, offsets, sizes.dilation, strict=True)
+        places = [i * stride + k * dilation for i, stride, k, dilation in spatial]
+        group = index[1] // results if groups > 1 else constant(0)
+        return (index[0], channel + group * inputs, *places)
 
     def right_at(index: Indices, steps: Indices) -> Indices:
         *offsets, channel = steps
         return (index[1], channel, *offsets)
 
-    product = Product(
-        source, build.tensor(weight, op.dtype), op.shape, (*weight.shape[2:], inner),
-        left_at, right_at,
-    )  # fmt: skip
-    return build.add(product)
+    right, steps = build.tensor(weight, op.dtype), (*weight.shape[2:], inputs)
+    return build.add(Product(source, right, op.shape, steps, left_at, right_at))
 
 
 def _transposed(
@@ -152,38 +147,47 @@ def _transposed(
     strides = list(sizes.stride)
     if any(by > 1 and apart > 1 for by, apart in zip(strides, sizes.dilation, strict=True)):
         raise NotKnown("a transposed convolution with stride and dilation")
-    whole = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # outer, inner, …
-    parts = []
-    for phases in itertools.product(*(range(by) for by in strides)):
-        taps = whole[
-            (..., *(slice(phase, None, by) for phase, by in zip(phases, strides, strict=True)))
-        ]
-        spans = [
-            _Span.of(
-                phase=phases[d],
-                stride=strides[d],
-                padding=sizes.padding[d],
-                results=op.shape[2 + d],
-                reach=sizes.dilation[d] * (taps.shape[2 + d] - 1),
-                size=x.shape[2 + d],
-            )
-            for d in range(len(strides))
-        ]
-        if any(span.count < 1 for span in spans):
-            continue
-        room = padded(build, x, [(span.before, span.behind) for span in spans])
-        shape = (*op.shape[:2], *(span.count for span in spans))
-        result = torch.empty(shape, dtype=op.results[0].dtype, device="meta")
-        mirrored = taps.flip(list(range(2, taps.dim())))
-        plain = Sizes([1] * len(spans), [0] * len(spans), sizes.dilation)
-        part = _ordinary(build, Operator("convolution", (result,)), room, mirrored, plain, groups)
-        parts.append(Part(part, _apart([span.first for span in spans], strides)))
+    # Input and output channels change places: (channels of results, channels of a group, …).
+    turned = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    phases = itertools.product(*(range(stride) for stride in strides))
+    phase_parts = [_phase(build, op, x, turned, sizes, groups, phase) for phase in phases]
+    parts = [part for part in phase_parts if part is not None]
     if len(parts) == 1 and parts[0].source.shape == op.shape:
         return parts[0].source
     zeros = build.expand(build.tensor(0, op.dtype), op.shape)
     covered = sum(part.source.count for part in parts) == math.prod(op.shape)
     parts = parts if covered else [Part(zeros, lambda index: index), *parts]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
+
+
+def _phase(
+    build: Builder, op: Operator, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int,
+    phase: Sequence[int],
+) -> Part | None:  # fmt: skip
+    """The results of a transposed convolution at one phase; None if there are none. Only each
+    `stride`-th element of the kernel, from `phase` on, meets them, in reverse order."""
+    dims = range(len(phase))
+    taps = weight[(..., *(slice(phase[d], None, sizes.stride[d]) for d in dims))]
+    spans = [
+        _Span.of(
+            phase=phase[d],
+            stride=sizes.stride[d],
+            padding=sizes.padding[d],
+            results=op.shape[2 + d],
+            reach=sizes.dilation[d] * (taps.shape[2 + d] - 1),
+            size=x.shape[2 + d],
+        )
+        for d in dims
+    ]
+    if any(span.count < 1 for span in spans):
+        return None
+    room = padded(build, x, [(span.before, span.behind) for span in spans])
+    shape = (*op.shape[:2], *(span.count for span in spans))
+    result = torch.empty(shape, dtype=op.results[0].dtype, device="meta")
+    mirrored = taps.flip([2 + d for d in dims])
+    plain = Sizes([1] * len(dims), [0] * len(dims), sizes.dilation)
+    source = _ordinary(build, Operator("convolution", (result,)), room, mirrored, plain, groups)
+    return Part(source, _interleaved([span.first for span in spans], sizes.stride))
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,13 @@ class _Span:
         return cls(first, most - least + 1, reach - least, most - (size - 1))
 
 
-def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:
+def _interleaved(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:
+    """Where the results of a phase lie: at each `by`-th place from `first` on, in each spatial
+    dimension."""
+
     def place(index: Indices) -> Indices:
-        moved = [i * op + at for i, op, at in zip(index[2:], by, first, strict=True)]
-        return (*index[:2], *moved)
+        spatial = zip(index[2:], by, first, strict=True)
+        return (*index[:2], *(i * stride + begin for i, stride, begin in spatial))
 
     return place
 
@@ -221,7 +228,7 @@ def padded(build: Builder, x: Tensor, sides: Sequence[tuple[int, int]]) -> Tenso
     """`x` with (before, behind) zeros in each spatial dimension; negative numbers cut off."""
     if not any(map(any, sides)):
         return x
-    flat = [side for pair in reversed(sides) for side in pair]
+    last_dim_first = [side for pair in reversed(sides) for side in pair]
     shape = [*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], sides, strict=True))]
     result = torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta")
-    return pad(build, Operator("constant_pad_nd", (result,)), x, flat)
+    return pad(build, Operator("constant_pad_nd", (result,)), x, last_dim_first)

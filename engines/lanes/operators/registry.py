@@ -28,10 +28,12 @@ class Operator:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the first result."""
         return sizes(self.results[0])
 
     @property
     def dtype(self) -> str:
+        """The dtype of the first result, such as "float32"."""
         return _dtype(self.results[0])
 
 
@@ -63,7 +65,8 @@ def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Loweri
 
 
 def has_rule(rows: Rule, *names: str) -> None:
-    """Registers the rule for rows of operators that have no code here. Each has one place only."""
+    """Registers the rule for rows of operators that have no code here. ValueError if one has a rule
+    already."""
     if twice := (ROWS.keys() | LOWERINGS.keys()).intersection(names):
         raise ValueError(f"operators in two places: {', '.join(sorted(twice))}")
     ROWS.update(dict.fromkeys(names, rows))
@@ -99,88 +102,94 @@ NO_EFFECT = frozenset(
 
 
 def lowered(
-    build: Builder, op: Operator, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    build: Builder, op: Operator, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it.
 
     An operator whose result has 16 bits is computed in float32 and rounded once, as in eager torch.
     """
-    function = LOWERINGS[op.name]
-    positional, by_name = arguments(op.name, target, given, named)
-    half = {each.dtype for each in op.results if _dtype(each) in HALF}
-    if not half:
-        return function(build, op, *positional, **by_name)
-    rounds = half.pop() if op.name in _ROUNDS_NUMBERS else None
-    results = [each.float() if _dtype(each) in HALF else each for each in op.results]
-    result = function(
+    lowering = LOWERINGS[op.name]
+    positional, by_name = arguments(op.name, target, args, kwargs)
+    narrow = {result.dtype for result in op.results if _dtype(result) in HALF}
+    if not narrow:
+        return lowering(build, op, *positional, **by_name)
+    rounds = narrow.pop() if op.name in _ROUNDS_NUMBERS else None
+    wide = [result.float() if _dtype(result) in HALF else result for result in op.results]
+    computed = lowering(
         build,
-        Operator(op.name, tuple(results)),
-        *_wider(build, positional, rounds),
-        **{name: _wider(build, value, rounds) for name, value in by_name.items()},
+        Operator(op.name, tuple(wide)),
+        *_widened(build, positional, rounds),
+        **{name: _widened(build, value, rounds) for name, value in by_name.items()},
     )
-    if not isinstance(result, list):
-        return _rounded(build, result, op.results[0])
-    return [_rounded(build, each, to) for each, to in zip(result, op.results, strict=False)]
+    if not isinstance(computed, list):
+        return _rounded(build, computed, op.results[0])
+    pairs = zip(computed, op.results, strict=False)
+    return [_rounded(build, tensor, result) for tensor, result in pairs]
 
 
 # Eager torch rounds the numbers among their arguments to 16 bits too. `mul` and `div` do not.
 _ROUNDS_NUMBERS = frozenset(["add", "sub", "rsub", "pow", "fmod", "remainder"])
 
 
-def _wider(build: Builder, given: Any, rounds: torch.dtype | None) -> Any:
+def _widened(build: Builder, argument: Any, rounds: torch.dtype | None) -> Any:
     """An argument with float32 instead of 16 bits. `rounds`: the dtype to which numbers and tensors
     of one number are rounded before."""
-    if isinstance(given, list | tuple):
-        return [_wider(build, each, rounds) for each in given]
-    if isinstance(given, Tensor):
-        return build.cast(given, "float32") if given.dtype in HALF else given
-    if isinstance(given, float) and rounds is not None:
-        return torch.tensor(given).to(rounds).item()
-    if not isinstance(given, torch.Tensor) or not given.is_floating_point():
-        return given
-    given = given.to(rounds) if rounds is not None and not given.dim() else given
-    return given.float() if _dtype(given) in HALF else given
+    if isinstance(argument, list | tuple):
+        return [_widened(build, inner, rounds) for inner in argument]
+    if isinstance(argument, Tensor):
+        return build.cast(argument, "float32") if argument.dtype in HALF else argument
+    if isinstance(argument, float) and rounds is not None:
+        return torch.tensor(argument).to(rounds).item()
+    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
+        return argument
+    if rounds is not None and not argument.dim():
+        argument = argument.to(rounds)
+    return argument.float() if _dtype(argument) in HALF else argument
 
 
-def _rounded(build: Builder, made: Any, result: torch.Tensor) -> Any:
-    half = isinstance(made, Tensor) and _dtype(result) in HALF
-    return build.cast(made, _dtype(result)) if half else made
+def _rounded(build: Builder, tensor: Any, result: torch.Tensor) -> Any:
+    """The tensor with the dtype of torch's `result`, if that has 16 bits."""
+    narrow = isinstance(tensor, Tensor) and _dtype(result) in HALF
+    return build.cast(tensor, _dtype(result)) if narrow else tensor
 
 
 def arguments(
-    name: str, target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call that the operator's lowering takes, by position and by name."""
-    own, positional, by_name = _parameters(LOWERINGS[name]), list[Any](), dict[str, Any]()
-    for argument, value in _in_order(target, given, named):
+    """The arguments of a call that the operator's lowering takes, by position and by name. NotKnown
+    if it needs one that is missing, or if the call has another whose value is not the default."""
+    parameters = _parameters(LOWERINGS[name])
+    positional, by_name = list[Any](), dict[str, Any]()
+    for argument, value in _in_order(target, args, kwargs):
+        default = argument.default_value
         if argument.name in NO_EFFECT or f"{name}.{argument.name}" in NO_EFFECT:
             continue
-        if len(positional) < own.positional:
+        if len(positional) < parameters.positional:
             positional.append(value)
-        elif argument.name in own.names:
+        elif argument.name in parameters.names:
             by_name[argument.name] = value
-        elif not (type(value) is type(argument.default_value) and value == argument.default_value):
+        elif type(value) is not type(default) or value != default:
             raise NotKnown(f"{name} with {argument.name}={value}")
-    if len(positional) < own.needed or not own.needed_names <= by_name.keys():
+    if len(positional) < parameters.needed or not parameters.needed_names <= by_name.keys():
         raise NotKnown(f"{target}")
     return positional, by_name
 
 
 def _in_order(
-    target: Any, given: Sequence[Any], named: Mapping[str, Any]
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch._C.Argument, Any]]:
     """Each argument of a call with its description in the operator's schema."""
     for number, argument in enumerate(target._schema.arguments):
-        if number < len(given):
-            yield argument, given[number]
-        elif argument.name in named:
-            yield argument, named[argument.name]
+        if number < len(args):
+            yield argument, args[number]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
 
 
 @dataclass(frozen=True)
 class _Parameters:
     """The parameters of a lowering behind the builder and the op: the number of those by position
-    and of the needed ones among them, and the names of the others."""
+    and of those without a default among them, and the names of the others."""
 
     positional: int
     needed: int
@@ -190,26 +199,28 @@ class _Parameters:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
-    """How many positional parameters a lowering has, and the names of its keywords."""
-    every = list(inspect.signature(function).parameters.values())
-    first = [each for each in every if each.kind is each.POSITIONAL_ONLY][2:]
-    rest = [each for each in every if each.kind is not each.POSITIONAL_ONLY]
+    """The parameters of a lowering."""
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [p for p in parameters if p.kind is p.POSITIONAL_ONLY][2:]
+    by_name = [p for p in parameters if p.kind is not p.POSITIONAL_ONLY]
     return _Parameters(
-        len(first),
-        sum(each.default is each.empty for each in first),
-        frozenset(each.name for each in rest),
-        frozenset(each.name for each in rest if each.default is each.empty),
+        positional=len(by_position),
+        needed=len([p for p in by_position if p.default is p.empty]),
+        names=frozenset(p.name for p in by_name),
+        needed_names=frozenset(p.name for p in by_name if p.default is p.empty),
     )
 
 
-def agrees(made: Any, result: torch.Tensor) -> bool:
-    """True if a lowered result has the dtype and the shape that torch gives it."""
-    if not isinstance(made, Tensor):
+def agrees(lowered: Any, result: torch.Tensor) -> bool:
+    """True if a lowered result has the dtype and the shape that torch gives it. One that is no
+    tensor of rows was computed by torch itself."""
+    if not isinstance(lowered, Tensor):
         return True
-    return made.dtype == _dtype(result) and made.shape == sizes(result)
+    return lowered.dtype == _dtype(result) and lowered.shape == sizes(result)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
+    """The name of a tensor's dtype, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,14 @@ from engines.lanes.values import Tensor
 Array = npt.NDArray[Any]
 
 _BITS = 32  # of a word
-_WORDS, _COLUMNS = 2048, 1024  # the most of a row: 20 kB on a thread's stack
-_TOGETHER = 12  # trees in which a row goes down at once
+_MOST_WORDS, _MOST_COLUMNS = 2048, 1024  # of a row: 20 kB on a thread's stack
+_TOGETHER = 12  # the most trees in which a row goes down at once
+# Two measured limits. All rows go down if the nodes clear bits in more than so many times as many
+# words as a row meets nodes.
 _DEEP = 60
-"""Rows go down if the nodes clear bits in so many times as many words as a row meets nodes."""
+# A few rows go down also if a row meets less than so many nodes more than it has words.
 _SHORT = 100
-"""A few rows go down also if one meets fewer nodes than it has words, and so many more."""
-_MASKS = 256 << 10  # bytes, which fit into L2
+_MASK_BYTES = 256 << 10  # which fit into L2
 
 
 @lowers("leaves")
@@ -34,136 +36,180 @@ def leaves(
     inner: int, depth: int, equal: bool, /,
 ) -> Tensor:  # fmt: skip
     """The leaf that each row reaches in each tree."""
-    if not all(isinstance(each, torch.Tensor) for each in (feature, threshold, below, roots)):
+    if not all(isinstance(table, torch.Tensor) for table in (feature, threshold, below, roots)):
         raise NotKnown("trees that differ between rows")
     if UNKNOWN in x.shape:
         raise NotKnown("trees that score any number of items")
-    given = feature.numpy(), threshold.numpy(), below.numpy(), roots.numpy()
-    forest = _forest(*given, inner, depth, equal, x.shape[1])
+    children = below.numpy().reshape(-1, 2)
+    trees = _Trees(feature.numpy(), threshold.numpy(), children, roots.numpy(), inner)
+    forest = _forest(trees, depth, equal, x.shape[1])
     return build.cast(build.add(Leaves(build.in_memory(x), forest)), "int64")
 
 
-def _forest(
-    feature: Array, threshold: Array, below: Array,
-    roots: Array, inner: int, depth: int, equal: bool, columns: int,
-) -> Forest:  # fmt: skip
-    """The tables of trees. Raises NotKnown if a node compares a column that is not there, or if the
-    leaves of a tree are not numbered in order."""
-    if not ((feature >= 0) & (feature < columns)).all():
+@dataclass(frozen=True)
+class _Trees:
+    """Trees as in engines/exported/leaves.py: N nodes, of which the first `inner` have children.
+
+    `children`: (N, 2), the left and the right one; a leaf is its own child.
+    """
+
+    feature: Array
+    threshold: Array
+    children: Array
+    roots: Array
+    inner: int
+
+
+def _forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Forest:
+    """The tables of trees that compare `columns` columns. Raises NotKnown if a node compares
+    another column, or if the leaves of a tree are not numbered in order."""
+    if not ((trees.feature >= 0) & (trees.feature < columns)).all():
         raise NotKnown("trees with other columns")
-    below = below.reshape(-1, 2)
-    left, right = below[:inner].T
-    first = np.full(len(feature), len(feature))  # of the leaves below each node
-    last = np.full(len(feature), -1)
-    first[inner:] = last[inner:] = np.arange(len(feature) - inner)
-    for _ in range(depth):
-        first[:inner] = np.minimum(first[left], first[right])
-        last[:inner] = np.maximum(last[left], last[right])
-    starts = first[roots]
-    if not (last[left] + 1 == first[right]).all() or (np.diff(starts) <= 0).any():
-        raise NotKnown("trees whose leaves are not numbered from left to right")
-    leaves = last[roots] - starts + 1
-    words = np.append(0, np.cumsum(-(-leaves // _BITS)))
-    tree = np.searchsorted(starts, first[:inner], "right") - 1
-    begin, end = first[left] - starts[tree], last[left] - starts[tree]  # those on a node's left
-    counts = end // _BITS - begin // _BITS + 1
-    node = np.repeat(np.arange(inner), counts)
-    step = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
-    word = begin[node] // _BITS + step
-    low = np.maximum(begin[node] - word * _BITS, 0)
-    high = np.minimum(end[node] - word * _BITS, _BITS - 1)
-    cleared = ((1 << (high - low + 1)) - 1) << low
-    place = words[tree[node]] + word
-    kept = (~cleared).astype(np.uint32).view(np.int32)
-    nodes = _Nodes(feature[node], threshold[node], place, kept)
-    order = np.argsort(place, kind="stable")
-    levels = list(_levels(below, roots, inner))
-    steps = sum(np.count_nonzero(level < inner) / 2**k for k, level in enumerate(levels))
-    deep = len(node) > _DEEP * steps
-    paths = None
-    if columns <= _COLUMNS and (deep or steps < words[-1] + _SHORT):
-        ordered = np.concatenate(levels)
-        paths = Paths(
-            _path_nodes(ordered, feature, threshold, below, inner, columns),
-            math.ceil(len(roots) / math.ceil(len(roots) / _TOGETHER)),
-            deep,
-        )
+    below = _leaves_below(trees, depth)
+    first_leaves, last_leaves = below.first[trees.roots], below.last[trees.roots]
+    words_of_trees = -(-(last_leaves - first_leaves + 1) // _BITS)  # rounded up
+    first_words = np.append(0, np.cumsum(words_of_trees))
+    words = int(first_words[-1])
+    nodes = _nodes_by_word(trees, below, first_words)
+    ordered = nodes.in_order(np.argsort(nodes.word, kind="stable"))
+    paths = _paths(trees, columns, len(nodes.word), words)
     return Forest(
-        torch.from_numpy(nodes.threshold[order]),
-        _pairs(nodes.column[order], kept[order]),
-        _numbers(np.searchsorted(place[order], np.arange(words[-1] + 1))),
-        _pairs(words, np.append(starts, starts[-1] + leaves[-1])),
-        equal,
-        _ranks(nodes, words[-1], columns) if paths is None else None,
-        paths,
+        thresholds=torch.from_numpy(ordered.threshold),
+        nodes=_pairs(ordered.column, ordered.kept),
+        words=_numbers(np.searchsorted(ordered.word, np.arange(words + 1))),
+        trees=_pairs(first_words, np.append(first_leaves, last_leaves[-1] + 1)),
+        equal=equal,
+        ranks=_ranks(nodes, words, columns) if paths is None else None,
+        paths=paths,
     )
 
 
+class _LeavesBelow(NamedTuple):
+    """The numbers of the first and the last leaf below each node; of a leaf, its own number."""
+
+    first: Array
+    last: Array
+
+
+def _leaves_below(trees: _Trees, depth: int) -> _LeavesBelow:
+    """The leaves below each node of trees with at most `depth` levels of inner nodes. NotKnown if
+    the leaves of the trees are not numbered from left to right, tree after tree."""
+    nodes, inner = len(trees.feature), trees.inner
+    left, right = trees.children[:inner].T
+    first = np.full(nodes, nodes)
+    last = np.full(nodes, -1)
+    first[inner:] = last[inner:] = np.arange(nodes - inner)
+    for _ in range(depth):  # each pass is right for one more level, from the leaves upwards
+        first[:inner] = np.minimum(first[left], first[right])
+        last[:inner] = np.maximum(last[left], last[right])
+    if not (last[left] + 1 == first[right]).all() or (np.diff(first[trees.roots]) <= 0).any():
+        raise NotKnown("trees whose leaves are not numbered from left to right")
+    return _LeavesBelow(first, last)
+
+
 class _Nodes(NamedTuple):
-    """A node for each word in which it clears bits."""
+    """An entry for each inner node and each word in which the node clears bits.
+
+    `kept`: the word's bits that are kept if a row goes right at the node.
+    """
 
     column: Array
     threshold: Array
     word: Array
     kept: Array
 
+    def in_order(self, order: Array) -> _Nodes:
+        """The entries with these numbers, in their order."""
+        return _Nodes(*(values[order] for values in self))
+
+
+def _nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
+    """The entries of all nodes. A row that goes right at a node reaches none of the leaves below
+    the node's left child: the node clears their bits. `first_words`: of each tree."""
+    left, first_leaves = trees.children[: trees.inner, 0], below.first[trees.roots]
+    tree = np.searchsorted(first_leaves, below.first[: trees.inner], "right") - 1  # of each node
+    # The first and the last leaf below its left child, counted in the tree.
+    begin, end = below.first[left] - first_leaves[tree], below.last[left] - first_leaves[tree]
+    counts = end // _BITS - begin // _BITS + 1  # words in which a node clears bits
+    node = np.repeat(np.arange(trees.inner), counts)
+    number = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)  # in the node
+    word = begin[node] // _BITS + number  # in the tree
+    low = np.maximum(begin[node] - word * _BITS, 0)
+    high = np.minimum(end[node] - word * _BITS, _BITS - 1)
+    cleared = ((1 << (high - low + 1)) - 1) << low  # the bits from `low` to `high`
+    kept = (~cleared).astype(np.uint32).view(np.int32)
+    return _Nodes(trees.feature[node], trees.threshold[node], first_words[tree[node]] + word, kept)
+
 
 def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     """The nodes by column and threshold. None if a row's words or a mask for each column are too
     many."""
-    count = len(nodes.word)
-    wide = -(-words // 16) * 16
-    masks_left = _MASKS / (4 * wide) - columns
-    if wide > _WORDS or columns > _COLUMNS or masks_left < 1:
+    width = -(-words // 16) * 16
+    masks_left = _MASK_BYTES / (4 * width) - columns  # each column begins with a mask
+    if width > _MOST_WORDS or columns > _MOST_COLUMNS or masks_left < 1:
         return None
-    step = 8 * max(1, math.ceil(count / masks_left / 8))
-    order = np.lexsort((nodes.threshold, nodes.column))
-    column, word, kept = nodes.column[order], nodes.word[order], nodes.kept[order]
-    first = np.searchsorted(column, np.arange(columns + 1))
-    masks, starts = [], [0]
-    for begin, end in itertools.pairwise(first):
-        own = np.full(wide, -1, np.int32)
-        masks.append(own.copy())
-        for at in range(begin, end - step + 1, step):
-            np.bitwise_and.at(own, word[at : at + step], kept[at : at + step])
-            masks.append(own.copy())
-        starts.append(len(masks))
+    step = 8 * max(1, math.ceil(len(nodes.word) / masks_left / 8))
+    ordered = nodes.in_order(np.lexsort((nodes.threshold, nodes.column)))
+    first_nodes = np.searchsorted(ordered.column, np.arange(columns + 1))
+    masks, first_masks = [], [0]
+    for begin, end in itertools.pairwise(first_nodes):
+        mask = np.full(width, -1, np.int32)
+        masks.append(mask.copy())
+        for first in range(begin, end - step + 1, step):
+            chunk = slice(first, first + step)
+            np.bitwise_and.at(mask, ordered.word[chunk], ordered.kept[chunk])
+            masks.append(mask.copy())
+        first_masks.append(len(masks))
     return Ranks(
-        torch.from_numpy(nodes.threshold[order]),
-        _pairs(word, kept),
-        _pairs(first, np.array(starts)),
-        _numbers(np.stack(masks)),
-        step,
+        thresholds=torch.from_numpy(ordered.threshold),
+        nodes=_pairs(ordered.word, ordered.kept),
+        columns=_pairs(first_nodes, np.array(first_masks)),
+        masks=_numbers(np.stack(masks)),
+        step=step,
     )
 
 
-def _levels(below: Array, roots: Array, inner: int) -> Iterator[Array]:
-    """The nodes of all trees, the roots first. If half of the rows of a node go to each side, a row
-    meets a node of level k with probability 2^-k."""
-    level = roots
+def _paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
+    """The nodes for rows that go down. None if these take longer than rows that clear bits: those
+    of `entries` (see `_Nodes`) in so many words."""
+    levels = list(_levels(trees))
+    # If half of the rows of a node go to each side, a row meets a node of level k with probability
+    # 2^-k.
+    met = sum(np.count_nonzero(level < trees.inner) / 2**k for k, level in enumerate(levels))
+    deep = entries > _DEEP * met
+    if columns > _MOST_COLUMNS or not (deep or met < words + _SHORT):
+        return None
+    rounds = math.ceil(len(trees.roots) / _TOGETHER)
+    together = math.ceil(len(trees.roots) / rounds)  # about as many trees in each round
+    return Paths(_path_nodes(trees, np.concatenate(levels), columns), together, deep)
+
+
+def _levels(trees: _Trees) -> Iterator[Array]:
+    """The nodes of all trees, level by level: the roots, then the children of inner nodes."""
+    level = trees.roots
     while len(level):
         yield level
-        level = below[level[level < inner]].reshape(-1)
+        level = trees.children[level[level < trees.inner]].reshape(-1)
 
 
-def _path_nodes(
-    order: Array, feature: Array, threshold: Array, below: Array, inner: int, columns: int
-) -> torch.Tensor:
+def _path_nodes(trees: _Trees, order: Array, columns: int) -> torch.Tensor:
     """The `nodes` of Paths, in an order in which two children stand beside each other."""
-    place = np.empty(len(feature), np.int64)
+    place = np.empty(len(trees.feature), np.int64)
     place[order] = np.arange(len(order))
-    leaf = order >= inner
-    limits = threshold[order].view(np.int32).reshape(len(order), -1)
+    leaf = order >= trees.inner
+    limits = trees.threshold[order].view(np.int32).reshape(len(order), -1)
     limits[leaf] = 0
-    limits[leaf, 0] = order[leaf] - inner
-    column = np.where(leaf, columns, feature[order])
-    left = place[np.where(leaf, order, below[order, 0])]
+    limits[leaf, 0] = order[leaf] - trees.inner
+    column = np.where(leaf, columns, trees.feature[order])
+    left = place[np.where(leaf, order, trees.children[order, 0])]
     return _numbers(np.column_stack([column, left, limits]))
 
 
-def _numbers(each: Array) -> torch.Tensor:
-    return torch.from_numpy(each.astype(np.int32))
+def _numbers(values: Array) -> torch.Tensor:
+    """The values as int32."""
+    return torch.from_numpy(values.astype(np.int32))
 
 
 def _pairs(left: Array, right: Array) -> torch.Tensor:
+    """Two arrays (n,) as (n, 2), int32."""
     return _numbers(np.stack([left, right], axis=1))

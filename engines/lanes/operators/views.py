@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from engines.lanes.values import Shape, Tensor
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
         "flatten", rows=shape_rules.reshaped)  # fmt: skip
 def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """The same elements in the same order, in another shape."""
     shape, before = op.shape, x.shape
     if shape == before:
         return x
@@ -27,11 +28,13 @@ def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
         "lift_fresh", rows=row_rules.same)  # fmt: skip
 def same(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+    """`x` itself: an operator that changes no element."""
     return x
 
 
 @lowers("dropout", rows=row_rules.dropped)
 def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -> Tensor:
+    """`x` itself, unless in training."""
     if train and p:
         raise NotKnown("dropout while training")
     return x
@@ -41,6 +44,7 @@ def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -
 def transpose(
     build: Builder, op: Operator, x: Tensor, first: int = 0, second: int = 1, /
 ) -> Tensor:
+    """`x` with two dimensions exchanged; `t` gives only `x`, which may have fewer than two."""
     order = list(range(len(x.shape)))
     if len(order) > 1:
         order[first], order[second] = order[second], order[first]
@@ -49,10 +53,11 @@ def transpose(
 
 @lowers("permute", rows=shape_rules.permuted)
 def permute(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
+    """The dimensions of `x` in another order: dimension k of the result is `dims[k]` of `x`."""
     rank = len(x.shape)
     order = [d % rank for d in dims]
-    back = [order.index(d) for d in range(rank)]
-    return build.view(x, op.shape, lambda index: tuple(index[d] for d in back))
+    inverse = [order.index(d) for d in range(rank)]
+    return build.view(x, op.shape, lambda index: tuple(index[d] for d in inverse))
 
 
 @lowers("expand", rows=shape_rules.expanded)
@@ -65,10 +70,11 @@ def broadcast_in_dim(
     build: Builder, op: Operator, x: Tensor, shape: Sequence[int], dims: Sequence[int], /
 ) -> Tensor:
     """A view with more axes: axis k of `x` is axis `dims[k]` of the result."""
-    own = x.shape
+    sizes = x.shape
 
     def where(index: Indices) -> Indices:
-        return tuple(index[d] if own[k] != 1 else constant(0) for k, d in enumerate(dims))
+        axes = zip(sizes, dims, strict=True)
+        return tuple(index[d] if size != 1 else constant(0) for size, d in axes)
 
     return build.view(x, op.shape, where)
 
@@ -95,12 +101,14 @@ def known_size(x: Tensor, dim: int) -> int:
 def cut(
     build: Builder, op: Operator, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
+    """Each `by`-th index along `dim`, from `start` on."""
     first = first_of_slice(start, x.shape[dim])
-    return moved(build, x, op.shape, dim, lambda i: i * by + first)
+    return moved(build, x, op.shape, dim, first, by)
 
 
 @lowers("select", rows=shape_rules.selected)
 def pick(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tensor:
+    """The elements at one index along `dim`, without that dimension."""
     dim %= len(x.shape)
     if at < 0:
         at += known_size(x, dim)
@@ -110,21 +118,21 @@ def pick(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tenso
 
 @lowers("flip", rows=row_rules.along)
 def flip(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
+    """The elements in reverse order along some dimensions."""
     for dim in dims:
-        last = known_size(x, dim) - 1
-        x = moved(build, x, x.shape, dim, lambda i, last=last: i * -1 + last)
+        x = moved(build, x, x.shape, dim, known_size(x, dim) - 1, by=-1)
     return x
 
 
 @lowers("repeat", rows=shape_rules.repeated)
 def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> Tensor:
     """`x` several times along each axis."""
-    lacking, own = len(times) - len(x.shape), x.shape
-    if own[:1] == (UNKNOWN,) and times[lacking] != 1:
+    lacking, sizes = len(times) - len(x.shape), x.shape
+    if sizes[:1] == (UNKNOWN,) and times[lacking] != 1:
         raise NotKnown("repeated items")
 
     def where(index: Indices) -> Indices:
-        return tuple(i % size for i, size in zip(index[lacking:], own, strict=True))
+        return tuple(i % size for i, size in zip(index[lacking:], sizes, strict=True))
 
     return build.view(x, op.shape, where)
 
@@ -134,18 +142,19 @@ def diagonal(
     build: Builder, op: Operator, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
     """The diagonal of two axes, as the last axis."""
-    a, b = dim1 % len(x.shape), dim2 % len(x.shape)
+    row, column = dim1 % len(x.shape), dim2 % len(x.shape)
 
     def where(index: Indices) -> Indices:
         others, along = iter(index[:-1]), index[-1]
-        ends = {a: along + max(-offset, 0), b: along + max(offset, 0)}
-        return tuple(ends[d] if d in ends else next(others) for d in range(len(x.shape)))
+        place = {row: along + max(-offset, 0), column: along + max(offset, 0)}
+        return tuple(place[d] if d in place else next(others) for d in range(len(x.shape)))
 
     return build.view(x, op.shape, where)
 
 
 @lowers("unfold", rows=shape_rules.unfolded)
 def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Tensor:
+    """Windows along `dim`, each `by` after the one before; a window is the last dimension."""
     dim %= len(x.shape)
 
     def where(index: Indices) -> Indices:
@@ -158,23 +167,25 @@ def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Ten
 def split(build: Builder, op: Operator, x: Tensor, /, dim: int = 0) -> list[Tensor]:
     """Pieces along `dim`; with `unbind`, one for each index, without that axis."""
     if op.name == "unbind":
-        each = [Operator("select", (result,)) for result in op.results]
-        return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
-    known_size(x, dim)
-    found, first = [], 0
+        selects = [Operator("select", (result,)) for result in op.results]
+        return [pick(build, select, x, dim, k) for k, select in enumerate(selects)]
+    known_size(x, dim)  # refuses items
+    pieces, first = [], 0
     for result in op.results:
         shape = sizes(result)
-        found.append(moved(build, x, shape, dim, lambda i, first=first: i + first))
+        pieces.append(moved(build, x, shape, dim, first))
         first += shape[dim]
-    return found
+    return pieces
 
 
-def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) -> Tensor:
-    """A view whose index along one dimension is changed by the function `to`."""
+def moved(
+    build: Builder, x: Tensor, shape: Sequence[int], dim: int, first: int, by: int = 1
+) -> Tensor:
+    """A view of this shape: its index i along `dim` is the index i * `by` + `first` of `x`."""
     dim %= len(x.shape)
 
     def where(index: Indices) -> Indices:
-        return (*index[:dim], to(index[dim]), *index[dim + 1 :])
+        return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
 
     return build.view(x, shape, where)
 
@@ -182,36 +193,38 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
 @lowers("cat", "stack", rows=shape_rules.joined)
 def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
     """Tensors one after the other along `dim`; with `stack`, along a new axis."""
-    given = [build.tensor(x, op.dtype) for x in tensors]
+    sources = [build.tensor(x, op.dtype) for x in tensors]
     dim %= len(op.shape)
     if op.name == "stack":
         shape = (*op.shape[:dim], 1, *op.shape[dim + 1 :])
-        given = [
-            build.view(x, shape, lambda index: (*index[:dim], *index[dim + 1 :])) for x in given
+        sources = [
+            build.view(x, shape, lambda index: (*index[:dim], *index[dim + 1 :])) for x in sources
         ]
-    given = [x for x in given if x.count]
+    sources = [x for x in sources if x.count]
     if UNKNOWN in op.shape:
-        return _of_items(build, op, given, dim)
+        return _cat_of_items(build, op, sources, dim)
     parts, first = [], 0
-    for x in given:
+    for x in sources:
         parts.append(Part(x, shift(dim, first)))
         first += x.shape[dim]
     if len(parts) == 1:
-        return given[0]
+        return sources[0]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
-def _of_items(build: Builder, op: Operator, given: Sequence[Tensor], dim: int) -> Tensor:
+def _cat_of_items(build: Builder, op: Operator, sources: Sequence[Tensor], dim: int) -> Tensor:
+    """A concatenation whose first dimension is items. Along it, the items of one collection come
+    first, and then tensors of known sizes; NotKnown if it is otherwise."""
     if dim:
-        return build.add(Beside(build.values, op.shape, given, dim))
-    lengths = [x.shape[0] for x in given]
+        return build.add(Beside(build.values, op.shape, sources, dim))
+    lengths = [x.shape[0] for x in sources]
     count = build.count_of(op.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
     if lengths.count(UNKNOWN) != 1 or lengths[0] != UNKNOWN or count is None:
         raise NotKnown("items of several collections in one tensor")
-    return build.add(Joined(build.values, op.shape, given, count))
+    return build.add(Joined(build.values, op.shape, sources, count))
 
 
-def shift(dim: int, by: int) -> Any:
+def shift(dim: int, by: int) -> Callable[[Indices], Indices]:
     """A change of indices: adds `by` along one dimension."""
 
     def place(index: Indices) -> Indices:
@@ -226,21 +239,20 @@ def pad(
 ) -> Tensor:
     """`sides`: the widths before and behind for each dimension, the last dimension first. Negative
     widths cut elements off."""
-    pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)]
-    for k, (before, behind) in enumerate(pairs):
-        dim = len(x.shape) - 1 - k
+    rank = len(x.shape)
+    widths = {rank - 1 - k // 2: (sides[k], sides[k + 1]) for k in range(0, len(sides), 2)}
+    for dim, (before, behind) in widths.items():
         cut_off = max(-before, 0)
-        kept = x.shape[dim] - cut_off - max(-behind, 0)
-        shape = (*x.shape[:dim], kept, *x.shape[dim + 1 :])
-        x = moved(build, x, shape, dim, lambda i, by=cut_off: i + by) if shape != x.shape else x
+        size = x.shape[dim] - cut_off - max(-behind, 0)
+        if size != x.shape[dim]:
+            shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+            x = moved(build, x, shape, dim, cut_off)
     if x.shape == op.shape:
         return x
-    first = [0] * len(x.shape)
-    for k, (before, _) in enumerate(pairs):
-        first[len(x.shape) - 1 - k] = max(before, 0)
+    first = [max(widths[dim][0], 0) if dim in widths else 0 for dim in range(rank)]
 
     def place(index: Indices) -> Indices:
-        return tuple(i + by for i, by in zip(index, first, strict=True))
+        return tuple(i + begin for i, begin in zip(index, first, strict=True))
 
     parts = [*_around(build, op, x.shape, first, value), Part(build.cast(x, op.dtype), place)]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
@@ -249,7 +261,8 @@ def pad(
 def _around(
     build: Builder, op: Operator, inner: Shape, first: Sequence[int], value: float
 ) -> Iterator[Part]:
-    """The parts before and behind the inner tensor in each dimension, filled with a number."""
+    """The parts before and behind the inner tensor in each dimension, filled with a number. It has
+    the shape `inner`, and begins at the index `first`."""
     number = build.tensor(value, op.dtype)
     for dim, (whole, size, begin) in enumerate(zip(op.shape, inner, first, strict=True)):
         end = begin + size
@@ -267,10 +280,10 @@ def put(
     """`x` with `source` in place of a slice or of one index along `dim`."""
     dim %= len(op.shape)
     first = first_of_slice(start, op.shape[dim])
-    other = build.tensor(source, op.dtype)
-    if other.shape == op.shape:
-        return other
-    if not other.count:
+    inserted = build.tensor(source, op.dtype)
+    if inserted.shape == op.shape:
+        return inserted
+    if not inserted.count:
         return build.tensor(x, op.dtype)
 
     def place(index: Indices) -> Indices:
@@ -278,23 +291,25 @@ def put(
             return (*index[:dim], constant(first), *index[dim:])
         return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
 
-    parts = [Part(build.tensor(x, op.dtype), lambda index: index), Part(other, place)]
+    parts = [Part(build.tensor(x, op.dtype), lambda index: index), Part(inserted, place)]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
 @lowers("copy", rows=row_rules.pointwise)
 def copy(build: Builder, op: Operator, source: Any, /) -> Tensor:
+    """`source`, expanded to the shape of the tensor that it overwrites."""
     return build.expand(build.tensor(source, op.dtype), op.shape)
 
 
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
         "new_empty", "full", "zeros", "ones", rows=shape_rules.filled)  # fmt: skip
 def filled(build: Builder, op: Operator, /, fill_value: Any = None) -> Any:
-    """A tensor with the same number in all elements."""
-    value = fill_value if "full" in op.name else int("ones" in op.name)
+    """A tensor with the same number in all elements; one of torch, unless the number or the shape
+    differs between calls."""
+    value = 1 if "ones" in op.name else 0
+    if "full" in op.name:
+        value = fill_value
     tensor = build.tensor(value, op.dtype)
-    if UNKNOWN in op.shape:
-        return build.expand(tensor, op.shape)
-    if hasattr(value, "dtype"):
+    if UNKNOWN in op.shape or hasattr(value, "dtype"):
         return build.expand(tensor, op.shape)
     return torch.full(op.shape, value, dtype=op.results[0].dtype)

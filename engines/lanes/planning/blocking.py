@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 import torch
 
-from engines.lanes.index import Index, Variable
+from engines.lanes.index import Index, Variable, is_linear, loops_of
 from engines.lanes.planning.plan import Kernel
 from engines.lanes.tensors import Constant, Elements, Product
 from engines.lanes.values import Read, Tensor
 from soa.dtypes import itemsize
 
-_NONE = Variable("", 1)
-_SUMS, _STEPS = 16, 16
+_NO_LOOP = Variable("", 1)
+_LEAST_SUMS, _LEAST_STEPS = 16, 16
 """The least numbers of sums and of their steps for which registers hold sums of one row: handing
 them out costs time, too."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How many sums registers hold at a time: of so many rows of the left operand, columns of the
-    right one, and rows of the network, if a GPU's threads compute these together."""
+    """How many sums registers hold at a time: of `m` rows of the left operand, `j` columns of the
+    right one, and `r` rows of the network, if a GPU's threads compute these together."""
 
     m: int
     j: int
@@ -47,7 +47,8 @@ class Loops:
 
     @classmethod
     def of(cls, kernel: Kernel, elements: Elements) -> Loops | None:
-        """None if an operand is a number, or if an address is not linear in each loop variable."""
+        """The loops of a kernel that computes a product. None if an operand is a number, or if an
+        address is not a sum of loop variables with factors."""
         product = kernel.inner
         assert isinstance(product, Product)
         left, right = product.operands(kernel.inner_at, elements.at)
@@ -55,14 +56,13 @@ class Loops:
             return None
         if isinstance(left.tensor, Constant):
             left, right = right, left
-        one, other = address(left), address(right)
-        steps = tuple(v for i in product.steps() for v in _variables(i))
-        factors = {v: (one.factor(v), other.factor(v)) for v in (*kernel.loops, *steps)}
-        if any(f is None for pair in factors.values() for f in pair) or not _even(one, other):
+        left_at, right_at = address(left), address(right)
+        if not is_linear((left_at, right_at)):
             return None
-        m = _largest(v for v in kernel.loops if factors[v][1] == 0 and factors[v][0])
-        j = _largest(v for v in kernel.loops if factors[v][0] == 0 and factors[v][1])
+        m = _largest(v for v in kernel.loops if left_at.factor(v) and not right_at.factor(v))
+        j = _largest(v for v in kernel.loops if right_at.factor(v) and not left_at.factor(v))
         outer = tuple(v for v in kernel.loops if v not in (m, j))
+        steps = loops_of(product.steps())
         return cls(left, right, outer, m, j, steps, itemsize(product.dtype))
 
     @property
@@ -82,6 +82,7 @@ class Loops:
 
 
 def address(read: Read) -> Index:
+    """The position of an element in the memory of its tensor, in elements."""
     return read.tensor.address(read.index)
 
 
@@ -107,8 +108,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A product in blocks. `most`: the sums in registers at a time. `steps`: a C++ value whose type
-    lists the loops of a sum. `few`: a register holds `most.j` sums of one row."""
+    """A product in blocks. `most`: the sums in registers at a time. `steps`: see `_steps_text`.
+    `right` or `weights`: the right operand. `few`: a register holds `most.j` sums of one row."""
 
     outer: tuple[Variable, ...]
     m: Variable
@@ -126,92 +127,107 @@ class Blocked:
     ) -> Blocked:
         """The blocks of a product. `few`: see `Width`. `tile`: the sums of a thread, if a GPU's
         threads compute `vectors` rows together."""
-        one, other, data = address(loops.left), address(loops.right), loops.weights
-        rests = [_only(each, loops.outer) for each in (one, other)]
-        left = Operand(loops.left.tensor, rests[0], by_m=one.factor(loops.m) or 0)
-        second, weights = None, None
-        beside = 4 * few // loops.size
-        if data is None or loops.j.extent < _SUMS or loops.length < _STEPS:
-            beside = 0
+        left_at, right_at, data = address(loops.left), address(loops.right), loops.weights
+        few_sums = _sums_of_one_row(loops, few)
         if tile is not None:
             most = tile
-        elif beside:
-            most = Sums(1, beside)
-        else:
+        elif few_sums:
+            most = Sums(1, few_sums)
+        else:  # all vectors of rows use the same weights, but each has a right operand of its own
             most = _best(loops, registers, 1 if data is None else vectors)
+        rest = _only(left_at, loops.outer)
+        left = Operand(loops.left.tensor, rest, by_m=left_at.factor(loops.m) or 0)
+        right, weights = None, None
         if data is None:
-            second = Operand(loops.right.tensor, rests[1], by_j=other.factor(loops.j) or 0)
+            rest = _only(right_at, loops.outer)
+            right = Operand(loops.right.tensor, rest, by_j=right_at.factor(loops.j) or 0)
         else:
-            filled = -loops.j.extent % most.j if tile or beside else 0
-            weights = _packed(data, loops, loops.j.extent + filled if tile else most.j, filled)
-        types = ", ".join(
-            f"Loop<{v.extent}, {one.factor(v)}" + (f", {other.factor(v)}>" if second else ">")
-            for v in loops.steps
-        )
-        steps = f"Loops<{types}>{{}}"
-        return cls(loops.outer, loops.m, loops.j, most, steps, left, second, weights, beside > 0)
+            zeros = -loops.j.extent % most.j if tile is not None or few_sums else 0
+            width = most.j if tile is None else loops.j.extent + zeros  # tiles share one block
+            weights = _packed(data, loops, width, zeros)
+        return cls(
+            loops.outer, loops.m, loops.j, most, _steps_text(loops), left, right, weights,
+            few=few_sums > 0,
+        )  # fmt: skip
 
 
-def _variables(index: Index) -> list[Variable]:
-    return [a for a, _ in index.terms if isinstance(a, Variable)]
+def _sums_of_one_row(loops: Loops, few: int) -> int:
+    """How many sums of one row a register holds (`few`: see `Width`). 0 if the right operand is no
+    weights, or if the sums are too few or too short."""
+    if loops.weights is None or loops.j.extent < _LEAST_SUMS or loops.length < _LEAST_STEPS:
+        return 0
+    return 4 * few // loops.size
 
 
-def _even(*addresses: Index) -> bool:
-    return all(isinstance(a, Variable) for each in addresses for a, _ in each.terms)
+def _steps_text(loops: Loops) -> str:
+    """A C++ value whose type lists the loops of a sum, each with its extent and with its factors in
+    the addresses. Packed weights have none: they are read in order."""
+    operands = [loops.left] if loops.weights is not None else [loops.left, loops.right]
+    types = []
+    for loop in loops.steps:
+        factors = (address(operand).factor(loop) for operand in operands)
+        types.append(f"Loop<{', '.join(map(str, (loop.extent, *factors)))}>")
+    return f"Loops<{', '.join(types)}>{{}}"
 
 
-def _largest(variables: Iterable[Variable]) -> Variable:
-    return max(variables, key=lambda v: v.extent, default=_NONE)
+def _largest(loops: Iterable[Variable]) -> Variable:
+    """The loop with the most steps, the first of equal ones; _NO_LOOP of none."""
+    return max(loops, key=lambda loop: loop.extent, default=_NO_LOOP)
 
 
-def _only(address: Index, variables: Sequence[Variable]) -> Index:
-    """The terms of an address in the given variables, and its constant."""
-    return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
+def _only(address: Index, loops: Sequence[Variable]) -> Index:
+    """The terms of an address in the given loops, and its constant."""
+    terms = tuple((atom, factor) for atom, factor in address.terms if atom in loops)
+    return Index(terms, address.constant)
 
 
 def _best(loops: Loops, registers: int, vectors: int) -> Sums:
     """The block size with the fewest estimated cycles: two fma and two loads for each cycle, with
-    four cycles of latency."""
+    four cycles of latency. Registers hold the sums and an element of each row of the left operand,
+    `vectors` for each of these, and one element of the right operand."""
     m, j = loops.m.extent, loops.j.extent
 
-    def cycles(most: tuple[int, int]) -> tuple[float, int]:
+    def cycles(most: Sums) -> tuple[float, int]:
+        """Of all blocks for one step; of equal ones, the largest block is the least."""
         total = 0.0
-        for a, times_a in _pieces(m, most[0]):
-            for b, times_b in _pieces(j, most[1]):
-                work = a * b * vectors / 2
-                loads = (a * vectors + b) / 2
-                total += times_a * times_b * (max(work, loads, 4.0) + 0.5)
-        return total, -most[0] * most[1]
+        for rows, times_rows in _pieces(m, most.m):
+            for columns, times_columns in _pieces(j, most.j):
+                work = rows * columns * vectors / 2
+                loads = (rows * vectors + columns) / 2
+                total += times_rows * times_columns * (max(work, loads, 4.0) + 0.5)
+        return total, -most.m * most.j
 
     fit = [
-        (a, b)
-        for a, b in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
-        if (a * b + a) * vectors + 1 <= registers
+        Sums(rows, columns)
+        for rows, columns in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
+        if (rows * columns + rows) * vectors + 1 <= registers
     ]
-    return Sums(*min(fit or [(1, 1)], key=cycles))
+    return min(fit or [Sums(1, 1)], key=cycles)
 
 
-def _pieces(size: int, most: int) -> list[tuple[int, int]]:
+def _pieces(extent: int, most: int) -> list[tuple[int, int]]:
     """The sizes of the blocks of a loop, each with the number of blocks of that size."""
-    return [(each, times) for each, times in ((most, size // most), (size % most, 1)) if each]
+    pieces = ((most, extent // most), (extent % most, 1))
+    return [(size, times) for size, times in pieces if size]
 
 
-def _packed(data: torch.Tensor, loops: Loops, most: int, filled: int) -> Weights:
-    """Weights by the outer loops, then by blocks of at most `most` values of `j`, then by the steps
-    of the sum. The values of a block for one step are adjacent. `filled`: so many zeros fill the
+def _packed(data: torch.Tensor, loops: Loops, width: int, zeros: int) -> Weights:
+    """Weights by the outer loops, then by blocks of at most `width` values of `j`, then by the
+    steps of the sum. The values of a block for one step are adjacent. `zeros`: so many fill the
     last block."""
-    at = address(loops.right)
-    own = [v for v in loops.outer if at.factor(v)]
-    place = torch.tensor(at.constant)
-    for v in (*own, loops.j, *loops.steps):
-        place = place.unsqueeze(-1) + (at.factor(v) or 0) * torch.arange(v.extent)
-    whole = data.flatten()[place]
-    whole = whole.flatten(len(own) + 1) if loops.steps else whole.unsqueeze(-1)
-    whole = torch.nn.functional.pad(whole, (0, 0, 0, filled))
-    blocks = [each.transpose(-1, -2).flatten(len(own)) for each in whole.split(most, dim=len(own))]
-    packed = torch.cat(blocks, dim=-1)
+    address_of_weight = address(loops.right)
+    outer = [loop for loop in loops.outer if address_of_weight.factor(loop)]
+    places = torch.tensor(address_of_weight.constant)
+    for loop in (*outer, loops.j, *loops.steps):  # each adds a dimension
+        factor = address_of_weight.factor(loop) or 0
+        places = places.unsqueeze(-1) + factor * torch.arange(loop.extent)
+    ordered = data.flatten()[places]  # (outer loops, j, steps)
+    ordered = ordered.flatten(len(outer) + 1) if loops.steps else ordered.unsqueeze(-1)
+    ordered = torch.nn.functional.pad(ordered, (0, 0, 0, zeros))
+    blocks = ordered.split(width, dim=len(outer))
+    packed = torch.cat([block.mT.flatten(len(outer)) for block in blocks], dim=-1)
     rest, size = Index(), packed.shape[-1]
-    for v in reversed(own):
-        rest = rest + Index(((v, size),))
-        size *= v.extent
+    for loop in reversed(outer):
+        rest = rest + Index(((loop, size),))
+        size *= loop.extent
     return Weights(packed.contiguous(), rest)

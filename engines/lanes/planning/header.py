@@ -48,8 +48,8 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
     constants, on_cpu = Constants(), language == "cpp"
     vectors = vectors_in_l1(plan, _LANES)
     shape = (_VECTOR_REGISTERS, vectors) if on_cpu else (REGISTERS, 1)
-    one = Writer(plan, constants, *shape, store, on_cpu=on_cpu).body()
-    many = Writer(plan, constants, *shape).body() if on_cpu else ""
+    one_row = Writer(plan, constants, *shape, store, on_cpu=on_cpu).body()
+    row_block = Writer(plan, constants, *shape).body() if on_cpu else ""
     if len(constants.data) > _MOST_BYTES:
         raise NotApplicableError(
             f"its weights take {len(constants.data) >> 20} MB, more than the {_MOST_BYTES >> 20} "
@@ -57,26 +57,28 @@ def written_header(plan: Plan, members: Members, language: Language, store: Stor
         )
     functions = _read("functions.h") + _read("kernels.h")
     arena = "" if store == "registers" else f"  alignas(16) char arena[{4 * plan.size}];\n"
-    parts = [
+    of_rows, run_rows = "", _KERNEL
+    if on_cpu:
+        code = _read("lanes.h") + functions + _block(row_block, ", char *arena")
+        of_rows, run_rows = _of_rows(vectors, code), _rows(members, plan.size)
+    sections = [
         f"#ifndef {NAME}_{_DIGEST}\n#define {NAME}_{_DIGEST}",
         "#define UNROLLED" if store == "registers" else "",
         _read("embedded.h") + _read("arithmetic.h"),
         f"namespace {NAME} {{\n{_VERSION}\ninline namespace v{_DIGEST} {{",
         _structs(members),
         _weights(constants),
-        *(array("int", name, each, "IN_MEMORY") for each, name in constants.tables.items()),
+        *(array("int", name, table, "IN_MEMORY") for table, name in constants.tables.items()),
         "// --- one row ---\nnamespace of_row {",
-        _read("threads.h") + functions + _block(arena + one),
+        _read("threads.h") + functions + _block(arena + one_row),
         "}  // namespace of_row\n#undef LANES\n#undef RV",
-        _of_rows(vectors, _read("lanes.h") + functions + _block(many, ", char *arena"))
-        if on_cpu
-        else "",
+        of_rows,
         _row(members),
-        _rows(members, plan.size) if on_cpu else _KERNEL,
+        run_rows,
         TEST_PLACE,
         f"}}  // namespace v{_DIGEST}\n}}  // namespace {NAME}",
     ]
-    text = "\n".join(part for part in parts if part)
+    text = "\n".join(section for section in sections if section)
     text = f"{text}\n{_undefined(text)}{_END}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     run = f"{NAME}::rows(of, begin, end);" if on_cpu else _EACH_ROW
@@ -91,13 +93,14 @@ _EACH_ROW = f"for (; begin < end; ++begin) {NAME}::row(of, begin);"
 
 
 def _read(file: str) -> str:
+    """The text of one of the files in headers/."""
     return (HEADERS / file).read_text()  # ours
 
 
 def _undefined(text: str) -> str:
     """`#undef` of each macro that the text defines, except what a user may define."""
-    kept = ("SOA_FN", "INT32_MIN", "INT32_MAX", "INT64_MIN", "INT64_MAX", f"{NAME}_{_DIGEST}")
-    return "".join(f"#undef {name}\n" for name in macros_of(text) if name not in kept)
+    users = ("SOA_FN", "INT32_MIN", "INT32_MAX", "INT64_MIN", "INT64_MAX", f"{NAME}_{_DIGEST}")
+    return "".join(f"#undef {name}\n" for name in macros_of(text) if name not in users)
 
 
 _END = """\
@@ -115,9 +118,10 @@ _END = """\
 
 
 def _structs(members: Members) -> str:
-    values = [line for each in members.inputs for line in _value(each, members)]
-    columns = [line for each in members.every for line in _pointer(each, members)]
-    outputs = [f"  {each.ctype} {_sized(each)};" for each in members.outputs]
+    """The structs of a row's inputs and outputs, and of columns."""
+    values = [line for member in members.inputs for line in _value(member, members)]
+    columns = [line for member in members.every for line in _pointer(member, members)]
+    outputs = [f"  {member.ctype} {_sized(member)};" for member in members.outputs]
     return "\n".join(
         [
             "// The inputs of a row. Of a jagged collection: all its items, and their number.",
@@ -131,10 +135,12 @@ def _structs(members: Members) -> str:
 
 
 def _sized(member: Member) -> str:
+    """The member's name in its declaration, with the number of its components."""
     return member.name if member.count == 1 else f"{member.name}[{member.count}]"
 
 
 def _value(member: Member, members: Members) -> Iterator[str]:
+    """The lines that declare a member for the values of one row."""
     if member.kind == "items":
         yield from _pointer(member, members)
     else:
@@ -143,12 +149,17 @@ def _value(member: Member, members: Members) -> Iterator[str]:
 
 
 def _pointer(member: Member, members: Members) -> Iterator[str]:
+    """The lines that declare a member for the values of all rows or items. The number of items
+    stands behind the last member of their collection."""
     const = "" if member.output else "const "
-    said = {"row": "", "items": f"  // items of {member.collection}"}
-    note = said.get(member.kind, "  // one value, the same for all rows")
-    yield f"  {const}{member.ctype} *{_sized(member)};{note}"
-    of_items = [each for each in members.every if each.collection == member.collection]
-    if member.kind == "items" and member == of_items[-1]:
+    notes = {
+        "row": "",
+        "shared": "  // one value, the same for all rows",
+        "items": f"  // items of {member.collection}",
+    }
+    yield f"  {const}{member.ctype} *{_sized(member)};{notes[member.kind]}"
+    of_collection = [other for other in members.every if other.collection == member.collection]
+    if member.kind == "items" and member == of_collection[-1]:
         yield f"  int64_t {members.items[member.collection]};"
 
 
@@ -158,10 +169,11 @@ def _pointer(member: Member, members: Members) -> Iterator[str]:
 def _weights(constants: Constants) -> str:
     """The constants as a struct of arrays, which lie as the code expects: each at a multiple of 64
     bytes."""
-    kinds = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t"}
+    ctypes = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t"}
     fields, values = [], []
-    for number, segment in enumerate(each for each in constants.segments if each.count):
-        count, kind = segment.count, kinds[segment.dtype]
+    segments = [segment for segment in constants.segments if segment.count]
+    for number, segment in enumerate(segments):
+        count, kind = segment.count, ctypes[segment.dtype]
         data = np.frombuffer(constants.data, segment.dtype, count, segment.at)
         shape = " x ".join(map(str, segment.shape)) or "1"
         fields.append(f"  alignas(64) {kind} w{number}[{count}];  // {shape}: {segment.line}")
@@ -180,6 +192,7 @@ def _weights(constants: Constants) -> str:
 
 
 def _block(body: str, more: str = "") -> str:
+    """The function `block`, with `more` parameters."""
     return (
         "#define weights ((const char *)&values)\n"
         f"INLINE void block(void *const *columns, const int64_t *items, int64_t row{more}) {{\n"
@@ -189,6 +202,7 @@ def _block(body: str, more: str = "") -> str:
 
 
 def _of_rows(vectors: int, code: str) -> str:
+    """The namespace of the code that computes a row in each lane, where a compiler has vectors."""
     return f"""\
 #if !SOA_ON_GPU && (defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__)))
 #define SOA_VECTORS 1
@@ -237,6 +251,7 @@ def _row(members: Members) -> str:
 
 
 def _in_registers(members: Members) -> Iterator[str]:
+    """The addresses of one row's values, in the order of the network's columns."""
     for member, element in members.places:
         if member.kind == "items":
             yield f"in.{element}"
@@ -245,37 +260,41 @@ def _in_registers(members: Members) -> Iterator[str]:
 
 
 def _in_columns(members: Members) -> Iterator[str]:
+    """The addresses of columns, in the order of the network's."""
     return (f"of.{element}" for _, element in members.places)
 
 
-def _items(of: str, members: Members) -> str:
-    return ", ".join(f"{of}.{name}" for name in members.items.values()) or "0"
+def _items(struct: str, members: Members) -> str:
+    """The numbers of items in a struct, as the entries of an array, which needs at least one."""
+    return ", ".join(f"{struct}.{name}" for name in members.items.values()) or "0"
 
 
 def _by_values(members: Members) -> list[str]:
     """`row` with an argument for each input, if each is one number."""
-    if any(each.kind == "items" or each.count > 1 for each in members.inputs):
+    if any(member.kind == "items" or member.count > 1 for member in members.inputs):
         return []
-    given = ", ".join(f"{each.ctype} {each.name}" for each in members.inputs)
-    made = ", ".join(each.name for each in members.inputs)
-    (result, found) = ("Output", "")
+    parameters = ", ".join(f"{member.ctype} {member.name}" for member in members.inputs)
+    names = ", ".join(member.name for member in members.inputs)
+    result, only = "Output", ""
     if len(members.outputs) == 1 and members.outputs[0].count == 1:
-        result, found = members.outputs[0].ctype, f".{members.outputs[0].name}"
+        result, only = members.outputs[0].ctype, f".{members.outputs[0].name}"
     return [
         "// As above, with the inputs as arguments. A single output is returned as a number.",
-        f"static SOA_FN inline {result} row({given}) {{ return row(Input{{{made}}}){found}; }}",
+        f"static SOA_FN inline {result} row({parameters}) "
+        f"{{ return row(Input{{{names}}}){only}; }}",
     ]
 
 
 def _rows(members: Members, size: int) -> str:
-    keeps = "static thread_local " if 4 * size * _MOST_ROWS > _MOST_ARENA else ""
+    """The function for columns on a CPU. `size`: of the plan, in slots."""
+    storage = "static thread_local " if 4 * size * _MOST_ROWS > _MOST_ARENA else ""
     return f"""\
 // Computes the rows from `begin` to `end` - 1, on a CPU. Any threads may compute different rows.
 static inline void rows(const Columns &of, int64_t begin, int64_t end) {{
 #if SOA_VECTORS
   const void *const columns[] = {{{", ".join(_in_columns(members))}}};
   const int64_t items[] = {{{_items("of", members)}}};
-  alignas(64) {keeps}char arena[{4 * size} * of_rows::kRows + 64];
+  alignas(64) {storage}char arena[{4 * size} * of_rows::kRows + 64];
   for (; end - begin >= of_rows::kRows; begin += of_rows::kRows) {{
     of_rows::block((void *const *)columns, items, begin, arena);
   }}
@@ -296,12 +315,13 @@ static __attribute__((global)) void kernel(Columns of, int64_t n) { thread_rows(
 
 
 def _library(plan: Plan, members: Members, run: str) -> str:
-    """A C++ file that gives the header's function the form of `headers/entry.h`."""
-    program, lines = plan.program, []
+    """A C++ file that gives the header's function the form of `headers/entry.h`. `run`: the
+    statement that computes the rows from `begin` to `end` - 1 of columns `of`."""
+    program, assignments = plan.program, []
     for column, (member, element) in enumerate(members.places):
         const = "" if member.output else "const "
-        lines.append(f"  of.{element} = ({const}{member.ctype} *)columns[{column}];")
-    lines += [f"  of.{name} = items[{k}];" for k, name in enumerate(members.items.values())]
+        assignments.append(f"  of.{element} = ({const}{member.ctype} *)columns[{column}];")
+    assignments += [f"  of.{name} = items[{k}];" for k, name in enumerate(members.items.values())]
     facts = f'{ABI}, {len(members.places)}, 64, 1, {len(program.kinds)}, "{program.kinds}"'
     return f"""\
 #include "network.h"
@@ -310,7 +330,7 @@ EXPORTED void soa_lanes_run(void *const *columns, const int64_t *items, int64_t 
                             char *) {{
   {NAME}::Columns of;
   (void)items;
-{chr(10).join(lines)}
+{chr(10).join(assignments)}
   {run}
 }}
 EXPORTED const struct {{

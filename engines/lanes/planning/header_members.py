@@ -37,8 +37,9 @@ class Member:
     @property
     def elements(self) -> list[str]:
         """Its elements: itself, or one for each component of an Eigen column."""
-        one = self.count == 1
-        return [self.name] if one else [f"{self.name}[{k}]" for k in range(self.count)]
+        if self.count == 1:
+            return [self.name]
+        return [f"{self.name}[{k}]" for k in range(self.count)]
 
 
 @dataclass(frozen=True)
@@ -52,53 +53,54 @@ class Members:
 
     @property
     def inputs(self) -> list[Member]:
-        return [each for each in self.every if not each.output]
+        return [member for member in self.every if not member.output]
 
     @property
     def outputs(self) -> list[Member]:
-        return [each for each in self.every if each.output]
+        return [member for member in self.every if member.output]
 
 
 def members_of(signature: Signature) -> Members:
-    """A column is called as in its collection; if two have one name, their collection's name stands
-    before it. NotApplicableError if an output has no value for each row, and for bfloat16."""
-    bounds = (*signature.inputs, *signature.outputs)
-    places = [(b.block.collection, name, k) for b in bounds for name, k in b.plan.components]
-    columns = dict.fromkeys((collection, name) for collection, name, _ in places)
-    often = Counter(name for _, name in columns)
+    """The members for the columns of a signature. A column is called as in its collection; if two
+    have one name, their collection's name stands before it. NotApplicableError if an output has no
+    value for each row, and for bfloat16."""
+    blocks = (*signature.inputs, *signature.outputs)
+    components = [(b.block.collection, name, k) for b in blocks for name, k in b.plan.components]
+    columns = dict.fromkeys((collection, name) for collection, name, _ in components)
+    count_of = Counter(name for _, name in columns)
     jagged = [n for dim in signature.dims for n in signature.jagged if signature.rows_of[n] == dim]
-    plain = {(c, name): name if often[name] == 1 else f"{c}_{name}" for c, name in columns}
-    names = cxx_names([*plain.values(), *(f"{name}_items" for name in jagged)], _taken())
-    made = {key: _member(signature, *key, names[plain[key]]) for key in columns}
-    wrong = [each.name for each in made.values() if each.output and each.kind != "row"]
-    if wrong:
-        raise NotApplicableError(
-            f"the output {wrong[0]} is one value for all rows, which a header cannot compute: make "
-            "it a value for each row"
-        )
-    found = [(made[collection, name], k) for collection, name, k in places]
+    wanted = {(c, name): name if count_of[name] == 1 else f"{c}_{name}" for c, name in columns}
+    names = cxx_names([*wanted.values(), *(f"{name}_items" for name in jagged)], _taken())
+    members = {key: _member(signature, *key, names[wanted[key]]) for key in columns}
+    for member in members.values():
+        if member.output and member.kind != "row":
+            raise NotApplicableError(
+                f"the output {member.name} is one value for all rows, which a header cannot "
+                "compute: make it a value for each row"
+            )
     return Members(
-        tuple(made.values()),
-        tuple((member, member.elements[k]) for member, k in found),
+        tuple(members.values()),
+        tuple((members[c, name], members[c, name].elements[k]) for c, name, k in components),
         {name: names[f"{name}_items"] for name in jagged},
     )
 
 
 def _member(signature: Signature, collection: str, column: str, name: str) -> Member:
-    found = next(c for c in signature.layouts[collection].columns if c.name == column)
+    """The member with this name for a column. NotApplicableError for bfloat16."""
+    own = next(c for c in signature.layouts[collection].columns if c.name == column)
     written = {(b.block.collection, c) for b in signature.outputs for c in b.block.columns}
     kind: Literal["row", "shared", "items"] = "row"
     if collection in signature.jagged:
         kind = "items"
-    elif found.kind == "scalar":
+    elif own.kind == "scalar":
         kind = "shared"
-    if found.dtype == "bfloat16":
+    if own.dtype == "bfloat16":
         raise NotApplicableError(
             f"the column {column} is bfloat16, of which a header has no self-test: use float32"
         )
-    ctype = _TYPES.get(found.dtype, f"{found.dtype}_t")
+    ctype = _TYPES.get(own.dtype, f"{own.dtype}_t")
     output = (collection, column) in written
-    return Member(collection, column, name, ctype, kind, found.components, output)
+    return Member(collection, column, name, ctype, kind, own.components, output)
 
 
 @cache

@@ -13,7 +13,16 @@ from typing import Literal, TypeAlias
 
 from engines.errors import NotApplicableError
 from engines.lanes.functions import LONG
-from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable, constant
+from engines.lanes.index import (
+    Atom,
+    Index,
+    Indices,
+    Quotient,
+    Remainder,
+    Variable,
+    constant,
+    variable,
+)
 from engines.lanes.tensors import (
     UNKNOWN,
     Assembly,
@@ -37,7 +46,9 @@ from engines.lanes.values import Open, Read, Tensor, Value, walk
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
 _LONGEST = 100  # functions in a chain
+_MOST_SPLITS = 16  # of the loops of a product
 _LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)
+_NOT_INLINE = (*_LOOPS, Assembly)  # all others may be computed in the loops of their readers
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,8 @@ class Kernel:
 
     @classmethod
     def of(cls, into: Tensor, place: Indices, source: Tensor) -> Kernel:
+        """The kernel for all elements of `source`. A product or reduction that is stored itself is
+        computed inside the loops; of another tensor `_fused` finds the one inside, if any."""
         index = source.variables()
         if isinstance(source, Product | Reduction) and source is into:
             return cls(into, place, source, index, source, index)
@@ -83,22 +96,21 @@ class Kernel:
     @property
     def loops(self) -> tuple[Variable, ...]:
         """The loops, outermost first, ordered so that addresses are written in ascending order."""
-        found = {a for each in self.index for a in each.atoms() if isinstance(a, Variable)}
+        atoms = {atom for index in self.index for atom in index.atoms()}
+        loops = [atom for atom in atoms if isinstance(atom, Variable)]
         address = self.into.address(self.place)
-        return tuple(sorted(found, key=lambda v: (-(address.factor(v) or 0), v.name)))
+        return tuple(sorted(loops, key=lambda loop: (-(address.factor(loop) or 0), loop.name)))
 
-    def split(self, variable: Variable, by: int) -> Kernel:
-        """The kernel with two loops in place of one; the inner one has `by` steps."""
-        outer, inner = (
-            Index(((Variable(f"{variable.name}{letter}", size), 1),)) if size > 1 else Index()
-            for letter, size in (("a", variable.extent // by), ("b", by))
-        )
-        return self.replaced({variable: outer * by + inner})
+    def split(self, loop: Variable, by: int) -> Kernel:
+        """The kernel with two loops in place of one; the inner one has `by` steps, which divides
+        the loop's extent."""
+        outer, inner = variable(f"{loop.name}a", loop.extent // by), variable(f"{loop.name}b", by)
+        return self.replaced({loop: outer * by + inner})
 
     def replaced(self, values: Mapping[Atom, Index]) -> Kernel:
         """The kernel with `values` in place of variables."""
         place, index, inner_at = (
-            tuple(each.replaced(values) for each in indices)
+            tuple(index.replaced(values) for index in indices)
             for indices in (self.place, self.index, self.inner_at)
         )
         return replace(self, place=place, index=index, inner_at=inner_at)
@@ -125,15 +137,18 @@ class Plan:
 
 
 def planned(program: Program) -> Plan:
-    needed = in_memory(program) | _long(program)
+    """The plan of a program. NotApplicableError if a chain of functions of items is too long."""
+    needed = in_memory(program) | _ends_of_long_chains(program)
+    # Which tensors have readers in common depends on which are unfinished, and the other way round:
+    # the first pass takes those that read a sum directly.
     readers = _Readers(program, needed, _next_to_sums(program))
     readers = _Readers(program, needed, _unfinished(program, readers))
     stored = _stored(program, readers)
     elements = Elements(stored)
     steps = list(_unrolled(_steps(program, stored), elements))
-    apart = _apart(steps, elements)
+    apart = _sums_apart(steps, elements)
     elements = Elements(stored | apart)
-    steps = [_even(step, elements) for step in _fused(steps, apart, elements)]
+    steps = [_with_linear_addresses(step, elements) for step in _fused(steps, apart, elements)]
     places, size = _arena(steps, elements)
     return Plan(program, elements, tuple(steps), places, size)
 
@@ -142,29 +157,31 @@ def in_memory(program: Program) -> frozenset[Tensor]:
     """The tensors that a reader needs in memory: operands of products, what is sorted or compared
     by trees, what is picked by an index of the row, and what a loop reads of several columns of
     items. For all but the last, `Builder.in_memory` has seen to it that they can be stored."""
-    found: set[Tensor] = set()
-    # Which column they read must be known for each element, so no loop can go over the columns.
-    several: set[Tensor] = set()
+    needed: set[Tensor] = set()
+    # Those of several columns: which one an element reads must be known, so no loop can go over
+    # the columns.
+    of_columns: set[Tensor] = set()
     for tensor in program:
         inline = isinstance(tensor, View | Map | Gathered | Joined)
-        if isinstance(tensor, Beside) or (inline and not several.isdisjoint(tensor.sources)):
-            several.add(tensor)
-        over_several = isinstance(tensor, Reduction | Scan) and tensor.source in several
+        if isinstance(tensor, Beside) or (inline and not of_columns.isdisjoint(tensor.sources)):
+            of_columns.add(tensor)
+        over_columns = isinstance(tensor, Reduction | Scan) and tensor.source in of_columns
         if isinstance(tensor, Product):
-            found |= {tensor.left.root, tensor.right.root}
-        elif isinstance(tensor, Sorted | Leaves) or over_several:
-            found.add(tensor.sources[0].root)
+            needed |= {tensor.left.root, tensor.right.root}
+        elif isinstance(tensor, Sorted | Leaves) or over_columns:
+            needed.add(tensor.sources[0].root)
         elif isinstance(tensor, Gathered) and UNKNOWN not in tensor.base.shape:
-            found.add(tensor.base.root)
-    return frozenset(each for each in found if not isinstance(each, Constant))
+            needed.add(tensor.base.root)
+    return frozenset(tensor for tensor in needed if not isinstance(tensor, Constant))
 
 
-def _long(program: Program) -> frozenset[Tensor]:
-    """Tensors to store so that no expression is a chain of more than _LONGEST functions."""
-    found: set[Tensor] = set()
+def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
+    """Tensors to store so that no expression is a chain of more than _LONGEST functions.
+    NotApplicableError if one of them is computed for items, which cannot be stored."""
+    ends: set[Tensor] = set()
     lengths: dict[Tensor, int] = {}
     for tensor in program:
-        if isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor):
+        if isinstance(tensor, _NOT_INLINE) or is_place(tensor):
             continue
         length = max((lengths.get(source, 0) for source in tensor.sources), default=0)
         lengths[tensor] = length if isinstance(tensor, View) else length + 1
@@ -174,95 +191,105 @@ def _long(program: Program) -> frozenset[Tensor]:
             raise NotApplicableError(
                 f"{tensor.line} ends a chain of {_LONGEST} functions of items, which are not stored"
             )
-        found.add(tensor)
+        ends.add(tensor)
         lengths[tensor] = 0
-    return frozenset(found)
+    return frozenset(ends)
 
 
 class _Readers:
     """The loops that read each tensor, directly or through tensors that are not stored.
 
     `needed`: see `in_memory`. `unfinished`: tensors that are computed from a sum of a product or
-    reduction in its loops.
+    reduction in its loops. `repeated`: tensors of which an element may be read more than once.
     """
 
     def __init__(
         self, program: Program, needed: frozenset[Tensor], unfinished: frozenset[Tensor]
     ) -> None:
         self.needed, self.unfinished = needed, unfinished
-        self.of: dict[Tensor, set[Reader]] = defaultdict(set)
-        self.often: set[Tensor] = set()
-        for number, (argument, found) in enumerate(program.outputs):
-            self.of[found].add(PartOf(argument, number))
-        for tensor in reversed(program.tensors):
-            self._pass_on(tensor)
+        self.by_tensor: dict[Tensor, set[Reader]] = defaultdict(set)
+        self.repeated: set[Tensor] = set()
+        for number, (argument, written) in enumerate(program.outputs):
+            self.by_tensor[written].add(PartOf(argument, number))
+        for tensor in reversed(program.tensors):  # so that its own readers are known
+            self._add_to_sources(tensor)
 
-    def _pass_on(self, tensor: Tensor) -> None:
+    def _add_to_sources(self, tensor: Tensor) -> None:
+        """Adds the loops that compute a tensor's elements to the readers of its sources."""
         if isinstance(tensor, Assembly):
             for number, part in enumerate(tensor.parts):
-                self.of[part.source].add(PartOf(tensor, number))
+                self.by_tensor[part.source].add(PartOf(tensor, number))
             return
-        inline = not isinstance(tensor, _LOOPS) and not self.kept(tensor)
-        readers: set[Reader] = self.of[tensor] if inline else {tensor}
-        often = inline and tensor in self.often
-        often = often or (isinstance(tensor, View) and tensor.repeats)
+        inline = not isinstance(tensor, _LOOPS) and not self.is_stored(tensor)
+        readers: set[Reader] = self.by_tensor[tensor] if inline else {tensor}
+        view_repeats = isinstance(tensor, View) and tensor.repeats
+        repeats = view_repeats or (inline and tensor in self.repeated)
         for source in tensor.sources:
-            self.of[source] |= readers
-            if often:
-                self.often.add(source)
+            self.by_tensor[source] |= readers
+            if repeats:
+                self.repeated.add(source)
 
     def shared(self, tensor: Tensor) -> bool:
-        return len(self.of[tensor]) > 1 or tensor in self.often
+        """True if elements of the tensor are read more than once."""
+        return len(self.by_tensor[tensor]) > 1 or tensor in self.repeated
 
     def in_loops(self, tensor: Tensor) -> bool:
         """True if a tensor with loops of its own reads the tensor."""
-        return any(isinstance(reader, _LOOPS) for reader in self.of[tensor])
+        return any(isinstance(reader, _LOOPS) for reader in self.by_tensor[tensor])
 
-    def kept(self, tensor: Tensor) -> bool:
+    def is_stored(self, tensor: Tensor) -> bool:
         """True if the tensor, which could be computed in the loops of its readers, is stored."""
         if not isinstance(tensor, Map | Gathered):
             return False
+        if tensor in self.needed or (tensor in self.unfinished and self.in_loops(tensor)):
+            return True
         dear = tensor.cost > _CHEAP or tensor in self.unfinished
-        finishes = tensor in self.unfinished and self.in_loops(tensor)
-        return tensor in self.needed or (dear and self.shared(tensor)) or finishes
+        return dear and self.shared(tensor)
 
 
 def _next_to_sums(program: Program) -> frozenset[Tensor]:
     """The tensors that read a product or a reduction, directly or through views."""
-    found: set[Tensor] = set()
-    for tensor in program:
-        if any(isinstance(source.root, Product | Reduction) for source in tensor.sources):
-            found.add(tensor)
-    return frozenset(found)
+    return frozenset(
+        tensor
+        for tensor in program
+        if any(isinstance(source.root, Product | Reduction) for source in tensor.sources)
+    )
 
 
 def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
-    found: set[Tensor] = set()
+    """The products and reductions whose sums are used in registers, and all that is computed there
+    from such a sum: see `_Readers`."""
+    unfinished: set[Tensor] = set()
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
-            found |= set() if readers.shared(tensor) else {tensor}
-        elif not isinstance(tensor, (*_LOOPS, Assembly)) and not found.isdisjoint(tensor.sources):
-            found |= set() if readers.kept(tensor) else {tensor}
-    return frozenset(found)
+            in_registers = not readers.shared(tensor)
+        elif isinstance(tensor, _NOT_INLINE) or unfinished.isdisjoint(tensor.sources):
+            in_registers = False
+        else:
+            in_registers = not readers.is_stored(tensor)
+        if in_registers:
+            unfinished.add(tensor)
+    return frozenset(unfinished)
 
 
 def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
     """The tensors to store. A product or reduction is stored unless it is the last one that is read
     by the loops of its only reader: these may compute it."""
-    found: set[Tensor] = set()
-    last: dict[Reader, Tensor] = {}
+    stored: set[Tensor] = set()
+    last_sum: dict[Reader, Tensor] = {}
     for tensor in program:
         if not isinstance(tensor, Product | Reduction):
-            if isinstance(tensor, (*_LOOPS, Assembly)) or is_place(tensor) or readers.kept(tensor):
-                found.add(tensor)
+            inline = not isinstance(tensor, _NOT_INLINE) and not is_place(tensor)
+            if not inline or readers.is_stored(tensor):
+                stored.add(tensor)
         elif readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed:
-            found.add(tensor)
+            stored.add(tensor)
         else:
-            for reader in readers.of[tensor]:
-                if reader in last:
-                    found.add(last[reader])
-                last[reader] = tensor
-    return frozenset(found)
+            for reader in readers.by_tensor[tensor]:
+                if reader in last_sum:
+                    stored.add(last_sum[reader])
+                last_sum[reader] = tensor
+    return frozenset(stored)
 
 
 def is_place(tensor: Tensor) -> bool:
@@ -271,6 +298,8 @@ def is_place(tensor: Tensor) -> bool:
 
 
 def _steps(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
+    """The steps that write the stored tensors, in the order of the program, and then the outputs.
+    Several write the same tensor if it has parts, or if it begins as a copy."""
     for tensor in program:
         if isinstance(tensor, Assembly):
             for part in tensor.parts:
@@ -294,24 +323,24 @@ def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
         if not isinstance(step, Kernel) or step.inner is not None:
             yield step
             continue
-        value = step.value(elements)
-        variable = next((each.variable for each in walk(value) if isinstance(each, Open)), None)
-        if variable is None:
+        values = walk(step.value(elements))
+        loop = next((value.variable for value in values if isinstance(value, Open)), None)
+        if loop is None:
             yield step
-        else:
-            last = variable.extent - 1
-            waiting += [step.replaced({variable: constant(last - k)}) for k in range(last + 1)]
+        else:  # the last of `waiting` comes next: that of the number 0
+            numbers = reversed(range(loop.extent))
+            waiting += [step.replaced({loop: constant(number)}) for number in numbers]
 
 
-def _apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
+def _sums_apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
     """The products and reductions that are not stored, but cannot be computed in the loops of their
     reader, because these need an element more than once or several elements together."""
     return frozenset(
         inner
         for step in steps
         if isinstance(step, Kernel)
-        for inner, places in _inside(step, elements).items()
-        if len(places) != 1 or step.inner is not None or step.source.count != inner.count
+        for inner, indices in _sums_inside(step, elements).items()
+        if len(indices) != 1 or step.inner is not None or step.source.count != inner.count
     )
 
 
@@ -325,42 +354,45 @@ def _fused(steps: Iterable[Step], apart: frozenset[Tensor], elements: Elements) 
                 if tensor in apart and tensor not in written:
                     written.add(tensor)
                     yield Kernel.of(tensor, tensor.variables(), tensor)
-            for inner, (place, *_) in _inside(step, elements).items():
-                step = replace(step, inner=inner, inner_at=place)
+            # One at most, since `_stored` stores all others of a reader.
+            for inner, (index,) in _sums_inside(step, elements).items():
+                step = replace(step, inner=inner, inner_at=index)
         yield step
 
 
-def _inside(kernel: Kernel, elements: Elements) -> dict[Product | Reduction, list[Indices]]:
+def _sums_inside(kernel: Kernel, elements: Elements) -> dict[Product | Reduction, list[Indices]]:
     """The products and reductions that a kernel reads and that are not stored, with the indices of
     the elements that it reads."""
-    found: dict[Product | Reduction, list[Indices]] = {}
+    indices: dict[Product | Reduction, list[Indices]] = {}
     for read in _reads(kernel.value(elements)):
         if isinstance(read.tensor, Product | Reduction) and read.tensor not in elements.stored:
-            found.setdefault(read.tensor, []).append(read.index)
-    return found
+            indices.setdefault(read.tensor, []).append(read.index)
+    return indices
 
 
-def _even(step: Step, elements: Elements) -> Step:
-    """The step, with loops split until addresses are linear in each loop variable, as far as
-    possible."""
-    for _ in range(16):
+def _with_linear_addresses(step: Step, elements: Elements) -> Step:
+    """The step, with loops split until the addresses of a product's operands are linear in each
+    loop variable. Some never are: after so many splits it stays as it is."""
+    for _ in range(_MOST_SPLITS):
         if not isinstance(step, Kernel) or not isinstance(step.inner, Product):
             break
-        cut = next(_cuts(addresses(step.inner, step.inner_at, elements)), None)
+        cut = next(_cuts(_addresses(step.inner, step.inner_at, elements)), None)
         if cut is None:
             break
         step = step.split(*cut)
     return step
 
 
-def addresses(product: Product, index: Indices, elements: Elements) -> list[Index]:
-    """The addresses of the operands' elements in their memory."""
-    reads = [v for v in product.operands(index, elements.at) if isinstance(v, Read)]
-    return [read.tensor.address(read.index) for read in reads]
+def _addresses(product: Product, index: Indices, elements: Elements) -> list[Index]:
+    """The addresses of the operands' elements in their memory; none of an operand that is a
+    number."""
+    operands = product.operands(index, elements.at)
+    return [value.tensor.address(value.index) for value in operands if isinstance(value, Read)]
 
 
 def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
-    """Variables to split, each with the size of the inner loop, so that quotients become sums."""
+    """Loops to split, each with the size of the inner loop, so that quotients become sums: with
+    i = 4 * ia + ib and ib < 4, i // 4 is ia."""
     divided = (
         atom
         for index in indices
@@ -368,31 +400,42 @@ def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
         if isinstance(atom, Quotient | Remainder)
     )
     for atom in divided:
-        for variable, factor in atom.of.terms:
-            if isinstance(variable, Variable) and factor and atom.by % factor == 0:
+        for loop, factor in atom.of.terms:
+            if isinstance(loop, Variable) and factor and atom.by % factor == 0:
                 size = atom.by // factor
-                if 1 < size < variable.extent and variable.extent % size == 0:
-                    yield variable, size
+                if 1 < size < loop.extent and loop.extent % size == 0:
+                    yield loop, size
 
 
 def _arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Tensor, int], int]:
     """The place of each stored tensor in the arena, and the arena's size, in slots (see `Plan`).
-    Tensors that are needed at different times may share memory."""
-    life: dict[Tensor, list[int]] = {}
+    Tensors that are needed at different times may share memory. The largest are placed first, since
+    small ones fit into the gaps."""
+    lives: dict[Tensor, range] = {}  # the steps from the first to the last that touches a tensor
     for number, step in enumerate(steps):
         for tensor in touched(step, elements):
-            life.setdefault(tensor, [number, number])[1] = number
-    placed: list[tuple[int, int, Tensor]] = []
-    for tensor in sorted(life, key=lambda t: (-room(t), life[t][0])):
-        begin, end = life[tensor]
-        at = 0
-        for low, high, other in sorted(placed, key=lambda p: p[:2]):
-            together = life[other][0] <= end and begin <= life[other][1]
-            if together and at < high and low < at + room(tensor):
-                at = high
-        placed.append((at, at + room(tensor), tensor))
-    places = {tensor: low for low, _, tensor in placed}
-    return places, max((high for _, high, _ in placed), default=0)
+            first = lives[tensor].start if tensor in lives else number
+            lives[tensor] = range(first, number + 1)
+    slots: dict[Tensor, range] = {}
+    for tensor in sorted(lives, key=lambda tensor: (-room(tensor), lives[tensor].start)):
+        taken = [slots[other] for other in slots if _overlap(lives[other], lives[tensor])]
+        slots[tensor] = _first_gap(taken, room(tensor))
+    places = {tensor: own.start for tensor, own in slots.items()}
+    return places, max((own.stop for own in slots.values()), default=0)
+
+
+def _first_gap(taken: Iterable[range], size: int) -> range:
+    """The first `size` numbers in a row that none of the ranges has."""
+    gap = range(size)
+    for numbers in sorted(taken, key=lambda numbers: (numbers.start, numbers.stop)):
+        if _overlap(numbers, gap):
+            gap = range(numbers.stop, numbers.stop + size)
+    return gap
+
+
+def _overlap(one: range, other: range) -> bool:
+    """True if two ranges have a number in common."""
+    return one.start < other.stop and other.start < one.stop
 
 
 def room(tensor: Tensor) -> int:
@@ -410,18 +453,24 @@ def touched(step: Step, elements: Elements) -> list[Tensor]:
         if isinstance(step.inner, Reduction):
             tensors += _read(step.inner.term(step.inner_at, at))
         elif isinstance(step.inner, Product):
-            tensors += [t for value in step.inner.operands(step.inner_at, at) for t in _read(value)]
+            for operand in step.inner.operands(step.inner_at, at):
+                tensors += _read(operand)
     else:
         tensors = [step, *_read(at(step.source, step.source.variables()))]
-        tensors += [step.places] if isinstance(step, Sorted) else []
-        for pick in step.picks if isinstance(step, Scattered) else ():
-            tensors += _read(at(pick, pick.variables())) if isinstance(pick, Tensor) else []
-    return [t for t in tensors if t in elements.stored]
+        if isinstance(step, Sorted):
+            tensors.append(step.places)
+        picks = step.picks if isinstance(step, Scattered) else ()
+        for pick in picks:
+            if isinstance(pick, Tensor):
+                tensors += _read(at(pick, pick.variables()))
+    return [tensor for tensor in tensors if tensor in elements.stored]
 
 
 def _read(value: Value) -> list[Tensor]:
-    return [each.tensor for each in _reads(value)]
+    """The tensors that an expression reads, once for each read."""
+    return [read.tensor for read in _reads(value)]
 
 
 def _reads(value: Value) -> list[Read]:
-    return [each for each in walk(value) if isinstance(each, Read)]
+    """The reads in an expression, each once."""
+    return [inner for inner in walk(value) if isinstance(inner, Read)]

@@ -90,6 +90,8 @@ class Given:
 
 
 def _arguments(captured: ExportedProgram) -> list[Given]:
+    """The arguments of a captured program. NotApplicableError if not exactly one number of rows is
+    the length of what it writes."""
     names = captured.graph_signature.user_inputs
     nodes = [n for n in captured.graph.find_nodes(op="placeholder") if n.name in names]
     mutated = [
@@ -100,10 +102,12 @@ def _arguments(captured: ExportedProgram) -> list[Given]:
     rows = {_length(node) for node in nodes if node.name in mutated} - {None}
     if len(rows) != 1:
         raise NotApplicableError("its outputs do not all have the same rows")
-    return [_given(node, rows) for node in nodes]
+    return [_argument(node, rows) for node in nodes]
 
 
-def _given(node: Node, rows: set[Any]) -> Given:
+def _argument(node: Node, rows: set[Any]) -> Given:
+    """An argument of the captured program. `rows`: torch's symbol for the number of rows. Other
+    symbols are numbers of items; an argument without elements only carries a number."""
     value = node.meta["val"]
     length = _length(node)
     items = None if length in rows else length
@@ -131,6 +135,7 @@ def _length(node: Node) -> Any:
 
 
 def _symbol(size: Any) -> Any:
+    """torch's symbol for a size; None if the size is a number."""
     return None if isinstance(size, int) else size.node.expr
 
 
@@ -144,34 +149,36 @@ class OneRow:
 
 
 def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
-    """The same program with one row, padded lengths of 1, and any number of items."""
-    found = captured.graph_signature
+    """The same program with one row, padded lengths of 1, and any number of items.
+    NotApplicableError if it depends on the numbers of items."""
+    signature = captured.graph_signature
     tensors = {**captured.state_dict, **captured.constants}
-    written = [
+    written = [  # the argument that each output overwrites; None for an output of another kind
         spec.target if spec.kind.name == "USER_INPUT_MUTATION" else None
-        for spec in found.output_specs
+        for spec in signature.output_specs
     ]
 
-    def run(*given: torch.Tensor) -> list[torch.Tensor]:
-        own = iter(given)
-        every = [
-            next(own) if spec.kind.name == "USER_INPUT" else tensors[spec.target]
-            for spec in found.input_specs
+    def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        remaining = iter(values)
+        inputs = [
+            next(remaining) if spec.kind.name == "USER_INPUT" else tensors[spec.target]
+            for spec in signature.input_specs
         ]
         with traceback.preserve_node_meta():  # keeps the lines of the model
-            made = _Reshaping(captured.graph_module).run(*every)
-        return [value for value, name in zip(made, written, strict=True) if name is not None]
+            outputs = _Reshaping(captured.graph_module).run(*inputs)
+        return [value for value, name in zip(outputs, written, strict=True) if name is not None]
 
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    items = dict.fromkeys(given.items for given in arguments if given.items is not None)
-    sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
-    examples = [_example(each, sizes, mode) for each in arguments]
+    symbols = dict.fromkeys(a.items for a in arguments if a.items is not None)
+    sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(symbols)}
+    examples = [_example(argument, sizes, mode) for argument in arguments]
     graph = traced(run, examples, mode)
     if shapes.guards:
         numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
         raise NotApplicableError(f"the program depends on the numbers of items: {numbers}")
-    return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
+    places = [signature.user_inputs.index(name) for name in written if name is not None]
+    return OneRow(graph, places)
 
 
 def traced(
@@ -199,49 +206,56 @@ class _Reshaping(torch.fx.Interpreter):
 def _run_once(
     body: GraphModule, of_rows: Sequence[torch.Tensor], shared: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """What `map_impl` returns for one row."""
-    outputs = _Reshaping(body).run(*[each.select(0, 0) for each in of_rows], *shared)
-    return tuple(each.unsqueeze(0) for each in outputs)
+    """What `map_impl` returns for one row: the outputs of `body`, each with one row."""
+    row = [values.select(0, 0) for values in of_rows]
+    outputs = _Reshaping(body).run(*row, *shared)
+    return tuple(output.unsqueeze(0) for output in outputs)
 
 
-def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> torch.Tensor:
+def _example(argument: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor for an argument, with a symbol for each number of items and for the length of
-    each matrix of items."""
+    each matrix of items. DUCK: lengths of the same size have the same symbol."""
     length, kind = 1, DimDynamic.STATIC
-    if given.items is not None:
-        length, kind = sizes[given.items], DimDynamic.DUCK
-        if given.kind == "m":
+    if argument.items is not None:
+        length, kind = sizes[argument.items], DimDynamic.DUCK
+        if argument.kind == "m":  # it may be longer than its items: it has a length of its own
             length, kind = 2 * length, DimDynamic.DYNAMIC
-    shape = [n if isinstance(n, int) else length for n in given.value.shape]
-    symbolic = [DimDynamic.STATIC if isinstance(n, int) else kind for n in given.value.shape]
+    shape = [n if isinstance(n, int) else length for n in argument.value.shape]
+    symbolic = [DimDynamic.STATIC if isinstance(n, int) else kind for n in argument.value.shape]
     return mode.from_tensor(
-        torch.empty(shape, dtype=given.value.dtype),
+        torch.empty(shape, dtype=argument.value.dtype),
         symbolic_context=StatelessSymbolicContext(symbolic),
     )
 
 
 class _Walk:
-    """Visits the nodes of the graph in order and builds `program` from them."""
+    """Visits the nodes of the graph in order and builds `program` from them.
+
+    `results`: of each node so far. `columns`: the number of columns of the arguments so far.
+    `collections`: the index of each jagged collection, by the symbol of its number of items.
+    """
 
     def __init__(self, row: OneRow, arguments: Sequence[Given]) -> None:
         self.row = row
         self.arguments = iter(arguments)
         self.build = Builder()
         self.program = self.build.program
-        self.found: dict[Node, Any] = {}
+        self.results: dict[Node, Any] = {}
         self.columns = 0
-        self.symbols: dict[Any, int] = {}
+        self.collections: dict[Any, int] = {}
 
     def walk(self) -> Program:
+        """Visits all nodes, and returns the program."""
         for node in self.row.graph.graph.nodes:
             self.build.line, self.build.operator = model_line(node), str(node.target)
             if node.op == "output":
                 self.outputs(node)
             else:
-                self.found[node] = self.value_of(node)
+                self.results[node] = self.result(node)
         return self.program
 
-    def value_of(self, node: Node) -> Any:
+    def result(self, node: Node) -> Any:
+        """The result of a node that is no output: see `call`."""
         if node.op == "placeholder":
             return self.input(node)
         if node.op == "get_attr":
@@ -251,115 +265,120 @@ class _Walk:
         raise NotApplicableError(f"it has no code for {node.op} of {node.target}")
 
     def input(self, node: Node) -> Any:
-        given, value = next(self.arguments), node.meta["val"]
+        """Adds an argument to the program. Returns its columns, or the number that it carries."""
+        argument, value = next(self.arguments), node.meta["val"]
         dtype = str(value.dtype).removeprefix("torch.")
-        self.program.kinds += given.kind
+        self.program.kinds += argument.kind
         self.program.dtypes.append(dtype)
-        if given.kind == "i":
-            number = self.build.counts[_symbol(value.shape[0])] = len(self.symbols)
-            self.symbols[given.items] = number
-        if given.kind in "ni":
+        if argument.kind == "i":
+            number = self.build.counts[_symbol(value.shape[0])] = len(self.collections)
+            self.collections[argument.items] = number
+        if argument.kind in "ni":
             return self.build.count_of(value.shape[0])
         shape = sizes(value)
-        items = None if given.items is None else self.symbols[given.items]
-        made = Argument(self.build.values, shape, dtype, self.columns, given.kind, items)
-        self.columns += shape[0] if given.kind == "m" else 1
-        return self.build.add(made)
+        items = None if argument.items is None else self.collections[argument.items]
+        columns = Argument(self.build.values, shape, dtype, self.columns, argument.kind, items)
+        self.columns += shape[0] if argument.kind == "m" else 1
+        return self.build.add(columns)
 
     def call(self, node: Node) -> Any:
         """A node's result: tensors of the program, or torch tensors if it depends on no row. None
         for torch's own checks, and for a result that nothing reads."""
-        arguments = _known(node.args, self.found)
-        named = _known(node.kwargs, self.found)
+        args, kwargs = self.known(node.args), self.known(node.kwargs)
         name = name_of(node.target)
         if node.target is operator.getitem:
-            return self.one_of(node, *arguments)
+            return self.one_of(node, *args)
         if writes(node):
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         checks = "assert" in str(node.target)
         if checks or not node.users:
             return None
-        if not _of_rows([*_flat(arguments), *_flat(list(named.values()))]):
+        if not _of_rows([*_flat(args), *_flat(list(kwargs.values()))]):
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise NotApplicableError(f"{name} is random{_at(self.build.line)}")
-            return node.target(*arguments, **named)  # type: ignore[operator]
-        value = node.meta["val"]
-        if isinstance(value, torch.SymInt):
-            return self.size(node, arguments)
-        return self.lowered(node, arguments, named)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        if isinstance(node.meta["val"], torch.SymInt):
+            return self.size(node, args)
+        return self.lowered(node, args, kwargs)
+
+    def known(self, arguments: Any) -> Any:
+        """Arguments of a node, with the results in place of the nodes among them."""
+        return torch.fx.node.map_arg(arguments, lambda node: self.results[node])
 
     def one_of(self, node: Node, results: Sequence[Any], number: int) -> Any:
         """One of the results of an operator that has several."""
-        made = results[number]
-        if node.users and not agrees(made, node.meta["val"]):
-            what = f"{node.args[0]} with these arguments"
-            raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}")
-        return made
+        result = results[number]
+        if node.users and not agrees(result, node.meta["val"]):
+            raise NotApplicableError(
+                f"it has no code for {node.args[0]} with these arguments{_at(self.build.line)}"
+            )
+        return result
 
-    def lowered(self, node: Node, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def lowered(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A node's result by the operator's lowering. NotApplicableError, whatever goes wrong."""
         name, value = name_of(node.target), node.meta["val"]
         op = Operator(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
             raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         try:
-            made = lowered(self.build, op, node.target, arguments, named)
-            if not isinstance(made, list) and not agrees(made, value):
+            result = lowered(self.build, op, node.target, args, kwargs)
+            if not isinstance(result, list) and not agrees(result, value):
                 raise NotKnown(f"{node.target} with these arguments")
-            return made
-        except NotKnown as what:
-            raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}") from None
+            return result
+        except NotKnown as refusal:
+            text = f"it has no code for {refusal}{_at(self.build.line)}"
+            raise NotApplicableError(text) from None
         except Exception as error:  # arguments that the lowering did not expect
             raise no_code(str(node.target), self.build.line, error) from error
 
     def size(self, node: Node, arguments: Sequence[Any]) -> Any:
         """A number of items, or a value computed from such numbers."""
-        known = self.build.count_of(node.meta["val"])
-        if known is not None:
-            return known
+        items = self.build.count_of(node.meta["val"])
+        if items is not None:
+            return items
         function = _ARITHMETIC.get(node.target)
         if function is None:
             raise NotApplicableError(
                 f"it has no code for sizes by {node.target}{_at(self.build.line)}"
             )
         values = self.build.values
-        given = [a if isinstance(a, Value) else values.literal(a, "int64") for a in arguments]
-        return values.call(function, *given, dtype="int64")
+        numbers = [n if isinstance(n, Value) else values.literal(n, "int64") for n in arguments]
+        return values.call(function, *numbers, dtype="int64")
 
     def outputs(self, node: Node) -> None:
         """Records the tensors that the program writes into its arguments."""
-        places = self.row.graph.graph.find_nodes(op="placeholder")
-        for place, made in zip(self.row.written, node.args[0], strict=True):  # type: ignore[arg-type]
-            argument = self.found[places[place]]
-            found = self.build.tensor(self.found[made], argument.dtype)
-            self.program.outputs.append((argument, found))
+        inputs = self.row.graph.graph.find_nodes(op="placeholder")
+        for place, output in zip(self.row.written, node.args[0], strict=True):  # type: ignore[arg-type]
+            argument = self.results[inputs[place]]
+            tensor = self.build.tensor(self.results[output], argument.dtype)
+            self.program.outputs.append((argument, tensor))
 
 
-def _known(given: Any, found: Mapping[Node, Any]) -> Any:
-    return torch.fx.node.map_arg(given, lambda node: found[node])
-
-
-def _flat(given: Any) -> list[Any]:
-    if isinstance(given, list | tuple):
-        return [inner for each in given for inner in _flat(each)]
-    return [given]
+def _flat(argument: Any) -> list[Any]:
+    """The arguments in nested lists, as one list."""
+    if isinstance(argument, list | tuple):
+        return [value for inner in argument for value in _flat(inner)]
+    return [argument]
 
 
 def _of_rows(arguments: Sequence[Any]) -> bool:
-    return any(isinstance(each, Tensor | Value) for each in arguments)
+    """True if an argument is a tensor or a number of the program."""
+    return any(isinstance(argument, Tensor | Value) for argument in arguments)
 
 
 def model_line(node: Node) -> str:
     """The innermost line that is not in torch, and the layer, such as `model.py:17 blocks.0`. Empty
     if no line is known."""
-    found = _PLACE.findall(node.meta.get("stack_trace") or "")
-    own = [place for place in found if "/torch/" not in place[0]]
-    if not own:
+    places = _PLACE.findall(node.meta.get("stack_trace") or "")
+    own_places = [(file, line) for file, line in places if "/torch/" not in file]
+    if not own_places:
         return ""
+    file, line = own_places[-1]
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     layer = modules[-1].partition(".")[2] if modules else ""  # `model.` is what we call it
-    return f"{Path(own[-1][0]).name}:{own[-1][1]} {layer}".rstrip()
+    return f"{Path(file).name}:{line} {layer}".rstrip()
 
 
 def _at(line: str) -> str:
+    """Where an operator stands in the model, behind its name in an error."""
     return f" ({line})" if line else ""

@@ -32,58 +32,58 @@ def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
 
 
 @dataclass(frozen=True)
-class _Tested:
-    """The lines of `self_test` for one column: its values, and what gives them to `row` and to
-    `rows`; of an output, also its memory, and the comparison of each."""
+class _TestOfColumn:
+    """The lines of `self_test` for one column: its values, the input of `row`, and the column of
+    `rows`; of an output, also its memory, and the comparisons after `row` and `rows`."""
 
     values: str
-    given: Sequence[str] = ()
+    row_input: Sequence[str] = ()
     column: Sequence[str] = ()
     memory: Sequence[str] = ()
     after_row: Sequence[str] = ()
     after_rows: Sequence[str] = ()
 
 
-def _tested_input(member: Member, components: Sequence[Array]) -> _Tested:
-    given, column = [], []
+def _test_of_input(member: Member, components: Sequence[Array]) -> _TestOfColumn:
+    """`components`: the values of each element of the member."""
+    values = _test_array(member.ctype, member.name, np.concatenate(components))
+    row_input, column = [], []
     for k, element in enumerate(member.elements):
         first = f"test::{member.name} + {k * components[k].size}"
         column.append(f"  of.{element} = {first};")
-        at = {"row": "[i]", "shared": "[0]"}.get(member.kind, "")
-        given.append(f"    in.{element} = {f'({first}){at}' if at else first};")
-    values = _test_array(member.ctype, member.name, np.concatenate(components))
-    return _Tested(values, given, column)
+        text = {"row": f"({first})[i]", "shared": f"({first})[0]", "items": first}[member.kind]
+        row_input.append(f"    in.{element} = {text};")
+    return _TestOfColumn(values, row_input, column)
 
 
-def _tested_output(member: Member, components: Sequence[Array]) -> _Tested:
+def _test_of_output(member: Member, components: Sequence[Array]) -> _TestOfColumn:
+    """The answers are compared as bits, so that NaN is equal to itself."""
     flat = np.concatenate(components)
     bits, name = f"uint{8 * flat.dtype.itemsize}", member.name
     column, after_row, after_rows = [], [], []
     for k, element in enumerate(member.elements):
         first = k * components[k].size
         column.append(f"  of.{element} = made.{name} + {first};")
-        wanted = f"test::{name}[{first} + i]"
-        after_row.append(f"    wrong += of_row::differs(out.{element}, {wanted});")
-        after_rows.append(f"    wrong += of_row::differs(made.{name}[{first} + i], {wanted});")
+        expected = f"test::{name}[{first} + i]"
+        after_row.append(f"    wrong += of_row::differs(out.{element}, {expected});")
+        after_rows.append(f"    wrong += of_row::differs(made.{name}[{first} + i], {expected});")
     memory = [f"    {member.ctype} {name}[{flat.size}];"]
     values = _test_array(f"{bits}_t", name, flat.view(bits))
-    return _Tested(values, [], column, memory, after_row, after_rows)
+    return _TestOfColumn(values, [], column, memory, after_row, after_rows)
 
 
 def _self_test(members: Members, rows: Rows) -> str:
     """A function that computes some rows again, and counts the values with other bits."""
-    every: list[_Tested] = []
-    for each in members.every:
-        components = rows.values[each.collection, each.column]
-        every.append((_tested_output if each.output else _tested_input)(each, components))
-    counts = {
-        name: next(own[0].size for (place, _), own in rows.values.items() if place == collection)
-        for collection, name in members.items.items()
-    }
+    tests: list[_TestOfColumn] = []
+    for member in members.every:
+        components = rows.values[member.collection, member.column]
+        test_of_column = _test_of_output if member.output else _test_of_input
+        tests.append(test_of_column(member, components))
+    items = {name: _items_of(collection, rows) for collection, name in members.items.items()}
     return "\n".join(
         [
             "namespace test {",
-            *(each.values for each in every),
+            *(test.values for test in tests),
             "}  // namespace test",
             "namespace of_row {",
             "template <class Number, class Bits>",
@@ -97,21 +97,21 @@ def _self_test(members: Members, rows: Rows) -> str:
             "  int wrong = 0;",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
             "    Input in;",
-            *(line for each in every for line in each.given),
-            *(f"    in.{name} = {count};" for name, count in counts.items()),
+            *(line for test in tests for line in test.row_input),
+            *(f"    in.{name} = {count};" for name, count in items.items()),
             "    const Output out = row(in);",
-            *(line for each in every for line in each.after_row),
+            *(line for test in tests for line in test.after_row),
             "  }",
             "#if defined(SOA_VECTORS)",
             "  struct {  // so that no column's name is that of a variable here",
-            *(line for each in every for line in each.memory),
+            *(line for test in tests for line in test.memory),
             "  } made;",
             "  Columns of;",
-            *(line for each in every for line in each.column),
-            *(f"  of.{name} = {count};" for name, count in counts.items()),
+            *(line for test in tests for line in test.column),
+            *(f"  of.{name} = {count};" for name, count in items.items()),
             f"  rows(of, 0, {rows.n});",
             f"  for (int i = 0; i < {rows.n}; ++i) {{",
-            *(line for each in every for line in each.after_rows),
+            *(line for test in tests for line in test.after_rows),
             "  }",
             "#endif",
             "  return wrong;",
@@ -120,13 +120,21 @@ def _self_test(members: Members, rows: Rows) -> str:
     )
 
 
+def _items_of(collection: str, rows: Rows) -> int:
+    """The number of items of a jagged collection: the length of any of its columns."""
+    columns = (components for (own, _), components in rows.values.items() if own == collection)
+    return next(columns)[0].size
+
+
 def _test_array(ctype: str, name: str, data: Array) -> str:
+    """The C++ definition of an array; without numbers it has one, since C++ needs one."""
     values = "\n".join(number_lines(data)) or "    0"
     return f"IN_MEMORY const {ctype} {name}[] = {{\n{values}\n}};"
 
 
 def number_lines(data: Array) -> Iterator[str]:
-    texts = [number_text(each) for each in data.reshape(-1)]
+    """The numbers of an array as lines of C++, each number with a comma behind it."""
+    texts = [number_text(number) for number in data.reshape(-1)]
     for k in range(0, len(texts), _ON_A_LINE):
         yield f"    {', '.join(texts[k : k + _ON_A_LINE])},"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.planning.plan import Kernel, Plan, Store, room, touched
+from engines.lanes.planning.plan import Kernel, Plan, Step, Store, room, touched
 from engines.lanes.planning.plan_code import Constants, Writer
 from engines.lanes.tensors import Argument, Leaves, Program
 from soa.dtypes import DTYPES, itemsize
@@ -32,13 +32,15 @@ class Width:
 def vectors_in_l1(plan: Plan, lanes: int) -> int:
     """How many vectors of rows a block has: several, if what each step reads fits into L1. What a
     step writes, and leaves of trees, pass through the caches once, in order."""
-    again = (
-        {each for each in touched(step, plan.elements) if not isinstance(each, Leaves)}
-        - {step.into if isinstance(step, Kernel) else step}
-        for step in plan.steps
-    )
-    slots = max((sum(map(room, each)) for each in again), default=0)
-    return next((v for v in (4, 2) if slots * 4 * lanes * v <= _L1), 1)
+    slots = max((_slots_read(plan, step) for step in plan.steps), default=0)
+    return next((vectors for vectors in (4, 2) if slots * 4 * lanes * vectors <= _L1), 1)
+
+
+def _slots_read(plan: Plan, step: Step) -> int:
+    """The slots of the tensors that a step reads, without leaves."""
+    written = step.into if isinstance(step, Kernel) else step
+    read = {tensor for tensor in touched(step, plan.elements) if not isinstance(tensor, Leaves)}
+    return sum(room(tensor) for tensor in read - {written})
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,14 @@ def written(plan: Plan, widths: Sequence[Width], timed: bool = False) -> Source:
     on.
     """
     constants = Constants()
-    blocks = [
-        (
-            width,
-            Writer(
-                plan, constants, width.registers, width.vectors, few=width.few, timed=timed
-            ).body(),
-        )
-        for width in widths
-    ]
+    blocks = []
+    for part, width in enumerate(widths, 1):
+        writer = Writer(plan, constants, width.registers, width.vectors, few=width.few, timed=timed)
+        blocks.append(_block(part, width, writer.body()))
     head = f"#define STEPS {len(plan.steps)}\n{_HEAD}" if timed else _HEAD
-    parts = [head, *(array("int", name, entries) for entries, name in constants.tables.items())]
-    parts += [_block(part, width, body) for part, (width, body) in enumerate(blocks, 1)]
-    parts.append(_entry(plan, widths))
-    return Source("\n".join(parts), bytes(constants.data) or b"\0")
+    tables = [array("int", name, entries) for entries, name in constants.tables.items()]
+    text = "\n".join([head, *tables, *blocks, _entry(plan, widths)])
+    return Source(text, bytes(constants.data) or b"\0")
 
 
 def written_kernel(plan: Plan, threads: int, store: Store, rows: int = 1) -> Source:
@@ -80,30 +76,35 @@ def written_kernel(plan: Plan, threads: int, store: Store, rows: int = 1) -> Sou
     With `registers`, every loop is unrolled, so that a compiler can keep all stored values in
     registers.
     """
-    constants = Constants()
-    own, shared = store == "registers", store == "shared"
+    constants, shared = Constants(), store == "shared"
     body = Writer(plan, constants, REGISTERS, rows, store, threads=threads if shared else 0).body()
-    data = bytes(constants.data) or b"\0"
-    words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
-    # Constant memory is fast if all threads read the same address.
-    constant = len(data) <= _CONSTANT_MEMORY and not shared
-    memory = "IN_CONSTANT_MEMORY" if constant else "IN_MEMORY"
-    entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
-    tables = (array("int", n, each, "IN_MEMORY") for each, n in constants.tables.items())
-    items = plan.program.kinds.count("i")
+    tables = [
+        array("int", name, entries, "IN_MEMORY") for entries, name in constants.tables.items()
+    ]
     text = _KERNEL.format(
-        unrolled="#define UNROLLED\n" if own else "",
+        unrolled="#define UNROLLED\n" if store == "registers" else "",
         arena=_ARENAS[store].format(4 * plan.size * rows),
         rows=rows,
         row=f"BLOCK_NUMBER * {rows}" if shared else f"BLOCK_NUMBER * {threads} + THREAD_NUMBER",
-        weights=f"alignas(64) {memory} const uint32_t weights[] = {{{entries}}};",
+        weights=_weights(bytes(constants.data) or b"\0", shared),
         tables="\n".join(tables),
         body=body,
+        # C++ has no arrays of length 0.
         columns=max(1, len(columns_of(plan.program))),
-        items=max(1, items),
+        items=max(1, plan.program.kinds.count("i")),
         threads=threads,
     )
     return Source(text, b"")
+
+
+def _weights(data: bytes, shared: bool) -> str:
+    """The constants of a kernel as an array of words. Constant memory is fast if all threads read
+    the same address, as they do unless they divide the elements of a row (`shared`)."""
+    in_constant_memory = len(data) <= _CONSTANT_MEMORY and not shared
+    memory = "IN_CONSTANT_MEMORY" if in_constant_memory else "IN_MEMORY"
+    words = (data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4))
+    entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
+    return f"alignas(64) {memory} const uint32_t weights[] = {{{entries}}};"
 
 
 REGISTERS = 48  # of a thread, for the sums of a product
@@ -175,6 +176,7 @@ HIDDEN void block(void *const *columns, const int64_t *items, int64_t row, char 
 
 
 def _block(part: int, width: Width, body: str) -> str:
+    """The code of a width, which is compiled if `part` is."""
     return _BLOCK.format(
         part=part, name=width.name, lanes=width.lanes, vectors=width.vectors, body=body,
         header="threads" if width.lanes == 1 else "lanes",
@@ -195,16 +197,17 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
         "kMostRows": rows,
         "kArguments": len(program.kinds),
     }
-    whole = [w for w in widths if w.lanes == widths[0].lanes]
-    rest = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
-    last = (f"{'RUN_ONE' if w.lanes == 1 else 'RUN_FEW'}({w.name})" for w in rest)
+    # Whole blocks by the widest vectors; the last rows by the narrowest that hold them.
+    whole = [width for width in widths if width.lanes == widths[0].lanes]
+    narrowest_first = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
+    last = (f"{'RUN_ONE' if w.lanes == 1 else 'RUN_FEW'}({w.name})" for w in narrowest_first)
     return "\n".join(
         [
             *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
             f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{letters(program)}";',
             array("int", "kBytes", [column.bytes for column in columns]),
             array("bool", "kWritten", [int(column.output) for column in columns]),
-            "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
+            "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({width.name})" for width in whole),
             "#define LAST_ROWS " + " ".join(last),
             '#if HAS_PART(0)\n#include "entry.h"\n#endif',
             "",
@@ -214,10 +217,11 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
 
 def letters(program: Program) -> str:
     """The dtype of each argument, as one letter each, for the runner."""
-    return "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
+    return "".join(chr(ord("a") + DTYPES.index(dtype)) for dtype in program.dtypes)
 
 
 def array(kind: str, name: str, entries: Sequence[int], memory: str = "static") -> str:
+    """The C++ definition of a constant array; without entries it has one, since C++ needs one."""
     return f"{memory} const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
 
 
@@ -230,12 +234,13 @@ class Column:
 
 
 def columns_of(program: Program) -> list[Column]:
+    """The columns of a program, in the order of its arguments. A matrix has several."""
     outputs = {argument for argument, _ in program.outputs}
-    found: list[Column] = []
+    columns: list[Column] = []
     for tensor in program:
         if isinstance(tensor, Argument):
             count = tensor.shape[0] if tensor.kind == "m" else 1
             of_rows = tensor.kind != "-" and tensor.items is None
             size = itemsize(tensor.dtype) if of_rows else 0
-            found += [Column(size, tensor in outputs)] * count
-    return found
+            columns += [Column(size, tensor in outputs)] * count
+    return columns

@@ -11,9 +11,9 @@ from engines.lanes.planning.plan import Kernel, Plan
 from engines.lanes.tensors import Product
 
 _ROWS = 1, 4, 8, 16  # with two rows, threads meet in the same banks of the memory
-_SUMS = 7  # the fewest sums of a product for each thread
-_USES = 16  # how often a weight that was loaded is used, at least
-_TILE = 128  # the most bytes of sums that a thread has in registers at a time
+_LEAST_SUMS = 7  # of a product for each thread
+_LEAST_USES = 16  # of a weight that was loaded
+_MOST_BYTES = 128  # of sums that a thread has in registers at a time
 _LATENCY = 16  # the fewest cycles of a step of a sum
 
 
@@ -24,22 +24,25 @@ def rows_together(plan: Plan, threads: int, room: int) -> int:
     does so with one row.
     """
     fit = [rows for rows in _ROWS if 4 * plan.size * rows <= room]
-    products = [
-        loops
-        for step in plan.steps
-        if isinstance(step, Kernel) and isinstance(step.inner, Product)
-        if (loops := Loops.of(step, plan.elements)) is not None
-    ]
-    work = [_sums(each) * each.length for each in products]
-    if not fit or not products:
-        return fit[-1] if fit else 0
-    positions = fmean([each.m.extent for each in products], work)
-    sums = fmean(map(_sums, products), work)
-    enough = (rows for rows in fit if rows * positions >= _USES and rows * sums >= _SUMS * threads)
-    return next(enough, fit[-1])
+    if not fit:
+        return 0
+    steps = (step for step in plan.steps if isinstance(step, Kernel))
+    products = (Loops.of(step, plan.elements) for step in steps if isinstance(step.inner, Product))
+    in_registers = [loops for loops in products if loops is not None]
+    if not in_registers:
+        return fit[-1]
+    # Means by the work of each product.
+    work = [_sums(loops) * loops.length for loops in in_registers]
+    positions = fmean([loops.m.extent for loops in in_registers], work)
+    sums = fmean(map(_sums, in_registers), work)
+    for rows in fit:
+        if rows * positions >= _LEAST_USES and rows * sums >= _LEAST_SUMS * threads:
+            return rows
+    return fit[-1]
 
 
 def _sums(loops: Loops) -> int:
+    """How many sums a product has for a row."""
     return loops.around * loops.m.extent * loops.j.extent
 
 
@@ -48,14 +51,15 @@ def tile(loops: Loops, threads: int, rows: int) -> Sums:
     four fma, since four groups of threads share the unit that loads."""
 
     def cycles(most: Sums) -> tuple[int, int]:
+        """For one step of all sums; of equal ones, the smallest tile is the least."""
         sums, loads = most.m * most.j * most.r, most.m * most.r + most.j
         rounds = -(-tiles(loops, most, rows) * loops.around // threads)
         return rounds * max(sums + 4 * loads, _LATENCY), sums
 
     fit = [
         Sums(m, j, r)
-        for m, j, r in itertools.product(*([1, 2, 4, 8],) * 3)
-        if m * j * r * loops.size <= _TILE
+        for m, j, r in itertools.product((1, 2, 4, 8), repeat=3)
+        if m * j * r * loops.size <= _MOST_BYTES
         and m < 2 * loops.m.extent
         and j < 2 * loops.j.extent
         and r <= (1 if loops.weights is None else rows)
