@@ -77,10 +77,8 @@ def linear_for_convolutions(program: ExportedProgram) -> None:
         with graph.inserting_before(node):
             shape = [int(size) for size in sizes(layer.weight)[:2]]
             weight = insert(graph, aten.reshape.default, layer.weight, shape)
-            features_last, features_second = (
-                [0, *range(2, rank), 1],
-                [0, rank - 1, *range(1, rank - 1)],
-            )
+            features_last = [0, *range(2, rank), 1]
+            features_second = [0, rank - 1, *range(1, rank - 1)]
             turned = insert(graph, aten.permute.default, layer.source, features_last)
             linear = insert(graph, aten.linear.default, turned, weight, layer.bias)
             result = insert(graph, aten.permute.default, linear, features_second)
@@ -319,7 +317,7 @@ def _multiplications(value: Node) -> float:
 
 def _extent(size: Any) -> float:
     """A size as a number: for a symbolic size its largest value, or the least if unbounded."""
-    least, largest = bounds(size)
     if isinstance(size, int):
         return size
+    least, largest = bounds(size)
     return max(least if largest is None else largest, 1)
