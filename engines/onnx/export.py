@@ -96,11 +96,10 @@ def _conversion_error(graph: Any, version: int, opset: int) -> str:
 
     used = {node.op_type for node in graph if node.domain == ""}  # "": ONNX's own operators
     missing = sorted(name for name in used if not defs.has(name, opset))
+    origin = f"this program was made in opset {version}"
     if missing:
-        return (
-            f"opset {opset} has no {', '.join(missing)}; this program was made in opset {version}"
-        )
-    return f"this program was made in opset {version} and does not convert to opset {opset}"
+        return f"opset {opset} has no {', '.join(missing)}; {origin}"
+    return f"{origin} and does not convert to opset {opset}"
 
 
 def _export_error(error: BaseException) -> EngineError:
