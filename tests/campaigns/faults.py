@@ -628,8 +628,8 @@ FAULTS = (
     ),
     Fault(
         "a softmax over the rows does not count as dependence",
-        "        raise Mixed(ACROSS)\n    if len(call.shape) < call.most:",
-        "        pass\n    if len(call.shape) < call.most:",
+        "        raise Mixed(ACROSS)\n    if len(call.shape) < call.largest_rank",
+        "        pass\n    if len(call.shape) < call.largest_rank",
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
     Fault(
