@@ -846,7 +846,7 @@ FAULTS = (
     ),
     Fault(
         "C++ does not check the files again after it has opened them",
-        '  bundle.require_unchanged(place + "/");\n',
+        '  bundle.require_unchanged(choice.folder + "/");\n',
         "",
         ("test_a_file_that_is_replaced_while_cpp_opens_it",),
     ),
