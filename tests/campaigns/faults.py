@@ -834,14 +834,14 @@ FAULTS = (
     ),
     Fault(
         "C++ is content with a signature by one of several groups of keys",
-        "if (good && signed_here) continue;",
-        "if (good && signed_here) return;",
+        "if (of_this_bundle && signed_here) continue;",
+        "if (of_this_bundle && signed_here) return;",
         ("test_each_group_of_keys_must_have_signed",),
     ),
     Fault(
         "C++ accepts a signature of other files",
-        "if (good && signed_here) continue;",
-        "if (good || signed_here) continue;",
+        "if (of_this_bundle && signed_here) continue;",
+        "if (of_this_bundle || signed_here) continue;",
         ("test_downstream.test_signatures",),
     ),
     Fault(
