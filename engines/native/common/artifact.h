@@ -22,13 +22,14 @@ struct Refused : soa::Refusal {
       : soa::Refusal{returned_code == SOA_BAD_ARGUMENT ? soa::refusals::bind.code : soa::refusals::run.code, returned_code} {}
 };
 
-[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Refused what, const char *format, ...) {
+// Throws an error with a message in the format of printf, of which 2047 bytes are kept.
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Refused refusal, const char *format, ...) {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  throw soa::Error(text, what);
+  throw soa::Error(text, refusal);
 }
 
 // The code that soa_refusal returns.
@@ -50,6 +51,7 @@ const Dtype kDtypes[] = {{"bool", 1},    {"int8", 1},    {"int16", 2},    {"int3
                          {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}};
 constexpr size_t kUnknown = std::size(kDtypes);
 
+// The index of a dtype in kDtypes; kUnknown if it is none of them.
 inline size_t dtype_index(const char *name) {
   size_t i = 0;
   while (i < kUnknown && std::strcmp(kDtypes[i].name, name) != 0) ++i;
@@ -59,10 +61,11 @@ inline size_t dtype_index(const char *name) {
 // The memory of an argument.
 struct Memory {
   char *data;
-  size_t type, ndim;
+  size_t type, ndim;  // type: the index of the dtype in kDtypes
   int64_t sizes[2];
 };
 
+// The memory that a caller describes. Fails unless its dtype, sizes and address are possible.
 inline Memory checked(const soa_tensor &given, size_t index) {
   if (given.dtype == nullptr || given.ndim < 1 || given.ndim > 2) {
     fail(SOA_BAD_ARGUMENT, "argument %zu: needs a dtype and 1 or 2 sizes", index);
