@@ -20,13 +20,14 @@ namespace {
 PyObject *runner_error = nullptr;
 constexpr size_t kMessage = 1024;
 
+// Sets an exception, and returns null.
 PyObject *raise(const char *message) {
   PyErr_SetString(runner_error, message);
   return nullptr;
 }
 
 // What a method returns that gives nothing: None, or null with an exception.
-PyObject *answer(int code, const char *message) {
+PyObject *none_or_raise(int code, const char *message) {
   if (code != SOA_OK) return raise(message);
   Py_RETURN_NONE;
 }
@@ -76,6 +77,7 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
   return true;
 }
 
+// Model(library, device, folder, instances, threads=1): opens an artifact, without the GIL.
 PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
   const char *library = nullptr, *device = nullptr, *folder = nullptr;
   int instances = 1, threads = 1;
@@ -96,6 +98,7 @@ PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
   return reinterpret_cast<PyObject *>(self);
 }
 
+// Closes the model once; it waits for running calls without the GIL.
 void close_model(Model *self) {
   soa_model *model = self->model;
   self->model = nullptr;
@@ -126,20 +129,21 @@ PyObject *model_prepare(PyObject *self, PyObject *given) {
     if (!read_tensor(items[i], &tensors[i])) return nullptr;
   }
   char message[kMessage] = "";
-  soa_call *made = nullptr;
-  const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &made, message,
+  soa_call *created = nullptr;
+  const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &created, message,
                                    sizeof message);
   if (code != SOA_OK) return raise(message);
   auto *call = reinterpret_cast<Call *>(PyType_GenericAlloc(call_type, 0));
   if (call == nullptr) {
-    soa_call_delete(made);
+    soa_call_delete(created);
     return nullptr;
   }
   call->owner = Py_NewRef(self);
-  call->call = made;
+  call->call = created;
   return reinterpret_cast<PyObject *>(call);
 }
 
+// Reads the handle of a stream, which may be missing: then it is null. False with an exception.
 bool read_stream(PyObject *const *arguments, Py_ssize_t count, void **stream) {
   *stream = nullptr;
   if (count == 0) return true;
@@ -158,7 +162,7 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Py_BEGIN_ALLOW_THREADS
   code = soa_call_run(call, stream, message, sizeof message);
   Py_END_ALLOW_THREADS
-  return answer(code, message);
+  return none_or_raise(code, message);
 }
 
 // Takes [(index, (address, dtype, sizes)), ...]. If it fails, no argument is changed.
@@ -176,7 +180,7 @@ PyObject *call_update(PyObject *self, PyObject *given) {
   }
   char message[kMessage] = "";
   soa_call *call = reinterpret_cast<Call *>(self)->call;
-  return answer(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
+  return none_or_raise(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
 }
 
 PyObject *call_tile(PyObject *self, PyObject *given) {
@@ -186,7 +190,7 @@ PyObject *call_tile(PyObject *self, PyObject *given) {
   if (!PyArg_ParseTuple(given, "sLi", &kinds, &rows, &threads)) return nullptr;
   char message[kMessage] = "";
   soa_call *call = reinterpret_cast<Call *>(self)->call;
-  return answer(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
+  return none_or_raise(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
 }
 
 void call_dealloc(PyObject *self) {
@@ -198,6 +202,7 @@ void call_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
+// See the runner's run_many in Python. The items of the list are calls, or None.
 PyObject *run_many(PyObject *, PyObject *given) {
   PyObject *list = nullptr;
   int threads = 1;
@@ -223,7 +228,7 @@ PyObject *run_many(PyObject *, PyObject *given) {
   code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), &failed,
                       message, sizeof message);
   Py_END_ALLOW_THREADS
-  if (code == SOA_OK || failed == calls.size()) return answer(code, message);
+  if (code == SOA_OK || failed == calls.size()) return none_or_raise(code, message);
   // The message is "call 3: ...", with the number among the calls that were run.
   return raise(("call " + std::to_string(numbers[failed]) + std::strchr(message, ':')).c_str());
 }
@@ -256,25 +261,27 @@ PyObject *set_error(PyObject *, PyObject *given) {
 
 // The architectures of NVIDIA's devices, in their order. AMD's driver has the same number for gfx908 and gfx90a.
 PyObject *gpus(PyObject *, PyObject *) {
-  std::vector<int> found;
-  std::string refused;
+  std::vector<int> architectures;
+  std::string error_text;
   Py_BEGIN_ALLOW_THREADS
   try {
     const soa_runner::Driver &driver = soa_runner::Driver::of("cuda");
     const int count = driver.devices();
-    for (int number = 0; number < count; ++number) found.push_back(driver.architecture(driver.device(number)));
+    for (int number = 0; number < count; ++number) {
+      architectures.push_back(driver.architecture(driver.device(number)));
+    }
   } catch (const soa::Error &error) {
-    refused = error.message();
+    error_text = error.message();
   }
   Py_END_ALLOW_THREADS
-  if (!refused.empty()) return raise(refused.c_str());
-  PyObject *made = PyList_New(0);
-  for (size_t i = 0; made != nullptr && i < found.size(); ++i) {
-    PyObject *each = PyLong_FromLong(found[i]);
-    if (each == nullptr || PyList_Append(made, each) != 0) Py_CLEAR(made);
-    Py_XDECREF(each);
+  if (!error_text.empty()) return raise(error_text.c_str());
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list != nullptr && i < architectures.size(); ++i) {
+    PyObject *number = PyLong_FromLong(architectures[i]);
+    if (number == nullptr || PyList_Append(list, number) != 0) Py_CLEAR(list);
+    Py_XDECREF(number);
   }
-  return made;
+  return list;
 }
 
 PyObject *missing_cpu_features(PyObject *, PyObject *given) {
