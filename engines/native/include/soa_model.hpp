@@ -74,6 +74,7 @@ class Binding {
  private:
   friend class Model;
 
+  // Ties the memory of all collections. Throws Error if it does not fit the model.
   Binding(std::shared_ptr<detail::State> state, const std::vector<Memory> &memory) : state_(std::move(state)) {
     for (const Memory &given : memory) {
       check_memory(given);
@@ -98,6 +99,7 @@ class Binding {
     writes_ = writes();
   }
 
+  // Runs once on these numbers of rows, and counts the call if it is drawn.
   void run(const Counts &rows, void *stream) {
     use(rows);
     if (!writes_) return;
@@ -195,12 +197,14 @@ class Binding {
     }
   }
 
+  // True if an output has elements for the present numbers of rows.
   bool writes() const {
     return std::any_of(state_->arguments.begin(), state_->arguments.end(), [&](const auto &argument) {
       return argument.role == "output" && (argument.kind == "scalar" || rows_.at(argument.rows) > 0);
     });
   }
 
+  // Throws Error if a row dimension cannot have n rows.
   void check_range(const std::string &dim, std::int64_t n) const {
     const auto &range = state_->rows.at(dim);
     if (n < range.min || n > range.max) {
@@ -210,6 +214,7 @@ class Binding {
     }
   }
 
+  // An argument for the C interface, with these numbers of rows.
   soa_tensor describe(const detail::Argument &argument, const Counts &rows) const {
     const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
