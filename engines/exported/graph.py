@@ -61,7 +61,9 @@ def bytes_for_bools(program: ExportedProgram) -> None:
     assumes that a bool is 0 or 1, and would compute with values such as 2 or 255.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
-    arguments = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    arguments = [
+        spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT
+    ]
     written = {str(spec.target) for spec in signature.output_specs}
     bools = [
         node

@@ -90,7 +90,7 @@ class OnnxExecutable(Executable):
         tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
         """Tie arguments to the session, for many runs."""

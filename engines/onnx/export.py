@@ -12,7 +12,7 @@ import torch
 
 from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bytes_for_bools, load_program, quiet_torch
-from engines.onnx.program import OUTPUTS, input_name, returning_columns
+from engines.onnx.program import OUTPUTS, OnnxProgram, input_name, returning_columns
 from soa.errors import causes, needs_extra
 
 _WITH_THE_GRAPH = 1 << 16
@@ -34,26 +34,11 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         loaded = load_program(program)
         bytes_for_bools(loaded)
         rewritten = returning_columns(loaded)
-        try:
-            exported: Any = torch.onnx.export(
-                rewritten.program,
-                (),
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                input_names=[input_name(i) for i in rewritten.inputs],
-                output_names=[output.name for output in rewritten.outputs],
-            )
-        except Exception as error:  # torch's exporter raises many types
-            raise _export_error(error) from error
-        version: int = exported.model.opset_imports[""]
-        if opset is not None and version != opset:
-            raise NotApplicableError(_conversion_error(exported.model.graph, version, opset))
-        _axes_from_the_front(exported.model.graph)
-        outputs = [asdict(output) for output in rewritten.outputs]
-        exported.model.metadata_props[OUTPUTS] = json.dumps(outputs)
+        model = _onnx_model(rewritten, opset)
+        _axes_from_the_front(model.graph)
+        model.metadata_props[OUTPUTS] = json.dumps([asdict(each) for each in rewritten.outputs])
         onnx_ir.save(
-            exported.model,
+            model,
             file,
             external_data=f"{file.name}.data",
             size_threshold_bytes=_WITH_THE_GRAPH,
@@ -62,7 +47,27 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         onnx.checker.check_model(file, full_check=True)
     except onnx.checker.ValidationError as error:
         raise EngineError(f"onnx.checker: {first_line(error)}") from error
-    return {"opset": version, "ir_version": exported.model.ir_version}
+    return {"opset": model.opset_imports[""], "ir_version": model.ir_version}
+
+
+def _onnx_model(program: OnnxProgram, opset: int | None) -> Any:
+    """The program as a model of onnx_ir, in this opset; torch chooses one if it is None."""
+    try:
+        exported: Any = torch.onnx.export(
+            program.program,
+            (),
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=[input_name(i) for i in program.inputs],
+            output_names=[output.name for output in program.outputs],
+        )
+    except Exception as error:  # torch's exporter raises many types
+        raise _export_error(error) from error
+    version: int = exported.model.opset_imports[""]
+    if opset is not None and version != opset:
+        raise NotApplicableError(_conversion_error(exported.model.graph, version, opset))
+    return exported.model
 
 
 def _axes_from_the_front(graph: Any) -> None:

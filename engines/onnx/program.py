@@ -18,6 +18,7 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
+    InputSpec,
     OutputKind,
     OutputSpec,
     TensorArgument,
@@ -110,23 +111,31 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
     remaining = {node.name for node in graph.find_nodes(op="placeholder")}
-    input_specs = [spec for spec in signature.input_specs if spec.arg.name in remaining]
-    output_specs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in values
-    ]
     inputs = tuple(i for i, node in enumerate(arguments) if node.name in remaining)
-    rewritten = ExportedProgram(
+    specs = [spec for spec in signature.input_specs if spec.arg.name in remaining]
+    rewritten = _with_signature(program, specs, len(inputs), values)
+    return OnnxProgram(rewritten, inputs, tuple(outputs))
+
+
+def _with_signature(
+    program: ExportedProgram, input_specs: list[InputSpec], inputs: int, returned: list[Node]
+) -> ExportedProgram:
+    """The program with a signature that fits its rewritten graph: it takes `inputs` tensors and
+    returns the values of `returned`. `input_specs` has its weights and constants, too."""
+    output_specs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in returned
+    ]
+    return ExportedProgram(
         program.graph_module,
-        graph,
+        program.graph_module.graph,
         ExportGraphSignature(input_specs, output_specs),
         program.state_dict,
         program.range_constraints,
-        [_call_of_tuples(len(inputs), len(values))],
+        [_call_of_tuples(inputs, len(returned))],
         None,
         program.constants,
         verifiers=program.verifiers,
     )
-    return OnnxProgram(rewritten, inputs, tuple(outputs))
 
 
 def _call_of_tuples(inputs: int, outputs: int) -> ModuleCallEntry:

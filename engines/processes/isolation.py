@@ -95,6 +95,16 @@ def run_isolated(
         "environment": {**os.environ, "PYTHONPATH": path},
         "imports": list(imports),
     }
+    code = _run(request, timeout_s)
+    if code is None:
+        error = f"no answer within {timeout_s:g} s"
+        return Outcome(None, error, log, script, killed=True, code="candidate-timeout")
+    return _read_answer(answer, code, log, script)
+
+
+def _run(request: Mapping[str, Any], timeout_s: float) -> int | None:
+    """The exit code of a child that did the job, negative for a signal. None if it was killed
+    since it took more than `timeout_s` seconds."""
     while True:
         process = begin(request)
         try:
@@ -105,11 +115,10 @@ def run_isolated(
         unless_stopped(process)
         if code is None:
             kill(process)
-            error = f"no answer within {timeout_s:g} s"
-            return Outcome(None, error, log, script, killed=True, code="candidate-timeout")
+            return None
         give_back(process)
         if code != NOT_BEGUN:  # else another process does the job
-            return _read_answer(answer, code, log, script)
+            return code
 
 
 @contextmanager
