@@ -49,7 +49,7 @@ class AotiBuild:
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """See `Engine.compile`."""
-        files = self._library_files(source, target, options, out)
+        files = self._compile(source, target, options, out)
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner reads it
         if target.device == "cpu":
             return [*files, TARGET]
@@ -57,7 +57,7 @@ class AotiBuild:
         (out / FACTS).write_text(json.dumps({"host_code": built["cpp.march"]}))
         return [*files, TARGET, FACTS]
 
-    def _library_files(
+    def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Build the library into `out`; returns its files, the library first.
