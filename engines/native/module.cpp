@@ -119,10 +119,10 @@ void model_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-PyObject *model_prepare(PyObject *self, PyObject *given) {
+PyObject *model_prepare(PyObject *self, PyObject *arguments) {
   auto *model = reinterpret_cast<Model *>(self);
   if (model->model == nullptr) return raise("the session is closed");
-  const Items items(given);
+  const Items items(arguments);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_tensor> tensors(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
@@ -166,8 +166,8 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 }
 
 // Takes [(index, (address, dtype, sizes)), ...]. If it fails, no argument is changed.
-PyObject *call_update(PyObject *self, PyObject *given) {
-  const Items items(given);
+PyObject *call_update(PyObject *self, PyObject *changes) {
+  const Items items(changes);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_tensor> tensors(items.size());
   std::vector<size_t> indices(items.size());
@@ -183,11 +183,11 @@ PyObject *call_update(PyObject *self, PyObject *given) {
   return none_or_raise(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
 }
 
-PyObject *call_tile(PyObject *self, PyObject *given) {
+PyObject *call_tile(PyObject *self, PyObject *arguments) {
   const char *kinds = nullptr;
   long long rows = 0;
   int threads = 1;
-  if (!PyArg_ParseTuple(given, "sLi", &kinds, &rows, &threads)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "sLi", &kinds, &rows, &threads)) return nullptr;
   char message[kMessage] = "";
   soa_call *call = reinterpret_cast<Call *>(self)->call;
   return none_or_raise(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
@@ -203,11 +203,11 @@ void call_dealloc(PyObject *self) {
 }
 
 // See the runner's run_many in Python. The items of the list are calls, or None.
-PyObject *run_many(PyObject *, PyObject *given) {
+PyObject *run_many(PyObject *, PyObject *arguments) {
   PyObject *list = nullptr;
   int threads = 1;
   unsigned long long stream = 0;
-  if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "Oi|K", &list, &threads, &stream)) return nullptr;
   const Items items(list);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_call *> calls;
@@ -248,13 +248,13 @@ PyMethodDef call_methods[] = {
      "update([(index, (address, dtype, sizes)), ...]): replace arguments, all of them or none."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyObject *set_error(PyObject *, PyObject *given) {
-  if (!PyExceptionClass_Check(given)) {
+PyObject *set_error(PyObject *, PyObject *error_class) {
+  if (!PyExceptionClass_Check(error_class)) {
     PyErr_SetString(PyExc_TypeError, "set_error takes an exception class");
     return nullptr;
   }
   PyObject *before = runner_error;
-  runner_error = Py_NewRef(given);
+  runner_error = Py_NewRef(error_class);
   Py_XDECREF(before);
   Py_RETURN_NONE;
 }
@@ -284,9 +284,9 @@ PyObject *gpus(PyObject *, PyObject *) {
   return list;
 }
 
-PyObject *missing_cpu_features(PyObject *, PyObject *given) {
+PyObject *missing_cpu_features(PyObject *, PyObject *arguments) {
   const char *arch = nullptr;
-  if (!PyArg_ParseTuple(given, "s", &arch)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "s", &arch)) return nullptr;
   return PyUnicode_FromString(soa_cpu::missing_here(arch).c_str());
 }
 
@@ -295,12 +295,12 @@ PyObject *openmp_unused(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
-PyObject *count_between(PyObject *, PyObject *given) {
+PyObject *count_between(PyObject *, PyObject *arguments) {
   unsigned long long memory = 0, edges = 0, counts = 0;
   const char *dtype = nullptr;
   long long n = 0;
   int most = 0;
-  if (!PyArg_ParseTuple(given, "KsLKiK", &memory, &dtype, &n, &edges, &most, &counts)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "KsLKiK", &memory, &dtype, &n, &edges, &most, &counts)) return nullptr;
   bool known = false;
   Py_BEGIN_ALLOW_THREADS
   known = soa_runner::count_between(dtype, reinterpret_cast<const void *>(memory), n,

@@ -31,24 +31,24 @@ _parent: Connection | None = None
 """In a child that `in_fork` started: the connection to its parent."""
 
 
-def doing(what: str) -> None:
+def doing(step: str) -> None:
     """Tell the parent what this child begins to compute, for the message if it crashes there. Does
     nothing in a process that `in_fork` did not start."""
     if _parent is not None:
-        _send("doing", what)
+        _send("doing", step)
 
 
 def _silent(text: str) -> None:
     """The `say` of a caller that wants no progress."""
 
 
-def in_fork(what: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: ignore[assignment]
+def in_fork(subject: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: ignore[assignment]
     """The result of `work(say)`, computed in a forked child; it must be possible to pickle it.
 
     `say` reports progress, or asks a question: it is called in this process.
     An exception of `work` is raised here. CrashError if the child was killed or ended by itself:
-    its text has `what`, the last line that `work` said, and what it was `doing`. Only for work on a
-    CPU: a GPU that this process uses does not work in the child.
+    its text has `subject`, such as "the model", the last line that `work` said, and what it was
+    `doing`. Only for work on a CPU: a GPU that this process uses does not work in the child.
     """
     ours, theirs = Pipe()
     sys.stdout.flush()  # else the child, too, would print what is in these buffers
@@ -63,7 +63,7 @@ def in_fork(what: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: 
     theirs.close()
     ended = os.pidfd_open(pid)
     try:
-        return cast(T, _serve_until_end(what, ours, ended, pid, say))
+        return cast(T, _serve_until_end(subject, ours, ended, pid, say))
     except BaseException:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(ended, signal.SIGKILL)
@@ -75,7 +75,7 @@ def in_fork(what: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: 
 
 
 def _serve_until_end(
-    what: str, ours: Connection, ended: int, pid: int, say: Callable[..., Any]
+    subject: str, ours: Connection, ended: int, pid: int, say: Callable[..., Any]
 ) -> Any:
     """Serve the child's messages until it ends; returns its value, or raises its error.
 
@@ -99,7 +99,7 @@ def _serve_until_end(
             raise _unpickled_error(*content)
         else:
             where = ", ".join(text for text in (step, place) if text)
-            raise _crash_error(what, where, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            raise _crash_error(subject, where, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _message(ours: Connection, ended: int) -> tuple[str, Any]:
@@ -113,14 +113,14 @@ def _message(ours: Connection, ended: int) -> tuple[str, Any]:
     return kind, content
 
 
-def _crash_error(what: str, where: str, code: int) -> CrashError:
+def _crash_error(subject: str, where: str, code: int) -> CrashError:
     """The error of a child that sent no result. A negative `code` is the number of a signal."""
     end = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
     why = "its own code does so, without an engine: change the operation, or give other rows"
     if code == -signal.SIGKILL:
         why = f"as the kernel does where memory runs out: {MORE_MEMORY}"
     place = f" ({where})" if where else ""
-    return CrashError(f"{what} {end}{place}: {why}")
+    return CrashError(f"{subject} {end}{place}: {why}")
 
 
 def _unpickled_error(pickled: bytes, text: str) -> BaseException:

@@ -21,11 +21,11 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class OwnProcess:
-    """Remembers the process that made it, for an object that works only there. `what` names that
-    object in the error."""
+    """Remembers the process that made it, for an object that works only there. `name` is what the
+    error calls that object."""
 
-    def __init__(self, what: str = "session") -> None:
-        self._what = what
+    def __init__(self, name: str = "session") -> None:
+        self._name = name
         self._pid = os.getpid()
 
     def here(self) -> bool:
@@ -36,7 +36,7 @@ class OwnProcess:
         """Raises RunError in any other process."""
         if os.getpid() != self._pid:
             raise RunError(
-                f"this {self._what} was opened before a fork, by another process: open one in each"
+                f"this {self._name} was opened before a fork, by another process: open one in each"
             )
 
 

@@ -734,14 +734,14 @@ FAULTS = (
     ),
     Fault(
         "C++ binds const memory as an output",
-        "if (given.readonly && state_->written.count(given.collection) > 0) {",
+        "if (memory.readonly && state_->written.count(memory.collection) > 0) {",
         "if (false) {",
         ("test_buffers", "test_separate_columns"),
     ),
     Fault(
         "C++ uses the first of two memories given for one collection",
-        "if (!memory_.emplace(given.collection, given).second) {",
-        "if (!memory_.emplace(given.collection, given).second && false) {",
+        "if (!memory_.emplace(memory.collection, memory).second) {",
+        "if (!memory_.emplace(memory.collection, memory).second && false) {",
         ("test_a_collection_given_twice",),
     ),
     Fault(
@@ -795,7 +795,7 @@ FAULTS = (
     ),
     Fault(
         "C++ binds windows that were not validated",
-        "if (given.first % step != 0 && !state_->any_first) {",
+        "if (memory.first % step != 0 && !state_->any_first) {",
         "if (false) {",
         ("test_a_version_that_was_not_validated_on_windows",),
     ),
@@ -822,7 +822,7 @@ FAULTS = (
     ),
     Fault(
         "C++ does not check the digests of files",
-        "    if (found != listed) {\n",
+        "    if (actual != listed) {\n",
         "    if (false) {\n",
         ("test_a_folder_that_is_not_the_sealed_bundle",),
     ),

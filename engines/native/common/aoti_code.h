@@ -253,11 +253,11 @@ class ThreadCount {
 // Sets all `handles` to make(i). If one throws, the handles made so far are deleted.
 template <typename Make>
 void make_handles(const TorchCode &artifact, std::vector<Tensor> &handles, const Make &make) {
-  size_t made = 0;
+  size_t count = 0;
   try {
-    for (; made < handles.size(); ++made) handles[made] = make(made);
+    for (; count < handles.size(); ++count) handles[count] = make(count);
   } catch (...) {
-    while (made > 0) artifact.delete_tensor(handles[--made]);
+    while (count > 0) artifact.delete_tensor(handles[--count]);
     throw;
   }
 }

@@ -75,10 +75,10 @@ inline void load_shim(int version) {
   void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) fail(SOA_OPEN_FAILED, "an artifact that runs without torch needs %s", dlerror());
   const auto shim_version = reinterpret_cast<int32_t (*)()>(dlsym(handle, "soa_shim_version"));
-  const int there = shim_version != nullptr ? shim_version() : 0;
-  if (shim_version == nullptr || there < version) {
+  const int found = shim_version != nullptr ? shim_version() : 0;
+  if (shim_version == nullptr || found < version) {
     fail(SOA_OPEN_FAILED, "the artifact needs version %d of %s, this one is %d: install a newer soa-pipeline", version,
-         name.c_str(), there);
+         name.c_str(), found);
   }
 }
 

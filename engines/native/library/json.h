@@ -79,14 +79,14 @@ class Json {
     return nullptr;
   }
   const Json &operator[](const std::string &key) const {
-    if (const Json *found = find(key)) return *found;
+    if (const Json *value = find(key)) return *value;
     throw std::runtime_error("no \"" + key + "\"");
   }
   // The value of a key; a null value if there is no such key.
   const Json &get(const std::string &key) const {
     static const Json nothing;
-    const Json *found = find(key);
-    return found != nullptr ? *found : nothing;
+    const Json *value = find(key);
+    return value != nullptr ? *value : nothing;
   }
   const Json &at(std::size_t i) const {
     require(array);
@@ -159,9 +159,9 @@ class Json {
       return at != first;
     };
     const auto one_of = [&](char a, char b) {
-      const bool there = at != end && (*at == a || *at == b);
-      if (there) ++at;
-      return there;
+      if (at == end || (*at != a && *at != b)) return false;
+      ++at;
+      return true;
     };
     one_of('-', '-');
     const char *first = at;

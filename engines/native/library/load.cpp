@@ -30,19 +30,19 @@ struct Choice {
 struct Origin : soa_origin {
   Origin(const Sealed &bundle, const std::string &model, const std::string &version, const Choice &choice, int32_t run_threads)
       : soa_origin{} {
-    name = kept(model);
-    ref = kept(version);
-    digest = kept(bundle.digest);
-    target = kept(choice.target);
-    engine = kept(choice.engine);
-    folder = kept(bundle.root + "/" + choice.folder);
-    arguments = kept(bundle.content(choice.folder + "/arguments.txt"));
-    columns = kept(bundle.files.count(kColumns) > 0 ? bundle.content(kColumns) : std::string());
+    name = stored(model);
+    ref = stored(version);
+    digest = stored(bundle.digest);
+    target = stored(choice.target);
+    engine = stored(choice.engine);
+    folder = stored(bundle.root + "/" + choice.folder);
+    arguments = stored(bundle.content(choice.folder + "/arguments.txt"));
+    columns = stored(bundle.files.count(kColumns) > 0 ? bundle.content(kColumns) : std::string());
     threads = run_threads;
   }
 
  private:
-  const char *kept(const std::string &text) { return texts_.emplace_front(text).c_str(); }
+  const char *stored(const std::string &text) { return texts_.emplace_front(text).c_str(); }
 
   std::forward_list<std::string> texts_;  // a list, whose strings stay where they are
 };
@@ -53,9 +53,9 @@ const char *text_or_empty(const char *text) { return text == nullptr ? "" : text
 std::string promoted_as(const Sealed &bundle, bool test) {
   const char *root = bundle.root.c_str();
   std::string content;
-  const bool there = bundle.beside("PROMOTED.json", &content);
-  if (!there && test) return "";
-  if (!there) {
+  const bool promoted = bundle.beside("PROMOTED.json", &content);
+  if (!promoted && test) return "";
+  if (!promoted) {
     fail(refusals::load_not_promoted, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
                            "or load it in test mode",
          root);

@@ -32,15 +32,15 @@ class Mapped {
     };
     const int file = ::open((root + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (file < 0) refuse(errno == ENOENT ? refusals::bundle_altered : refusals::bundle, std::strerror(errno));
-    struct stat found {};
-    const bool plain = ::fstat(file, &found) == 0 && S_ISREG(found.st_mode);
-    size = static_cast<std::size_t>(found.st_size);
+    struct stat status {};
+    const bool plain = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+    size = static_cast<std::size_t>(status.st_size);
     void *mapped = plain && size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
     ::close(file);
     if (!plain) refuse(refusals::bundle, "it is not a plain file");
     if (mapped == MAP_FAILED) refuse(refusals::bundle, "it cannot be mapped");
     data = static_cast<const char *>(mapped);
-    identity = identity_of(found);
+    identity = identity_of(status);
   }
   Mapped(const Mapped &) = delete;
   Mapped &operator=(const Mapped &) = delete;
@@ -130,10 +130,10 @@ Sealed::Sealed(const std::string &folder) : root(folder) {
   for (const auto &[name, listed] : files) {
     if (not_listed.erase(name) == 0) fail(refusals::bundle_altered, "%s: %s is missing", root.c_str(), name.c_str());
     const Mapped file(root, name);
-    const std::string found = sha256(file.data, file.size);
-    if (found != listed) {
+    const std::string actual = sha256(file.data, file.size);
+    if (actual != listed) {
       fail(refusals::bundle_altered, "%s: %s is truncated or altered (%zu bytes with sha256 %.12s, SHA256SUMS says %.12s)",
-           root.c_str(), name.c_str(), file.size, found.c_str(), listed.c_str());
+           root.c_str(), name.c_str(), file.size, actual.c_str(), listed.c_str());
     }
     hashed_[name] = file.identity;
   }

@@ -177,7 +177,7 @@ void convolve_group(const Shape &s, const float *image, const int64_t *starts, c
 SOA_SHIM(aoti_torch_cpu_convolution,
          (Tensor * input, Tensor *weight, Tensor **bias, const int64_t *stride, int64_t, const int64_t *padding,
           int64_t, const int64_t *dilation, int64_t, int32_t transposed, const int64_t *, int64_t, int64_t groups,
-          Tensor **made), {
+          Tensor **result), {
   const Tensor *added = bias != nullptr ? *bias : nullptr;
   require_supported(input, weight, added, transposed != 0);
   const Shape s(input, weight, stride, padding, dilation, groups);
@@ -187,8 +187,8 @@ SOA_SHIM(aoti_torch_cpu_convolution,
   const int64_t image_size = s.padded[0] * s.plane;
   const Scratch<float> image(image_size);
   std::memset(image.data(), 0, static_cast<size_t>(image_size) * sizeof(float));  // the padding stays 0
-  *made = output(input, weight, s);
-  const Tensor &out = **made;
+  *result = output(input, weight, s);
+  const Tensor &out = **result;
   for (int64_t n = 0; n < input->sizes[0]; ++n) {
     lay_out(input, s, n, image.data());
     for (int64_t g = 0; g < groups; ++g) {

@@ -169,7 +169,7 @@ Matrix head_of(const Tensor *t, int64_t b, int64_t h) {
 
 // softmax(q x k^T * scale + mask) x v, and the logarithms of the sums of exponentials.
 SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
-         (Tensor * q, Tensor *k, Tensor *v, double dropout, int32_t causal, Tensor **mask, double *scale, Tensor **made,
+         (Tensor * q, Tensor *k, Tensor *v, double dropout, int32_t causal, Tensor **mask, double *scale, Tensor **result,
           Tensor **logarithms), {
   require_float({q, k, v});
   require(dropout == 0 && v->sizes[3] == q->sizes[3], "attention of this kind");
@@ -178,7 +178,7 @@ SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
   const int64_t batch = q->sizes[0], heads = q->sizes[1], rows = q->sizes[2], width = q->sizes[3], keys = k->sizes[2];
   const int64_t by_row[3] = {batch, heads, rows}, steps[3] = {rows * heads, 1, heads};
   const float by = scale != nullptr ? static_cast<float>(*scale) : 1 / std::sqrt(static_cast<float>(width));
-  *made = dense(q, q->sizes, kFloat32);
+  *result = dense(q, q->sizes, kFloat32);
   *logarithms = empty(3, by_row, steps, kFloat32);
   const Scratch<float> score_memory(rows * keys);
   const Matrix scores{score_memory.data(), rows, keys, keys, 1};
@@ -197,7 +197,7 @@ SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
         float *logarithm = (*logarithms)->data<float>() + b * steps[0] + h * steps[1] + i * steps[2];
         *logarithm = softmax(scores.at(i, 0), seen, by, row_mask, mask_step);
       }
-      multiply(head_of(*made, b, h), scores, head_of(v, b, h), {nullptr, 0, 0});
+      multiply(head_of(*result, b, h), scores, head_of(v, b, h), {nullptr, 0, 0});
     }
   }
 })

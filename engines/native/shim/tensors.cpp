@@ -252,42 +252,42 @@ SOA_EXPORT void aoti_torch_check(bool fine, const char *, const char *, uint32_t
 
 SOA_SHIM(aoti_torch_create_tensor_from_blob,
          (void *data, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype,
-          int32_t device_type, int32_t, Tensor **made), {
+          int32_t device_type, int32_t, Tensor **result), {
   require(device_type == 0, "a device other than a CPU");
   require(dims <= kMaxDims, "more than eight dimensions");
   const auto bytes = static_cast<size_t>((offset + span_of(dims, sizes, strides)) * item_size(dtype));
-  *made = tensor(store(static_cast<char *>(data), bytes, false), dims, sizes, strides, offset, dtype);
+  *result = tensor(store(static_cast<char *>(data), bytes, false), dims, sizes, strides, offset, dtype);
 })
 SOA_EXPORT int32_t aoti_torch_create_tensor_from_blob_v2(void *data, int64_t dims, const int64_t *sizes,
                                                          const int64_t *strides, int64_t offset, int32_t dtype,
-                                                         int32_t device_type, int32_t device_index, Tensor **made,
+                                                         int32_t device_type, int32_t device_index, Tensor **result,
                                                          int32_t layout, const uint8_t *, int64_t) {
   if (layout != 0) return failed(__func__, "a layout other than strided: not supported without torch");
-  return aoti_torch_create_tensor_from_blob(data, dims, sizes, strides, offset, dtype, device_type, device_index, made);
+  return aoti_torch_create_tensor_from_blob(data, dims, sizes, strides, offset, dtype, device_type, device_index, result);
 }
 SOA_SHIM(aoti_torch_empty_strided,
-         (int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t, int32_t, Tensor **made),
-         { *made = empty(dims, sizes, strides, dtype); })
+         (int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t, int32_t, Tensor **result),
+         { *result = empty(dims, sizes, strides, dtype); })
 SOA_SHIM(aoti_torch_delete_tensor_object, (Tensor * self), {
   if (self == nullptr) return;
   release(self->storage);
   give(self, sizeof(Tensor));
 })
-SOA_SHIM(aoti_torch_new_tensor_handle, (Tensor * self, Tensor **made),
-         { *made = view(self, self->dims, self->sizes, self->strides, self->offset); })
-SOA_SHIM(aoti_torch_assign_tensors_out, (Tensor * self, Tensor **made),
-         { *made = view(self, self->dims, self->sizes, self->strides, self->offset); })
+SOA_SHIM(aoti_torch_new_tensor_handle, (Tensor * self, Tensor **result),
+         { *result = view(self, self->dims, self->sizes, self->strides, self->offset); })
+SOA_SHIM(aoti_torch_assign_tensors_out, (Tensor * self, Tensor **result),
+         { *result = view(self, self->dims, self->sizes, self->strides, self->offset); })
 SOA_SHIM(aoti_torch__reinterpret_tensor,
-         (Tensor * self, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, Tensor **made),
-         { *made = view(self, dims, sizes, strides, self->offset + offset); })
-SOA_SHIM(aoti_torch_clone, (Tensor * self, Tensor **made), {
-  *made = dense(self, self->sizes, self->dtype);
-  copy(*made, self);
+         (Tensor * self, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, Tensor **result),
+         { *result = view(self, dims, sizes, strides, self->offset + offset); })
+SOA_SHIM(aoti_torch_clone, (Tensor * self, Tensor **result), {
+  *result = dense(self, self->sizes, self->dtype);
+  copy(*result, self);
 })
 SOA_SHIM(aoti_torch_copy_, (Tensor * self, Tensor *from, int32_t), { copy(self, from); })
-SOA_SHIM(aoti_torch_get_data_ptr, (Tensor * self, void **found), { *found = self->bytes(); })
+SOA_SHIM(aoti_torch_get_data_ptr, (Tensor * self, void **result), { *result = self->bytes(); })
 
-#define SOA_GET(NAME, TYPE, VALUE) SOA_SHIM(aoti_torch_get_##NAME, (Tensor * self, TYPE *found), { *found = VALUE; })
+#define SOA_GET(NAME, TYPE, VALUE) SOA_SHIM(aoti_torch_get_##NAME, (Tensor * self, TYPE *result), { *result = VALUE; })
 SOA_GET(storage_size, int64_t, static_cast<int64_t>(self->storage->bytes))
 SOA_GET(storage_offset, int64_t, self->offset)
 SOA_GET(dim, int64_t, self->dims)
@@ -296,5 +296,5 @@ SOA_GET(sizes, int64_t *, self->sizes)
 SOA_GET(strides, int64_t *, self->strides)
 SOA_GET(dtype, int32_t, self->dtype)
 SOA_GET(device_type, int32_t, (static_cast<void>(self), 0))
-SOA_SHIM(aoti_torch_get_size, (Tensor * self, int64_t dim, int64_t *found), { *found = self->sizes[dim]; })
-SOA_SHIM(aoti_torch_get_stride, (Tensor * self, int64_t dim, int64_t *found), { *found = self->strides[dim]; })
+SOA_SHIM(aoti_torch_get_size, (Tensor * self, int64_t dim, int64_t *result), { *result = self->sizes[dim]; })
+SOA_SHIM(aoti_torch_get_stride, (Tensor * self, int64_t dim, int64_t *result), { *result = self->strides[dim]; })
