@@ -41,24 +41,9 @@ class TorchCode : public Artifact {
   TorchCode(void *handle, const char *library, const char *device, const char *folder, int32_t instances)
       : Artifact(std::strncmp(device, "cuda", 4) == 0), single(instances == 0) {
     const CreateContainer create = find(handle, "AOTInductorModelContainerCreateWithDevice");
-    delete_container_ = find(handle, "AOTInductorModelContainerDelete");
-    run = find(handle, single ? "AOTInductorModelContainerRunSingleThreaded" : "AOTInductorModelContainerRun");
+    find_functions(handle);
     const Count count_inputs = find(handle, "AOTInductorModelContainerGetNumInputs");
     const Count count_outputs = find(handle, "AOTInductorModelContainerGetNumOutputs");
-    create_tensor_ = find(handle, "aoti_torch_create_tensor_from_blob");
-    delete_tensor = find(handle, "aoti_torch_delete_tensor_object");
-    new_handle = find(handle, "aoti_torch_new_tensor_handle");
-    const Constant device_type =
-        find(handle, on_gpu ? "aoti_torch_device_type_cuda" : "aoti_torch_device_type_cpu");
-    device_type_ = device_type();
-    for (size_t i = 0; i < kUnknown; ++i) {
-      const Constant dtype = find(handle, std::string("aoti_torch_dtype_") + kDtypes[i].name);
-      dtypes_[i] = dtype();
-    }
-    get_torch_threads = Symbol{dlsym(handle, "_ZN2at15get_num_threadsEv")};
-    get_threads = Symbol{dlsym(handle, "omp_get_max_threads")};
-    set_threads = Symbol{dlsym(handle, "omp_set_num_threads")};
-    set_mkl_threads = Symbol{dlsym(handle, "MKL_Set_Num_Threads_Local")};
     const char *colon = std::strchr(device, ':');
     device_index_ = colon != nullptr ? std::atoi(colon + 1) : 0;
     size_t outputs = 0;
@@ -106,6 +91,26 @@ class TorchCode : public Artifact {
   int (*set_mkl_threads)(int) = nullptr;  // only for this thread; returns the former number, 0: it was not set
 
  private:
+  // Finds the functions that bindings and runs call, and torch's numbers of dtypes and of the device's type.
+  void find_functions(void *handle) {
+    delete_container_ = find(handle, "AOTInductorModelContainerDelete");
+    run = find(handle, single ? "AOTInductorModelContainerRunSingleThreaded" : "AOTInductorModelContainerRun");
+    create_tensor_ = find(handle, "aoti_torch_create_tensor_from_blob");
+    delete_tensor = find(handle, "aoti_torch_delete_tensor_object");
+    new_handle = find(handle, "aoti_torch_new_tensor_handle");
+    const Constant device_type =
+        find(handle, on_gpu ? "aoti_torch_device_type_cuda" : "aoti_torch_device_type_cpu");
+    device_type_ = device_type();
+    for (size_t i = 0; i < kUnknown; ++i) {
+      const Constant dtype = find(handle, std::string("aoti_torch_dtype_") + kDtypes[i].name);
+      dtypes_[i] = dtype();
+    }
+    get_torch_threads = Symbol{dlsym(handle, "_ZN2at15get_num_threadsEv")};
+    get_threads = Symbol{dlsym(handle, "omp_get_max_threads")};
+    set_threads = Symbol{dlsym(handle, "omp_set_num_threads")};
+    set_mkl_threads = Symbol{dlsym(handle, "MKL_Set_Num_Threads_Local")};
+  }
+
   // Maps folder/weights.bin read-only and gives its tensors to the container, which does not own them.
   void take_weights(void *handle, const std::string &library, const std::string &folder) {
     std::ifstream index(folder + "/weights.txt");

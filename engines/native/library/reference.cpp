@@ -162,25 +162,40 @@ void require_same(const std::string &name, const soa::Collection &after, const s
   }
 }
 
+// The collections of a case. rows: the numbers of rows of the case, by row dimension.
+Collections collections_of(const soa::Model &model, const Tensors &tensors, const Json &signature, const Json &rows) {
+  const Json &layouts = signature["collections"];
+  Collections memory;
+  for (const std::string &name : layouts.keys) {
+    memory.emplace(name, filled(model, tensors, name, rows[layouts[name]["rows"].text()].integer()));
+  }
+  for (const std::string &name : signature.get("jagged").keys) {
+    cut_offsets(memory.at(name + "_offsets"), memory.at(name).size());
+  }
+  return memory;
+}
+
+// Fails if more values of an output are outside its tolerance than the version allows.
+void require_tolerance(const std::string &name, const Worst &worst, const Json &tolerance) {
+  const Json &max_outside = tolerance.get("max_outside");
+  const double share = max_outside.kind == Json::null ? 0 : max_outside.real();  // of the values that may be outside
+  if (static_cast<double>(worst.outside) <= share * static_cast<double>(worst.elements)) return;
+  fail(soa::refusals::deviation, "output '%s': %zu of %zu values are outside atol %g + rtol %g of the reference, the worst by %.3g",
+       name.c_str(), worst.outside, worst.elements, tolerance["atol"].real(), tolerance["rtol"].real(), worst.gap);
+}
+
 }  // namespace
 
 std::map<std::string, Worst> check_reference(const Json &manifest, const std::string &stored, const soa::Model &model,
                                              const Place &place) {
   const Tensors tensors(stored);
-  const Json &signature = manifest["signature"], &layouts = signature["collections"], &jagged = signature.get("jagged");
+  const Json &signature = manifest["signature"];
   const Json cases = Json::parse(tensors.header["__metadata__"]["cases"].text());
   std::map<std::string, Worst> worst;
   for (std::size_t i = 0; i < cases.list().size(); ++i) {
-    Collections memory, before;
+    const Collections before = collections_of(model, tensors, signature, cases.at(i));
+    const Collections memory = collections_of(model, tensors, signature, cases.at(i));
     std::vector<soa::Memory> bound;
-    for (Collections *each : {&before, &memory}) {
-      for (const std::string &name : layouts.keys) {
-        each->emplace(name, filled(model, tensors, name, cases.at(i)[layouts[name]["rows"].text()].integer()));
-      }
-      for (const std::string &name : jagged.keys) {
-        cut_offsets(each->at(name + "_offsets"), each->at(name).size());
-      }
-    }
     for (const auto &[name, collection] : memory) bound.push_back(collection);
     model.bind(place.bound ? place.bound(memory) : bound)(place.stream);
     if (place.answered) place.answered(i, memory);
@@ -191,13 +206,7 @@ std::map<std::string, Worst> check_reference(const Json &manifest, const std::st
     }
     for (const auto &[name, collection] : memory) require_same(name, collection, before.at(name), i);
   }
-  for (const auto &[name, found] : worst) {
-    const Json &tolerance = manifest["tolerances"][name], &max_outside = tolerance.get("max_outside");
-    const double share = max_outside.kind == Json::null ? 0 : max_outside.real();  // of the values that may be outside
-    if (static_cast<double>(found.outside) <= share * static_cast<double>(found.elements)) continue;
-    fail(soa::refusals::deviation, "output '%s': %zu of %zu values are outside atol %g + rtol %g of the reference, the worst by %.3g",
-         name.c_str(), found.outside, found.elements, tolerance["atol"].real(), tolerance["rtol"].real(), found.gap);
-  }
+  for (const auto &[name, deviation] : worst) require_tolerance(name, deviation, manifest["tolerances"][name]);
   return worst;
 }
 
