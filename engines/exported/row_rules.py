@@ -137,7 +137,7 @@ def _compared(call: Call) -> Value:
 
 
 def _both(call: Call) -> Value:
-    """`and` of two bools. If it is true, both are: so it knows what one of them knows."""
+    """`and` of two bools. Where it is true, both are: so what one of them implies, it implies."""
     below = call.value("self").below or call.value("other").below
     return Value(call.broadcast(), below=below)
 

@@ -149,7 +149,8 @@ def namespace_of(model: str) -> str:
     """The model's name, with `_` for characters that C++ does not allow, and at the end if C++ has
     another meaning for the name."""
     space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
-    return cxx_names([space], {space} if _in_c_library(space) else ())[space]
+    taken = {space} if _in_c_library(space) else set()
+    return cxx_names([space], taken)[space]
 
 
 def _struct(collection: str, name: str, signature: Signature) -> str:
