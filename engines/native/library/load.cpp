@@ -21,9 +21,9 @@ namespace {
 
 constexpr char kColumns[] = "reports/columns.json";
 
-// The artifact that is opened. `folder` is relative to the bundle's.
+// The artifact that is opened. The folder and the library in it are relative to the bundle's folder.
 struct Choice {
-  std::string target, engine, folder;
+  std::string target, engine, folder, library;
 };
 
 // An origin that owns its strings.
@@ -186,6 +186,32 @@ int32_t setting(int32_t asked, const Json &session, const char *key, std::int64_
   return static_cast<int32_t>(known ? configured->integer() : otherwise);
 }
 
+Choice choose(const Sealed &bundle, const Json &manifest, const soa_loading &loading) {
+  Choice choice;
+  choice.target = choose_target(bundle, manifest.get("targets"), loading);
+  const Json &record = manifest["targets"][choice.target];
+  choice.engine = choose_engine(bundle, choice.target, record, loading);
+  const Json &candidate = record["candidates"][choice.engine];
+  choice.folder = folder_of(candidate);
+  choice.library = candidate["files"].at(0).text();
+  return choice;
+}
+
+using OwnedModel = std::unique_ptr<soa_model, void (*)(soa_model *)>;
+
+// Opens an artifact, and fails if its files have changed after they were hashed.
+OwnedModel open_model(const Sealed &bundle, const Choice &choice, const char *device, int32_t instances, int32_t threads) {
+  const std::string library = bundle.root + "/" + choice.library, folder = bundle.root + "/" + choice.folder;
+  soa_model *opened = nullptr;
+  char message[2048] = "";
+  const int code = soa_model_open(library.c_str(), device == nullptr ? "cpu" : device, folder.c_str(), instances, threads, &opened,
+                                  message, sizeof message);
+  if (code != SOA_OK) fail(soa::Refusal{soa_refusal(), code}, "%s", message);
+  OwnedModel model(opened, soa_model_close);
+  bundle.require_unchanged(choice.folder + "/");
+  return model;
+}
+
 void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
   const bool test = loading.test != 0;
   const Sealed bundle(folder);
@@ -196,34 +222,21 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
          bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
   }
   if (!test) bundle.require_signature(keys_asked_for(loading));
-  Choice choice;
-  choice.target = choose_target(bundle, manifest.get("targets"), loading);
-  const Json &record = manifest["targets"][choice.target];
-  choice.engine = choose_engine(bundle, choice.target, record, loading);
-  const Json &candidate = record["candidates"][choice.engine];
-  choice.folder = folder_of(candidate);
+  const Choice choice = choose(bundle, manifest, loading);
   const Json &session = manifest.get("session");
   const int32_t threads = setting(loading.threads, session, "threads", 1);
   const int32_t instances = setting(loading.instances, session, "instances", std::max(1u, std::thread::hardware_concurrency()));
   auto described = std::make_unique<Origin>(bundle, manifest["name"].text(), ref, choice, threads);
   const auto state = soa::detail::described(nullptr, soa_model_close, described->arguments,
                                             std::string(described->folder) + "/arguments.txt", threads);
-  const char *device = loading.device == nullptr ? "cpu" : loading.device;
-  const std::string library = bundle.root + "/" + candidate["files"].at(0).text();
-  soa_model *opened = nullptr;
-  char message[2048] = "";
-  const int code =
-      soa_model_open(library.c_str(), device, described->folder, instances, threads, &opened, message, sizeof message);
-  if (code != SOA_OK) fail(soa::Refusal{soa_refusal(), code}, "%s", message);
-  std::unique_ptr<soa_model, void (*)(soa_model *)> owned(opened, soa_model_close);
-  bundle.require_unchanged(choice.folder + "/");
+  OwnedModel opened = open_model(bundle, choice, loading.device, instances, threads);
   if (test) {
-    state->model = {opened, [](soa_model *) {}};  // borrowed
+    state->model = {opened.get(), [](soa_model *) {}};  // borrowed
     const Json &reference = manifest.get("reference");
     const std::string file = reference.kind == Json::null ? "reference.safetensors" : reference.text();
     soa_library::check_reference(manifest, bundle.content(file), soa::Model(state));
   }
-  *model = owned.release();
+  *model = opened.release();
   *origin = described.release();
 }
 
