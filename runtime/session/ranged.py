@@ -43,7 +43,7 @@ class RangedExecutable(Executable):
         )
 
     def close(self) -> None:
-        """Close every artifact, also if another one raises an error."""
+        """Close every artifact, also if closing others fails; then raises the last error."""
         with ExitStack() as artifacts:
             artifacts.callback(self._otherwise.close)
             for _, executable in reversed(self._below):
