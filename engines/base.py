@@ -24,22 +24,28 @@ if TYPE_CHECKING:  # reading a config needs only the names of engines, and no to
     from soa.memory import Span
     from soa.signature import Signature
 
-_FOUND = declared("engines", "engine")
+_DECLARED = declared("engines", "engine")
 
-ENGINES: tuple[str, ...] = tuple(_FOUND)
+ENGINES: tuple[str, ...] = tuple(_DECLARED)
+
+
+def _engines_with(setting: str) -> tuple[str, ...]:
+    """The engines whose declaration does not say `<setting>=False`."""
+    return tuple(name for name in ENGINES if _DECLARED[name].settings.get(setting, True))
+
 
 # The candidates if no engines are named.
-DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
+DEFAULT_ENGINES = _engines_with("default")
 
 # The candidates of a quick build, for work in progress. `exported` is the fallback and needs no
 # compilation.
 QUICK_ENGINES = ("lanes", "exported")
 
 # Engines to which a config may give options.
-WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("options", True))
+WITH_OPTIONS = _engines_with("options")
 
 # Engines whose artifacts are opened and run without torch.
-WITHOUT_TORCH = tuple(n for n, f in _FOUND.items() if not f.settings.get("torch", True))
+WITHOUT_TORCH = tuple(name for name in ENGINES if name not in _engines_with("torch"))
 
 # Removed engines, each with the engine that opens its artifacts.
 RETIRED = {"aoti-autotune": "aoti", "aoti-folded": "aoti"}
@@ -164,30 +170,39 @@ class Engine(ABC):
 
 def known_engines() -> tuple[str, ...]:
     """The names of all engines: ours, then those of other installed packages."""
-    return (*ENGINES, *(name for name in of_packages("engines") if name not in _FOUND))
+    return (*ENGINES, *(name for name in of_packages("engines") if name not in _DECLARED))
 
 
 def engine(name: str) -> Engine:
     """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)
-    declared_engine = _FOUND.get(name) or of_packages("engines").get(name)
-    if declared_engine is None:
+    declaration = _DECLARED.get(name) or of_packages("engines").get(name)
+    if declaration is None:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(known_engines())}")
-    return _made(declared_engine)
+    return _instance(declaration)
 
 
-def _made(found: Declared) -> Engine:
-    """An engine, after a check that a class of another package is one, under its own name."""
-    if not found.package:
-        made: Engine = found.load()()
-        return made
-    where = f"{found.package} declares the engine {found.name!r} as {found.module}:"
+def _instance(declaration: Declared) -> Engine:
+    """A new instance of a declared engine.
+
+    Another package may declare anything. Raises EngineError if its class cannot be imported, or is
+    no Engine of the declared name.
+    """
+    if not declaration.package:
+        our_engine: Engine = declaration.load()()
+        return our_engine
+    where = (
+        f"{declaration.package} declares the engine {declaration.name!r} "
+        f"as {declaration.module}:{declaration.class_name}"
+    )
     try:
-        kind = found.load()
+        loaded = declaration.load()
     except Exception as error:  # the package's own code may raise any type
-        raise EngineError(f"{where}{found.class_name}: {first_line(error)}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Engine) and kind.name == found.name):
+        raise EngineError(f"{where}: {first_line(error)}") from error
+    is_engine = isinstance(loaded, type) and issubclass(loaded, Engine)
+    if not is_engine or loaded.name != declaration.name:
         raise EngineError(
-            f"{where}{found.class_name}, which is no subclass of Engine with engine={found.name!r}"
+            f"{where}, which is no subclass of Engine with engine={declaration.name!r}"
         )
-    return kind()
+    engine_class: type[Engine] = loaded
+    return engine_class()

@@ -42,7 +42,7 @@ MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
 
 # Parts of the messages by which torch's allocators, the C++ runtime, the compiler driver and the
 # linker report that memory ran out.
-_OUT_OF_MEMORY = (
+_OUT_OF_MEMORY_PHRASES = (
     "can't allocate memory",
     "cannot allocate memory",
     "std::bad_alloc",
@@ -55,23 +55,29 @@ _OUT_OF_MEMORY = (
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The numbers of the errors of a full disk: no space, a quota, a limit on a file's size."""
-_FULL_DISK = ("No space left on device", "Disk quota exceeded")
+_FULL_DISK_PHRASES = ("No space left on device", "Disk quota exceeded")
 
 
 def out_of_memory(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that memory ran out."""
-    return any(
-        isinstance(each, MemoryError) or any(said in str(each).lower() for said in _OUT_OF_MEMORY)
-        for each in causes(error, contexts=True)
-    )
+    for cause in causes(error, contexts=True):
+        text = str(cause).lower()
+        if isinstance(cause, MemoryError):
+            return True
+        if any(phrase in text for phrase in _OUT_OF_MEMORY_PHRASES):
+            return True
+    return False
 
 
 def full_disk(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that a disk or a quota is full."""
-    return any(
-        getattr(each, "errno", None) in FULL_DISK or any(said in str(each) for said in _FULL_DISK)
-        for each in causes(error, contexts=True)
-    )
+    for cause in causes(error, contexts=True):
+        text = str(cause)
+        if getattr(cause, "errno", None) in FULL_DISK:
+            return True
+        if any(phrase in text for phrase in _FULL_DISK_PHRASES):
+            return True
+    return False
 
 
 def first_line(error: BaseException) -> str:

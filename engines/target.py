@@ -51,8 +51,9 @@ class Kind(ABC):
 
 
 def _kind(name: str) -> Kind:
-    made: Kind = declared("engines", "kind")[name].load()()
-    return made
+    """The kind of this name, whose file is imported; KeyError if none is declared."""
+    kind: Kind = declared("engines", "kind")[name].load()()
+    return kind
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ class Target:
                     "name a target explicitly"
                 )
             return cls("cpu", _HIGHEST_BY_DEFAULT if _HIGHEST_BY_DEFAULT in levels else levels[0])
-        kind = declared("engines", "kind").get(device)
+        declaration = declared("engines", "kind").get(device)
         # The whole name must match, because a target is also a folder of the bundle.
-        if kind is None or not re.fullmatch(kind.settings["arch"], arch):
-            known = [str(each.settings["said"]) for each in declared("engines", "kind").values()]
+        if declaration is None or not re.fullmatch(declaration.settings["arch"], arch):
+            kinds = declared("engines", "kind").values()
+            known = [str(kind.settings["said"]) for kind in kinds]
             raise TargetError(f"unknown target {text!r}: use {', '.join(known)}")
         return cls(device, arch)
 
@@ -168,7 +170,8 @@ def gpu_target(index: int) -> Target:
 
 def best_target(available: Collection[str], device: str) -> str | None:
     """The best of the `available` targets that this host runs on `device`; None if it runs none."""
-    return next((str(each) for each in host_targets(device) if str(each) in available), None)
+    names = map(str, host_targets(device))
+    return next((name for name in names if name in available), None)
 
 
 def choose_target(available: Collection[str], device: str) -> str:
@@ -178,11 +181,14 @@ def choose_target(available: Collection[str], device: str) -> str:
     """
     if best := best_target(available, device):
         return best
-    name = device.partition(":")[0]
-    near = [t for t in available if name == "cpu" and t.startswith("cpu/")]
-    if near:
-        lacking = "; ".join(f"{t}: {_kind(name).why_not(t.partition('/')[2])}" for t in near)
-        raise TargetError(f"no artifact that this CPU can run: {lacking}")
-    what = "the CPU" if name == "cpu" else " or ".join(map(str, host_targets(device)))
-    held = ", ".join(available) or "none"
-    raise TargetError(f"no artifact for {what}; this version holds: {held}")
+    holds = f"this version holds: {', '.join(available) or 'none'}"
+    if device.partition(":")[0] != "cpu":
+        wanted = " or ".join(map(str, host_targets(device)))
+        raise TargetError(f"no artifact for {wanted}; {holds}")
+    cpu_targets = [target for target in available if target.startswith("cpu/")]
+    if not cpu_targets:
+        raise TargetError(f"no artifact for the CPU; {holds}")
+    lacking = [
+        f"{target}: {_kind('cpu').why_not(target.partition('/')[2])}" for target in cpu_targets
+    ]
+    raise TargetError(f"no artifact that this CPU can run: {'; '.join(lacking)}")

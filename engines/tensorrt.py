@@ -42,19 +42,24 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             program = moved_to_gpu(rewritten.program, "cuda")
             # The default of torch-tensorrt is to use TF32.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
-            given = [library.Input(**each) for each in ranges]
-            host, file = cpu_code(target), str(out / _PACKAGE)
-            how = {"output_format": "aot_inductor", "arg_inputs": given, "retrace": True}
+            inputs = [library.Input(**keywords) for keywords in ranges]
+            host_code = cpu_code(target)
             try:
-                compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
-                with inductor_settings(host) as known, torch._inductor.config.patch(known):
-                    library.save(compiled, file, **how)
+                compiled = library.dynamo.compile(program, arg_inputs=inputs, **settings)
+                with inductor_settings(host_code) as known, torch._inductor.config.patch(known):
+                    library.save(
+                        compiled,
+                        str(out / _PACKAGE),
+                        output_format="aot_inductor",
+                        arg_inputs=inputs,
+                        retrace=True,
+                    )
             except Exception as error:  # torch-tensorrt's errors have no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
-        largest = tuple(each["max_shape"] for each in ranges)
-        described = _Columns(rewritten.inputs, largest, rewritten.outputs)
-        (out / _COLUMNS).write_text(json.dumps(asdict(described)))
-        (out / FACTS).write_text(json.dumps({"host_code": host["cpp.march"]}))
+        largest = tuple(keywords["max_shape"] for keywords in ranges)
+        columns = _Columns(rewritten.inputs, largest, rewritten.outputs)
+        (out / _COLUMNS).write_text(json.dumps(asdict(columns)))
+        (out / FACTS).write_text(json.dumps({"host_code": host_code["cpp.march"]}))
         return [_PACKAGE, _COLUMNS, FACTS]
 
     def open(
@@ -66,42 +71,46 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             import torch_tensorrt  # noqa: F401 - registers the operation that the package calls
         try:
             content = read_plain(file.parent / _COLUMNS, links=True)
-            described = as_record(_Columns, parse_json(content))
+            columns = as_record(_Columns, parse_json(content))
             run = torch._inductor.aoti_load_package(str(file), device_index=device.index or 0)
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineError(f"{file.name} cannot be opened: {first_line(error)}") from error
-        return _TensorRt(run, described)
+        return _TensorRt(run, columns)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The indices of the arguments that the package takes, their largest shapes, its outputs."""
+    """What the file `columns.json` says of a package."""
 
     inputs: tuple[int, ...]
+    """The indices of the arguments that the package takes."""
     largest: tuple[tuple[int, ...], ...]
+    """The largest shape of each input."""
     outputs: tuple[Output, ...]
 
 
 class _TensorRt(Executable):
-    def __init__(self, run: Any, described: _Columns) -> None:
+    """A loaded package, which takes the inputs and returns a tensor for each output."""
+
+    def __init__(self, run: Any, columns: _Columns) -> None:
         self._run = run
-        self._columns = described
+        self._columns = columns
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        given = []
+        inputs = []
         for i, largest in zip(self._columns.inputs, self._columns.largest, strict=True):
             argument = arguments[i]
             if argument.dim() > 1 and argument.shape[1] > largest[1]:
                 # The padding exceeds the shape of the build. The rows in use come first.
                 argument = argument.narrow(1, 0, largest[1]).contiguous()
-            given.append(argument)
+            inputs.append(argument)
         with torch.no_grad():
-            answers = self._run(*given)
-        for output, value in zip(self._columns.outputs, answers, strict=True):
-            place = arguments[output.argument]
-            column = place if place.dim() == 1 else place[output.component]
-            flat = value.reshape(-1)
-            column.narrow(0, 0, flat.shape[0]).copy_(flat)
+            returned = self._run(*inputs)
+        for output, tensor in zip(self._columns.outputs, returned, strict=True):
+            written = arguments[output.argument]
+            column = written if written.dim() == 1 else written[output.component]
+            values = tensor.reshape(-1)
+            column.narrow(0, 0, values.shape[0]).copy_(values)
 
 
 def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
@@ -111,14 +120,20 @@ def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
     """
     graph = rewritten.program.graph
     names = set(rewritten.program.graph_signature.user_inputs)
-    values = [n.meta["val"] for n in graph.find_nodes(op="placeholder") if n.name in names]
-    ranges = [[bounds(size) for size in value.shape] for value in values]
+    placeholders = [node for node in graph.find_nodes(op="placeholder") if node.name in names]
+    tensors = [node.meta["val"] for node in placeholders]
+    ranges = [[bounds(size) for size in tensor.shape] for tensor in tensors]
     rows = max((high for shape in ranges for _, high in shape if high is not None), default=1)
-    made: list[dict[str, Any]] = []
-    for value, shape in zip(values, ranges, strict=True):
-        # One aligned line more than the rows: for the program, S and n are different sizes.
-        whole = [(low, rows + low if high is None else high) for low, high in shape]
-        least, largest = (tuple(side) for side in zip(*whole, strict=True))
-        typical = tuple((low + high) // 2 for low, high in whole)
-        made.append(dict(min_shape=least, opt_shape=typical, max_shape=largest, dtype=value.dtype))
-    return made
+    inputs: list[dict[str, Any]] = []
+    for tensor, shape in zip(tensors, ranges, strict=True):
+        # The least padded length is one aligned line. For the program, S and n are different sizes.
+        sizes = [(low, rows + low if high is None else high) for low, high in shape]
+        inputs.append(
+            {
+                "min_shape": tuple(low for low, _ in sizes),
+                "opt_shape": tuple((low + high) // 2 for low, high in sizes),
+                "max_shape": tuple(high for _, high in sizes),
+                "dtype": tensor.dtype,
+            }
+        )
+    return inputs

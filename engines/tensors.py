@@ -10,7 +10,10 @@ from soa.memory import Device, Span
 
 
 class TensorCall:
-    """Arguments tied to an executable that takes torch tensors: a `Prepared`."""
+    """Arguments tied to an executable that takes torch tensors: a `Prepared` (engines/base.py).
+
+    All arguments lie on the device of the first one. The tensors keep their memory alive.
+    """
 
     def __init__(
         self, executable: Callable[[Sequence[torch.Tensor]], None], arguments: Sequence[Span]

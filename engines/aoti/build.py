@@ -28,6 +28,7 @@ WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
 _ALIGNMENT = 64  # of each tensor in weights.bin, in bytes
 # With one of these options, Inductor packs weights in its own layouts, inside the library.
 _PACKS = ("max_autotune", "freezing")
+_GENERATED_SOURCES = {".cpp", ".h", ".o", ""}
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
@@ -59,8 +60,11 @@ class AotiBuild:
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build, with the weights in a file of their own if the library can take them from
-        there."""
+        """Build the library into `out`; returns its files, the library first.
+
+        The weights get files of their own if the library can take them from there. This is known
+        only once it is built without them: if it cannot, it is built a second time.
+        """
         # Inductor folds constants only if gradients are disabled.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
@@ -73,6 +77,7 @@ class AotiBuild:
             library = out / files[0]
             weights = _constants(program, library)
             if weights is not None and not needs_proxy_executor(library):
+                # The native runner knows by this name that the library needs `weights.bin`.
                 bare = library.rename(library.with_suffix(".bare.so"))
                 return [bare.name, *files[1:], *write_weights(weights, out)]
             for file in files:
@@ -83,8 +88,10 @@ class AotiBuild:
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's settings for a target; the user's options override them."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
-    renamed = {"cpp.threads" if key == "threads" else key: v for key, v in options.items()}
-    return {**cpu_code(target), **threads, **renamed}
+    settings = {**cpu_code(target), **threads, **options}
+    if "threads" in options:  # our short name
+        settings["cpp.threads"] = settings.pop("threads")
+    return settings
 
 
 def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
@@ -107,9 +114,13 @@ def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tenso
 def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
     """True if the weight file can hold every tensor: a dtype of the format, strided layout."""
     return all(
-        str(t.dtype).removeprefix("torch.") in DTYPES and t.layout == torch.strided
-        for t in tensors.values()
+        _dtype_name(tensor) in DTYPES and tensor.layout == torch.strided
+        for tensor in tensors.values()
     )
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
@@ -122,45 +133,48 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str
         NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
     """
     lines = ["soa-weights 1"]
-    at = 0
-    with (folder / WEIGHTS).open("wb") as out:
+    offset = 0
+    with (folder / WEIGHTS).open("wb") as weights:
         for name, tensor in tensors.items():
-            at += out.write(b"\0" * (-at % _ALIGNMENT))
-            numbers = [tensor.itemsize, at, tensor.ndim, *tensor.shape, *tensor.stride()]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            lines.append(" ".join([name, dtype, *map(str, numbers)]))
-            at += out.write(_memory(tensor))
+            padding = -offset % _ALIGNMENT  # to the next multiple of the alignment
+            offset += weights.write(b"\0" * padding)
+            numbers = [tensor.itemsize, offset, tensor.ndim, *tensor.shape, *tensor.stride()]
+            lines.append(" ".join([name, _dtype_name(tensor), *map(str, numbers)]))
+            offset += weights.write(_memory(tensor))
     (folder / WEIGHTS_INDEX).write_text("\n".join(lines) + "\n")
     return [WEIGHTS, WEIGHTS_INDEX]
 
 
 def _memory(tensor: torch.Tensor) -> bytes:
-    """The bytes from a tensor's first element to its last, for any strides."""
+    """The bytes from a tensor's first element to its last, with the gaps that its strides leave."""
     if tensor.numel() == 0:
         return b""
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes_and_strides)
+    flat = tensor.detach().as_strided((last + 1,), (1,), tensor.storage_offset())
     return flat.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 @contextmanager
 def _products_of_no_rows() -> Iterator[None]:
-    """Patches torch 2.13: its matrix products divide by the number of row blocks, so that a call
-    with 0 rows ends with SIGFPE."""
+    """Inside the block, code for matrix products is generated so that it can take 0 rows.
+
+    torch 2.13 divides by the number of row blocks, and a call with 0 rows ends with SIGFPE. So the
+    template of that code is replaced, in all threads. A template without that line stays as it is.
+    """
     from torch._inductor import lowering  # noqa: F401  # first: the two import each other
     from torch._inductor.codegen import cpp_gemm_template as template
 
-    text = template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK
-    least = text.replace(
+    original = template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK
+    template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = original.replace(
         "const int64_t Mr_blocks = (M + Mr - 1) / Mr;",
         "const int64_t Mr_blocks = std::max<int64_t>((M + Mr - 1) / Mr, 1);",
         1,
     )
-    template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = least
     try:
         yield
     finally:
-        template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = text
+        template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = original
 
 
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
@@ -176,19 +190,21 @@ def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> lis
 
 
 def unpack(package: Path, out: Path) -> list[str]:
-    """Unpack the library, its metadata and GPU kernels, but not the generated sources."""
+    """Unpack the library, its metadata and GPU kernels, but not the generated sources.
+
+    Returns the names of the files; the library is the first. EngineError unless there is one.
+    """
     files: list[str] = []
     with zipfile.ZipFile(package) as archive:
         for entry in archive.namelist():
             name = Path(entry).name
-            if "/aotinductor/" not in entry or Path(name).suffix in {".cpp", ".h", ".o", ""}:
+            if "/aotinductor/" not in entry or Path(name).suffix in _GENERATED_SOURCES:
                 continue
             with archive.open(entry) as stored, (out / name).open("wb") as unpacked:
                 shutil.copyfileobj(stored, unpacked)
             files.append(name)
-    files.sort(key=lambda name: (not name.endswith(".so"), name))
     libraries = [name for name in files if name.endswith(".so")]
     if len(libraries) != 1:
-        raise EngineError(f"expected one library in the package, found {libraries}")
+        raise EngineError(f"expected one library in the package, found {sorted(libraries)}")
     (out / libraries[0]).chmod(0o755)
-    return files
+    return [*libraries, *sorted(name for name in files if not name.endswith(".so"))]

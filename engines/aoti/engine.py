@@ -43,13 +43,12 @@ class AotiEngine(Engine, engine="aoti", order=10):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: no thread but the caller's), and all settings of Inductor."""
-        words = named_compiler() or ("g++",)
-        if len(words) > 1:  # torch takes all of it for the name of a file
-            raise EngineError(
-                f"CXX={' '.join(words)}: {self.name} needs a compiler without options"
-            )
-        if shutil.which(words[0]) is None:
-            raise EngineError(f"no C++ compiler is here: {words[0]} is not on PATH; install g++")
+        compiler, *compiler_options = named_compiler() or ("g++",)
+        if compiler_options:  # torch takes all of CXX for the name of a file
+            command = " ".join([compiler, *compiler_options])
+            raise EngineError(f"CXX={command}: {self.name} needs a compiler without options")
+        if shutil.which(compiler) is None:
+            raise EngineError(f"no C++ compiler is here: {compiler} is not on PATH; install g++")
         return self.build().compile(source, target, options, out)
 
     def open(
@@ -93,8 +92,8 @@ class _TorchRunner(Executable):
         if device.type == "cpu":
             runner: Any = _aoti.AOTIModelContainerRunnerCpu(str(file), 1)
         else:
-            where = str(file.parent)
-            runner = _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), where)
+            kernels = str(file.parent)
+            runner = _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), kernels)
         self._run = runner.run
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -105,15 +104,27 @@ class _TorchRunner(Executable):
 
 
 def _load_libtorch(artifact: Path, device: torch.device) -> None:
-    """Load libtorch. For a CPU, skip torch's Python part, which takes most of an import's time."""
-    torch_package = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
-    if torch_package is not None and torch_package.origin is not None:
-        try:
-            libraries = Path(torch_package.origin).parent / "lib"
-            ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
-            if needs_libtorch(artifact):
-                ctypes.CDLL(str(libraries / "libtorch.so"))
-            return
-        except OSError:  # `import torch` finds the dependencies that CDLL did not
-            pass
-    import torch as torch
+    """Load the libraries of torch that the artifact is linked with, unless torch is imported."""
+    if "torch" in sys.modules:
+        return
+    if device.type != "cpu" or not _libtorch_without_python(artifact):
+        import torch as torch
+
+
+def _libtorch_without_python(artifact: Path) -> bool:
+    """Load libtorch without torch's Python part, which takes most of an import's time.
+
+    False if that is not possible: torch has no file, or the loader does not find a dependency,
+    which `import torch` finds.
+    """
+    torch_package = find_spec("torch")
+    if torch_package is None or torch_package.origin is None:
+        return False
+    libraries = Path(torch_package.origin).parent / "lib"
+    try:
+        ctypes.CDLL(str(libraries / "libtorch_cpu.so"))
+        if needs_libtorch(artifact):
+            ctypes.CDLL(str(libraries / "libtorch.so"))
+    except OSError:
+        return False
+    return True

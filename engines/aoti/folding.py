@@ -16,20 +16,22 @@ aten = torch.ops.aten
 
 
 def fold_linear(program: ExportedProgram) -> None:
-    """Reshape the input of every linear layer to a matrix; changes the program in place."""
+    """Reshape the input of linear layers to a matrix; changes the program in place.
+
+    Only the first dimension of such an input may have a size that is not known.
+    """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.target is not aten.linear.default:
             continue
-        given, *layer = node.args
-        before, after = sizes(given), sizes(node)
-        if len(before) < 3 or not all(isinstance(size, int) for size in after[1:]):
-            continue
+        source, *weight_and_bias = node.args
+        features, shape = sizes(source)[-1], sizes(node)
+        if len(shape) < 3 or not all(isinstance(size, int) for size in shape[1:]):
+            continue  # the result is reshaped to `shape`, of which one size may be left to torch
         with graph.inserting_before(node):
-            flat = insert(graph, aten.reshape.default, given, [-1, before[-1]])
-            linear = insert(graph, aten.linear.default, flat, *layer)
-            shape = [-1, *after[1:]]
-            linear = insert(graph, aten.reshape.default, linear, shape)
+            matrix = insert(graph, aten.reshape.default, source, [-1, features])
+            product = insert(graph, aten.linear.default, matrix, *weight_and_bias)
+            linear = insert(graph, aten.reshape.default, product, [-1, *shape[1:]])
         node.replace_all_uses_with(linear)
     graph.eliminate_dead_code()
     graph.lint()

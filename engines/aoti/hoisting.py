@@ -23,18 +23,21 @@ from engines.exported import as_node, bounds, insert, sizes
 aten = torch.ops.aten
 
 # Default values of a convolution's arguments.
-_ABSENT: tuple[Any, ...] = (None, None, None, [1], [0], [1], 1)
+_CONVOLUTION_DEFAULTS: tuple[Any, ...] = (None, None, None, [1], [0], [1], 1)
 
 # A move changes the rounding. So a layer is moved only if at most this part of its multiplications
-# is left.
-_WORTH = 0.8
+# remains.
+_LARGEST_REST = 0.8
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer on the input `given`, whose features lie along `dim`."""
+    """A linear layer on `source`, whose features lie along `dim`.
 
-    given: Node
+    `weight` has shape (outputs, features), and for a convolution one more size 1 for each position.
+    """
+
+    source: Node
     dim: int
     weight: Node
     bias: Node | None
@@ -48,10 +51,11 @@ def hoist_linear(program: ExportedProgram) -> int:
         layer = _layer(node)
         if layer is None:
             continue
-        if _cost(layer.given, layer.dim) > _WORTH * _direct(layer.given, layer.dim):
+        at_best = _fewest_multiplications(layer.source, layer.dim)
+        if at_best > _LARGEST_REST * _multiplications(layer.source):
             continue
         with graph.inserting_before(node):
-            _replace(graph, node, layer)
+            node.replace_all_uses_with(_hoisted(graph, layer))
         moved += 1
     if moved:
         graph.eliminate_dead_code()
@@ -73,64 +77,68 @@ def linear_for_convolutions(program: ExportedProgram) -> None:
         with graph.inserting_before(node):
             shape = [int(size) for size in sizes(layer.weight)[:2]]
             weight = insert(graph, aten.reshape.default, layer.weight, shape)
-            turned = insert(graph, aten.permute.default, layer.given, [0, *range(2, rank), 1])
+            features_last = [0, *range(2, rank), 1]
+            features_second = [0, rank - 1, *range(1, rank - 1)]
+            turned = insert(graph, aten.permute.default, layer.source, features_last)
             linear = insert(graph, aten.linear.default, turned, weight, layer.bias)
-            linear = insert(graph, aten.permute.default, linear, [0, rank - 1, *range(1, rank - 1)])
-        node.replace_all_uses_with(linear)
+            result = insert(graph, aten.permute.default, linear, features_second)
+        node.replace_all_uses_with(result)
     graph.eliminate_dead_code()
     graph.lint()
 
 
 def _layer(node: Node) -> _Layer | None:
     """The layer, if the node is a linear layer or a convolution with kernel size 1, else None."""
-    given: Any
+    source: Any
     weight: Any
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.linear.default:
-        given, weight, bias = (*arguments, None)[:3]
-        return _Layer(given, len(sizes(given)) - 1, weight, bias)
+        source, weight, bias = (*arguments, None)[:3]
+        return _Layer(source, len(sizes(source)) - 1, weight, bias)
     if node.target not in (aten.conv1d.default, aten.conv2d.default):
         return None
-    given, weight, bias, stride, padding, _, groups = (*arguments, *_ABSENT[len(arguments) :])
+    defaults = _CONVOLUTION_DEFAULTS[len(arguments) :]
+    source, weight, bias, stride, padding, _, groups = (*arguments, *defaults)
     one_place = set(sizes(weight)[2:]) == {1} and set(stride) == {1} and set(padding) == {0}
-    if not one_place or groups != 1 or len(sizes(given)) != len(sizes(weight)):
-        return None
-    return _Layer(given, 1, weight, bias)
+    if not one_place or groups != 1 or len(sizes(source)) != len(sizes(weight)):
+        return None  # it has other kernels or groups, or its input has no dimension of a batch
+    return _Layer(source, 1, weight, bias)
 
 
-def _replace(graph: Graph, node: Node, layer: _Layer) -> None:
-    """Put a product of matrices, in place, where `node` computes the layer."""
-    out, features = (int(size) for size in sizes(layer.weight)[:2])
+def _hoisted(graph: Graph, layer: _Layer) -> Node:
+    """The layer's result, from products of matrices as far forward as it saves work."""
+    outputs, features = (int(size) for size in sizes(layer.weight)[:2])
     weight = layer.weight
     if len(sizes(weight)) > 2:
-        weight = insert(graph, aten.reshape.default, weight, [out, features])
-    product = _applied(graph, layer.given, layer.dim, weight)
-    if layer.bias is not None:
-        after = len(sizes(layer.given)) - 1 - layer.dim
-        bias = insert(graph, aten.reshape.default, layer.bias, [out] + [1] * after)
-        product = insert(graph, aten.add.Tensor, product, bias)
-    node.replace_all_uses_with(product)
+        weight = insert(graph, aten.reshape.default, weight, [outputs, features])
+    product = _applied(graph, layer.source, layer.dim, weight)
+    if layer.bias is None:
+        return product
+    dims_behind = len(sizes(layer.source)) - 1 - layer.dim
+    bias = insert(graph, aten.reshape.default, layer.bias, [outputs] + [1] * dims_behind)
+    return insert(graph, aten.add.Tensor, product, bias)
 
 
 def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """Apply `weight` along `dim` of `value`, as far in front of `value` as it saves work."""
-    step = _step(value, dim)
-    if step is None or _cost(value, dim) >= _direct(value, dim):
+    """Apply `weight`, (outputs, features), along `dim` of `value`: as far in front of `value` as it
+    saves work."""
+    passage = _passage(value, dim)
+    if passage is None or _fewest_multiplications(value, dim) >= _multiplications(value):
         return _multiplied(graph, value, dim, weight)
-    at = 0
-    parts: list[Node] = []
-    for before, its_dim in step.parts:
-        part = weight
-        if step.splits:
-            width = int(sizes(before)[its_dim])
-            part = insert(graph, aten.slice.Tensor, weight, 1, at, at + width)
-            at += width
-        parts.append(_applied(graph, before, its_dim, part))
-    return step.rebuild(graph, parts, int(sizes(weight)[0]))
+    first_feature = 0
+    results: list[Node] = []
+    for source, its_dim in passage.sources:
+        own_weight = weight
+        if passage.splits:  # the features of this input, of those that are concatenated
+            end = first_feature + int(sizes(source)[its_dim])
+            own_weight = insert(graph, aten.slice.Tensor, weight, 1, first_feature, end)
+            first_feature = end
+        results.append(_applied(graph, source, its_dim, own_weight))
+    return passage.rebuild(graph, results, int(sizes(weight)[0]))
 
 
 def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """Apply `weight` along `dim` of `value` itself."""
+    """Apply `weight`, (outputs, features), along `dim` of `value` itself."""
     rank = len(sizes(value))
     if dim == rank - 1:
         return insert(graph, aten.linear.default, value, weight)
@@ -147,50 +155,53 @@ def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Passage:
     """An operation for which a linear layer may be applied to its inputs instead of its result.
 
-    `parts`: its inputs, each with its dimension of features. `splits`: the inputs are concatenated
-    along the features. `rebuild(graph, parts, features)` repeats the operation on other inputs,
-    which have `features` features.
+    `sources`: its inputs, each with its dimension of features. `splits`: the inputs are
+    concatenated along the features. `rebuild(graph, results, features)` repeats the operation on
+    the results of the layer, which have `features` features.
     """
 
-    parts: tuple[tuple[Node, int], ...]
+    sources: tuple[tuple[Node, int], ...]
     rebuild: Callable[[Graph, list[Node], int], Node]
     splits: bool = False
 
 
-def _step(value: Node, dim: int) -> _Step | None:
+def _passage(value: Node, dim: int) -> _Passage | None:
+    """How a layer along `dim` passes the operation that makes `value`; None if it cannot."""
     if value.op != "call_function" or value.kwargs.keys() - {"memory_format"}:
         return None
-    make = _STEPS.get(value.target)
+    make = _PASSAGES.get(value.target)
     return make(value, dim) if make is not None else None
 
 
-def _again(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Step:
-    """A step with one input, the first argument, whose features lie along `dim`. `shape`: the
+def _one_input(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Passage:
+    """A passage with one input, the first argument, whose features lie along `dim`. `shape`: the
     second argument if it is a shape; `rebuild` puts the number of features at its index `at`."""
     target: Any = value.target
 
-    def rebuild(graph: Graph, parts: list[Node], features: int) -> Node:
-        rest = value.args[1:] if shape is None else ([*shape[:at], features, *shape[at + 1 :]],)
-        return insert(graph, target, parts[0], *rest)
+    def rebuild(graph: Graph, results: list[Node], features: int) -> Node:
+        others = value.args[1:] if shape is None else ([*shape[:at], features, *shape[at + 1 :]],)
+        return insert(graph, target, results[0], *others)
 
-    return _Step(((as_node(value.args[0]), dim),), rebuild)
-
-
-def _transpose(value: Node, dim: int) -> _Step:
-    dims: Any = value.args[1:3]
-    first, second = (int(d) % len(sizes(value)) for d in dims)
-    return _again(value, {first: second, second: first}.get(dim, dim))
+    return _Passage(((as_node(value.args[0]), dim),), rebuild)
 
 
-def _permute(value: Node, dim: int) -> _Step:
+def _transpose(value: Node, dim: int) -> _Passage:
+    """An exchange of two dimensions."""
+    exchanged: Any = value.args[1:3]
+    first, second = (int(number) % len(sizes(value)) for number in exchanged)
+    return _one_input(value, {first: second, second: first}.get(dim, dim))
+
+
+def _permute(value: Node, dim: int) -> _Passage:
+    """A permutation: dimension `dim` of the result is dimension `order[dim]` of the input."""
     order: Any = value.args[1]
-    return _again(value, int(order[dim]) % len(order))
+    return _one_input(value, int(order[dim]) % len(order))
 
 
-def _view(value: Node, dim: int) -> _Step | None:
+def _view(value: Node, dim: int) -> _Passage | None:
     """A view, if its input has one dimension that holds exactly the features, else None."""
     before, after = sizes(value.args[0]), sizes(value)
     same = [
@@ -200,74 +211,80 @@ def _view(value: Node, dim: int) -> _Step | None:
         and math.prod(before[:d]) == math.prod(after[:dim])
         and math.prod(before[d + 1 :]) == math.prod(after[dim + 1 :])
     ]
-    return _again(value, same[0], value.args[1], dim) if len(same) == 1 else None
+    return _one_input(value, same[0], value.args[1], dim) if len(same) == 1 else None
 
 
-def _repeat(value: Node, dim: int) -> _Step | None:
+def _repeat(value: Node, dim: int) -> _Passage | None:
+    """A repetition along other dimensions than the features', else None."""
     repeats: Any = value.args[1]
     added = len(repeats) - len(sizes(value.args[0]))
-    return _again(value, dim - added) if dim >= added and repeats[dim] == 1 else None
+    return _one_input(value, dim - added) if dim >= added and repeats[dim] == 1 else None
 
 
-def _expand(value: Node, dim: int) -> _Step | None:
+def _expand(value: Node, dim: int) -> _Passage | None:
+    """An expansion of other dimensions than the features', else None."""
     before, after = sizes(value.args[0]), sizes(value)
     added = len(after) - len(before)
     if dim < added or before[dim - added] != after[dim]:
         return None
-    return _again(value, dim - added, value.args[1], dim)
+    return _one_input(value, dim - added, value.args[1], dim)
 
 
-def _index_select(value: Node, dim: int) -> _Step | None:
-    chosen: Any = value.args[1]
-    return _again(value, dim) if int(chosen) % len(sizes(value)) != dim else None
+def _index_select(value: Node, dim: int) -> _Passage | None:
+    """A selection along another dimension than the features', else None."""
+    selected_dim: Any = value.args[1]
+    if int(selected_dim) % len(sizes(value)) == dim:
+        return None
+    return _one_input(value, dim)
 
 
-def _index(value: Node, dim: int) -> _Step | None:
+def _index(value: Node, dim: int) -> _Passage | None:
     """An index with one tensor, along a dimension that is not the features', else None."""
     indices: Any = value.args[1]
-    given = [(d, index) for d, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or given[0][1].meta["val"].dtype is torch.bool:
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    if len(dims) != 1 or indices[dims[0]].meta["val"].dtype is torch.bool:
         return None
-    at, index = given[0]
-    added = len(sizes(index)) - 1
-    if at <= dim <= at + added:
+    # In the result, the dimensions of the index tensor replace the indexed dimension.
+    first = dims[0]
+    added = len(sizes(indices[first])) - 1
+    if first <= dim <= first + added:
         return None
-    return _again(value, dim if dim < at else dim - added)
+    return _one_input(value, dim if dim < first else dim - added)
 
 
-def _sum(value: Node, dim: int) -> _Step | None:
+def _sum(value: Node, dim: int) -> _Passage | None:
     """A sum or difference of two values of the same rank and number of features, else None."""
-    if len(value.args) != 2 or not all(isinstance(part, Node) for part in value.args):
+    if len(value.args) != 2 or not all(isinstance(term, Node) for term in value.args):
         return None
-    parts = [as_node(part) for part in value.args]
-    rank = len(sizes(value))
-    if any(len(sizes(p)) != rank or sizes(p)[dim] != sizes(value)[dim] for p in parts):
+    terms = [as_node(term) for term in value.args]
+    rank, features = len(sizes(value)), sizes(value)[dim]
+    if any(len(sizes(term)) != rank or sizes(term)[dim] != features for term in terms):
         return None
     target: Any = value.target
-    return _Step(
-        tuple((part, dim) for part in parts),
-        lambda graph, made, features: insert(graph, target, *made),
+    return _Passage(
+        tuple((term, dim) for term in terms),
+        lambda graph, results, features: insert(graph, target, *results),
     )
 
 
-def _cat(value: Node, dim: int) -> _Step | None:
-    """A concatenation of features. The layer of the whole is the sum of a layer for each part."""
-    parts: Any = value.args[0]
-    along: Any = value.args[1] if len(value.args) > 1 else 0
-    if int(along) % len(sizes(value)) != dim:
+def _cat(value: Node, dim: int) -> _Passage | None:
+    """A concatenation of features, else None. The layer is the sum of a layer for each input."""
+    joined: Any = value.args[0]
+    joined_dim: Any = value.args[1] if len(value.args) > 1 else 0
+    if int(joined_dim) % len(sizes(value)) != dim:
         return None
 
-    def rebuild(graph: Graph, made: list[Node], features: int) -> Node:
-        total, *others = made
-        for part in others:
-            total = insert(graph, aten.add.Tensor, total, part)
+    def rebuild(graph: Graph, results: list[Node], features: int) -> Node:
+        total, *others = results
+        for result in others:
+            total = insert(graph, aten.add.Tensor, total, result)
         return total
 
-    return _Step(tuple((part, dim) for part in parts), rebuild, splits=True)
+    return _Passage(tuple((source, dim) for source in joined), rebuild, splits=True)
 
 
-_STEPS: dict[Any, Callable[[Node, int], _Step | None]] = {
-    aten.clone.default: _again,
+_PASSAGES: dict[Any, Callable[[Node, int], _Passage | None]] = {
+    aten.clone.default: _one_input,
     aten.transpose.int: _transpose,
     aten.permute.default: _permute,
     aten.view.default: _view,
@@ -283,19 +300,24 @@ _STEPS: dict[Any, Callable[[Node, int], _Step | None]] = {
 }
 
 
-def _cost(value: Node, dim: int) -> float:
+def _fewest_multiplications(value: Node, dim: int) -> float:
     """The least number of multiplications for a layer with one output along `dim` of a value."""
-    step = _step(value, dim)
-    if step is None:
-        return _direct(value, dim)
-    return min(_direct(value, dim), sum(_cost(part, its_dim) for part, its_dim in step.parts))
+    passage = _passage(value, dim)
+    here = _multiplications(value)
+    if passage is None:
+        return here
+    return min(here, sum(_fewest_multiplications(*source) for source in passage.sources))
 
 
-def _direct(value: Node, dim: int) -> float:
+def _multiplications(value: Node) -> float:
+    """The number of multiplications for a layer with one output on the value itself: one for each
+    element."""
     return math.prod(_extent(size) for size in value.meta["val"].shape)
 
 
 def _extent(size: Any) -> float:
     """A size as a number: for a symbolic size its largest value, or the least if unbounded."""
+    if isinstance(size, int):
+        return size
     least, largest = bounds(size)
-    return size if isinstance(size, int) else max(least if largest is None else largest, 1)
+    return max(least if largest is None else largest, 1)

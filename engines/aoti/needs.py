@@ -21,6 +21,7 @@ def needs_libtorch(library: Path) -> bool:
 
 
 def _names(library: Path, name: bytes) -> bool:
+    """True if the bytes of the library contain `name`; EngineError if it cannot be read."""
     try:
         with library.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
             return content.find(name) >= 0

@@ -66,78 +66,85 @@ class StandaloneBuild(AotiBuild):
             raise EngineError(f"{SHIM} is missing: install soa-pipeline on an x86-64 host")
         dispatched: list[str] = []
         try:
-            with TemporaryDirectory() as scratch, _written_out(), _noting(dispatched):
-                settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
+            with TemporaryDirectory() as scratch, _own_products(), _recording(dispatched):
+                settings = {"aot_inductor.custom_op_libs": [_linker_words(Path(scratch))]}
                 files = super().compile(source, target, {**settings, **options}, out)
         except Exception as error:  # torch has no exception type for errors of the linker
             missing = list(dict.fromkeys(_MISSING.findall(str(error))))
             if not missing:
                 raise
-            needs = _needs(dispatched, missing, source.program)
-            raise NotApplicableError(f"it cannot run without torch: {needs}") from error
-        with (out / TARGET).open("a") as note:
-            note.write(f"soa-shim {VERSION}\n")
+            needed = _needed_of_torch(dispatched, missing, source.program)
+            raise NotApplicableError(f"it cannot run without torch: {needed}") from error
+        with (out / TARGET).open("a") as target_file:
+            target_file.write(f"soa-shim {VERSION}\n")
         return files
 
 
-def _needs(dispatched: Sequence[str], missing: Sequence[str], file: Path) -> str:
-    """The operators without a C function, and the functions that the linker lacks, each with its
-    line in the model."""
+def _needed_of_torch(dispatched: Sequence[str], missing: Sequence[str], file: Path) -> str:
+    """What an error says: the operators without a C function, `dispatched`, and the functions that
+    the linker lacks, each with its line in the model."""
     program = load_program(file)
-    functions = [_said(name, program) for name in missing if name not in _DISPATCHER]
+    functions = [_with_line(name, program) for name in missing if name not in _DISPATCHER]
     return ", ".join(dict.fromkeys([*dispatched, *functions]))
 
 
-def _libraries(scratch: Path) -> str:
+def _linker_words(scratch: Path) -> str:
     """The text after the linker's `-l`: the shim, which also replaces `_FUNCTIONS` and OpenMP.
+
+    Writes a `libgomp.so` into `scratch`, which must exist until the linker has run.
 
     A function that neither the shim nor the system has is an error of the linker. The system's
     OpenMP is not linked, because the code uses one thread.
     """
     (scratch / "libgomp.so").write_text("INPUT(-lsoa_shim)\n")
     folders = [f"-L{shlex.quote(str(folder))}" for folder in (scratch, SHIM.parent)]
-    wrapped = [f"--wrap={name}{kind}" for name in _FUNCTIONS for kind in ("", "f")]
+    wrapped = [f"--wrap={name}{suffix}" for name in _FUNCTIONS for suffix in ("", "f")]
     return " ".join(["soa_shim", *folders, ",".join(["-Wl,-z,defs,-z,noexecstack", *wrapped])])
 
 
 @contextmanager
-def _written_out() -> Iterator[None]:
+def _own_products() -> Iterator[None]:
     """Inside the block, Inductor takes its own code for matrix products if it has some, and does
     not compare its speed with that of a library."""
     from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 
-    def own(choices: list[Any]) -> list[Any]:
-        return [each for each in choices if not isinstance(each, ExternKernelCaller)] or choices
+    def without_libraries(choices: list[Any]) -> list[Any]:
+        own = [choice for choice in choices if not isinstance(choice, ExternKernelCaller)]
+        return own or choices
 
     cache = get_algorithm_selector_cache()
-    cache.add_preprocessing_fn(own)
+    cache.add_preprocessing_fn(without_libraries)
     try:
         yield
     finally:
-        cache.preprocessing_fns.remove(own)
+        cache.preprocessing_fns.remove(without_libraries)
 
 
 @contextmanager
-def _noting(dispatched: list[str]) -> Iterator[None]:
+def _recording(dispatched: list[str]) -> Iterator[None]:
     """Inside the block, adds each operator without a C function to `dispatched`, with its line in
     the model."""
     from torch._inductor.ir import FallbackKernel
 
-    exported: Any = FallbackKernel.export_extern_kernel_node
+    original: Any = FallbackKernel.export_extern_kernel_node
 
-    def noting(kernel: Any) -> Any:
+    def recording(kernel: Any) -> Any:
         dispatched.append(placed(str(kernel.op_overload), kernel.get_stack_traces()))
-        return exported(kernel)
+        return original(kernel)
 
-    FallbackKernel.export_extern_kernel_node = noting  # type: ignore[method-assign]
+    FallbackKernel.export_extern_kernel_node = recording  # type: ignore[method-assign]
     try:
         yield
     finally:
-        FallbackKernel.export_extern_kernel_node = exported  # type: ignore[method-assign]
+        FallbackKernel.export_extern_kernel_node = original  # type: ignore[method-assign]
 
 
-def _said(name: str, program: ExportedProgram) -> str:
-    """The name of a function, with the line of the model that needs it, if that can be found."""
+def _with_line(name: str, program: ExportedProgram) -> str:
+    """The name of a function, with the line of the model that needs it, if that can be found.
+
+    The line is that of the first operator whose name is a part of the function's: `addmm` for
+    `aoti_torch_cpu_addmm_out`, `exp` for `expf` and `Sleef_expf8_u10`.
+    """
     for node in program.graph.nodes:
         operator = re.match(r"\w+\.(\w+)", str(node.target))
         if node.op != "call_function" or operator is None:

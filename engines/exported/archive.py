@@ -93,6 +93,7 @@ def _check(content: bytes) -> None:
 
 
 def _require_records(records: Sequence[str]) -> None:
+    """Raises EngineError unless the archive has only files of a program, each once."""
     for name in records:
         if not _RECORDS.fullmatch(name):
             raise EngineError(f"the archive holds {name!r}, which is no part of a program")
@@ -119,16 +120,17 @@ def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(data, str):
         yield key, data
     elif isinstance(data, list):
-        for each in data:
-            yield from _strings(each, key)
-    elif isinstance(data, dict):
-        for name, each in data.items():
-            if key != "metadata":  # torch does not use these texts
-                yield "name", name
-                yield from _strings(each, name)
+        for item in data:
+            yield from _strings(item, key)
+    elif isinstance(data, dict) and key != "metadata":  # torch does not use the texts of these
+        for name, item in data.items():
+            yield "name", name
+            yield from _strings(item, name)
 
 
 def _require_name(text: str) -> None:
+    """Raises EngineError unless `text` has only letters, digits, `_` and dots: torch writes names
+    into source code."""
     if not _NAME.fullmatch(text):
         raise EngineError(f"{text[:40]!r} is not a name")
 
@@ -144,34 +146,48 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
         raise EngineError(f"{text[:40]!r} is not a shape") from None
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        good = isinstance(node, _SYNTAX)
-        if isinstance(node, ast.Name):
-            good = node.id in allowed or (id(node) not in called and _is_symbol(node.id))
-        elif isinstance(node, ast.keyword) and node.arg != "precision":
-            good = isinstance(getattr(node.value, "value", None), bool)
-        elif isinstance(node, ast.Constant):
-            good = isinstance(node.value, int | float) or _is_symbol(node.value)
-        if not good:
+        a_symbol = isinstance(node, ast.Name) and id(node) not in called and _is_symbol(node.id)
+        if not a_symbol and not _is_allowed(node, allowed):
             raise EngineError(f"{text[:40]!r} is not a shape")
     if _bits(tree.body) > _MOST_BITS:
         raise EngineError(f"{text[:40]!r} is too large a number for a shape")
 
 
+def _is_allowed(node: ast.AST, allowed: frozenset[str]) -> bool:
+    """True for syntax that a shape may have, if no Name is a symbol."""
+    if isinstance(node, ast.Name):
+        return node.id in allowed
+    if isinstance(node, ast.keyword) and node.arg != "precision":
+        return isinstance(getattr(node.value, "value", None), bool)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float) or _is_symbol(node.value)
+    return isinstance(node, _SYNTAX)
+
+
 def _bits(node: ast.expr) -> float:
-    """An upper bound for the bits of an expression's value, if the value of a symbol has 64."""
+    """An upper bound for the bits of an expression's value, if the value of a symbol has 64.
+
+    The bits of a product add up. A sum has at most one bit more for each of its terms. The other
+    functions are bounded in the same way: their results are no larger than their arguments.
+    """
     if isinstance(node, ast.Constant):
         return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
     if isinstance(node, ast.UnaryOp):
         return _bits(node.operand)
     if not isinstance(node, ast.Call):
         return 64
-    parts = [_bits(each) for each in node.args]
+    bits = [_bits(argument) for argument in node.args]
     # `precision` in `Float(…, precision=53)` is a number of bits. Other keywords are booleans.
-    parts += [2 ** min(_bits(each.value), 64) for each in node.keywords if each.arg == "precision"]
+    precisions = [keyword.value for keyword in node.keywords if keyword.arg == "precision"]
+    bits += [2 ** min(_bits(precision), 64) for precision in precisions]
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in _POWERS:
-        return parts[0] * 2 ** min(parts[1], 64) if len(node.args) == 2 else math.inf
-    return sum(parts) if name == "Mul" else max(parts, default=0) + len(parts)
+        if len(node.args) != 2:
+            return math.inf
+        return bits[0] * 2 ** min(bits[1], 64)  # the exponent's value is below 2 ** its bits
+    if name == "Mul":
+        return sum(bits)
+    return max(bits, default=0) + len(bits)
 
 
 def _is_symbol(value: object) -> bool:
@@ -190,6 +206,7 @@ def _require_tree(text: str) -> None:
 
 
 def _require_node(node: Any) -> None:
+    """As `_require_tree`, for a node of the tree and those below it."""
     if node["type"] not in (None, *_CONTAINERS):
         raise EngineError(f"{str(node['type'])[:40]!r} is not a kind of container")
     if not re.fullmatch(r'null|\[\]|\["\w+"(, "\w+")*\]', node["context"] or "null"):
@@ -199,6 +216,7 @@ def _require_node(node: Any) -> None:
 
 
 def _torch_functions() -> frozenset[str]:
+    """The names of torch's own functions in shape expressions."""
     from torch.utils._sympy import functions
 
     return frozenset(functions.__all__)

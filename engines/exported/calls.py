@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from engines.exported.graph import sizes
+from engines.exported.graph import sizes, sizes_of
 from engines.exported.row_places import Rows, Value, together
 
 Answer = Value | tuple[Value, ...]
@@ -22,9 +22,9 @@ _BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # `start` and `end` 
 
 
 class Call:
-    """A call: `given` has its arguments by their names in the schema, `values` the known facts of
-    each tensor. `reads` collects pairs of symbols: the number of rows, and the number of items that
-    these rows read.
+    """A call: `arguments` has its arguments by their names in the schema, `values` the known facts
+    of each tensor. `reads` collects pairs of symbols: the number of rows, and the number of items
+    that these rows read.
     """
 
     def __init__(
@@ -32,20 +32,22 @@ class Call:
     ) -> None:
         self.node, self.values, self.reads = node, values, reads
         schema = getattr(node.target, "_schema", None)
-        arguments = schema.arguments if schema is not None else ()
-        self.given: dict[str, Any] = {each.name: each.default_value for each in arguments}
+        parameters = schema.arguments if schema is not None else ()
+        self.arguments: dict[str, Any] = {each.name: each.default_value for each in parameters}
+        self.arguments |= dict(zip(self.arguments, node.args, strict=False)) | node.kwargs
         self.returns: list[str] = [each.name for each in schema.returns] if schema else []
-        self.given |= dict(zip(self.given, node.args, strict=False)) | node.kwargs
 
     @property
     def name(self) -> str:
         """The name, such as `sum` of `aten.sum.dim_IntList`; empty if it is no operator of ATen."""
         target: Any = self.node.target
-        ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
-        return str(target._opname) if ours else ""
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            return ""
+        return str(target._opname)
 
     @property
     def random(self) -> bool:
+        """True if the operator draws random numbers."""
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
 
     @cached_property
@@ -55,76 +57,79 @@ class Call:
 
     @property
     def shape(self) -> tuple[Any, ...]:
+        """The shape of the first tensor that the call returns."""
         return self.shapes[0]
 
     def number(self, name: str) -> Any:
         """The value of a number argument, or its expression if it is computed from sizes."""
-        return number(self.given.get(name))
+        return number(self.arguments.get(name))
 
     def value(self, name: str = "self") -> Value:
         """The facts of a tensor argument. A number or a missing argument depends on no row."""
-        given = self.given.get(name)
-        known = self.values.get(given) if isinstance(given, Node) else None
+        argument = self.arguments.get(name)
+        known = self.values.get(argument) if isinstance(argument, Node) else None
         return known if isinstance(known, Value) else Value()
 
     def rows(self, name: str = "self") -> Rows | None:
+        """Where the rows of a tensor argument lie; None if it has none."""
         return self.value(name).rows
 
     def sizes(self, name: str = "self") -> tuple[Any, ...]:
-        return sizes(self.given[name])
+        """The sizes of a tensor argument."""
+        return sizes(self.arguments[name])
 
     def rank(self, name: str = "self") -> int:
+        """The number of dimensions of a tensor argument."""
         return len(self.sizes(name))
 
     def dim(self, name: str = "dim", rank: int | None = None) -> int:
-        """The value of a dimension argument, counted from the left."""
-        return int(self.given[name]) % (self.rank() if rank is None else rank)
+        """The value of a dimension argument, counted from the left. `rank`: the number of the
+        dimensions that it counts; those of the argument `self` if it is None."""
+        return int(self.arguments[name]) % (self.rank() if rank is None else rank)
 
     def dims(self, rank: int) -> list[int]:
         """The dimensions that the operator works along; all dimensions if none is given."""
-        given = self.given.get("dim", self.given.get("dims"))
-        listed = [given] if isinstance(given, int) else given
-        return [dim % rank for dim in listed] if listed else list(range(rank))
+        dims = self.arguments.get("dim", self.arguments.get("dims"))
+        if isinstance(dims, int):
+            dims = [dims]
+        return [dim % rank for dim in dims] if dims else list(range(rank))
 
     @cached_property
     def tensors(self) -> dict[Node, Value]:
-        """Every tensor argument, in order."""
+        """The facts of every tensor argument, in order, also of those in lists."""
         nodes: list[Node] = []
-        torch.fx.node.map_arg(list(self.given.values()), lambda node: nodes.append(node))
-        pairs = ((node, self.values.get(node)) for node in nodes)
-        return {node: value for node, value in pairs if isinstance(value, Value)}
+        torch.fx.node.map_arg(list(self.arguments.values()), lambda node: nodes.append(node))
+        known = ((node, self.values.get(node)) for node in nodes)
+        return {node: value for node, value in known if isinstance(value, Value)}
 
     @cached_property
-    def most(self) -> int:
+    def largest_rank(self) -> int:
         """The largest number of dimensions of a tensor argument."""
         return max((len(sizes(node)) for node in self.tensors), default=0)
 
     def broadcast(self) -> Rows | None:
         """The rows of all tensor arguments after broadcasting. Raises Mixed if they differ."""
         return together(
-            value.rows and value.rows.moved(self.most - len(sizes(node)))
+            value.moved_rows(self.largest_rank - len(sizes(node)))
             for node, value in self.tensors.items()
         )
 
     @cached_property
     def counted(self) -> list[Any]:
         """Numbers of rows, and expressions of them, in arguments that are no sizes."""
-        nodes: list[Any] = []
-        sizes = _SIZES | ({"start", "end"} if self.name in _BOUNDED else set())
-        for name, given in self.given.items():
-            if name not in sizes:
-                torch.fx.node.map_arg(given, lambda node: nodes.append(number(node)))
-        return [each for each in nodes if not isinstance(each, Node | int | float)]
+        numbers: list[Any] = []
+        are_sizes = _SIZES | {"start", "end"} if self.name in _BOUNDED else _SIZES
+        for name, argument in self.arguments.items():
+            if name not in are_sizes:
+                torch.fx.node.map_arg(argument, lambda node: numbers.append(number(node)))
+        return [each for each in numbers if not isinstance(each, Node | int | float)]
 
 
 def shapes_of(node: Node) -> list[tuple[Any, ...]]:
     """The shape of each tensor that a node returns; empty if it returns no tensor."""
     value = node.meta.get("val")
-    return [
-        tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in each.shape)
-        for each in (value if isinstance(value, tuple | list) else [value])
-        if isinstance(each, torch.Tensor)
-    ]
+    returned = value if isinstance(value, tuple | list) else [value]
+    return [sizes_of(tensor) for tensor in returned if isinstance(tensor, torch.Tensor)]
 
 
 def number(argument: Any) -> Any:

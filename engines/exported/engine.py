@@ -39,6 +39,8 @@ def quiet_torch() -> Iterator[None]:
 
 
 class _Program(Executable):
+    """A loaded program. A call uses torch's number of threads, and writes the outputs in place."""
+
     def __init__(self, module: torch.nn.Module) -> None:
         # `forward` skips the hook that compares sizes with their range at export. The binding has
         # checked n, and a padded length may be below that range (see stages/capture/exporting.py).
@@ -91,14 +93,15 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
     """
     aten = torch.ops.aten
     for store in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
-        into, value = store.args[:2]
-        if value.target is aten.slice_scatter.default and value.args[0] is into:
+        written, value = store.args[:2]
+        if value.target is aten.slice_scatter.default and value.args[0] is written:
             with module.graph.inserting_before(store):
-                into = module.graph.call_function(aten.slice.Tensor, (into, *value.args[2:]))
+                rows_in_use = (written, *value.args[2:])
+                written = module.graph.call_function(aten.slice.Tensor, rows_in_use)
             value = value.args[1]
         if value.target is aten.copy.default:  # the store converts and broadcasts by itself
             value = value.args[1]
-        store.args = (into, value)
+        store.args = (written, value)
     module.graph.eliminate_dead_code()
     module.recompile()
 
@@ -106,9 +109,11 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
 def _map_at_once(module: torch.fx.GraphModule) -> None:
     """Let a program that runs a graph for each row (`map_impl`) run it for all rows at once where
     torch can: that takes a third to a twentieth of the time."""
-    found = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.map_impl)
-    for node in found:
+    target = torch.ops.higher_order.map_impl
+    nodes = module.graph.find_nodes(op="call_function", target=target)
+    for node in nodes:
         node.target = _each_row
+    if nodes:  # an operator without code for many rows is no reason to warn: it runs as before
         functorch: Any = torch._C._functorch
         functorch._set_vmap_fallback_warning_enabled(False)
     module.recompile()
@@ -118,13 +123,16 @@ def _each_row(
     graph: torch.fx.GraphModule, of_rows: list[torch.Tensor], shared: list[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """The graph's answers for each row on its own. `shared` tensors are the same for all rows."""
-    if not len(of_rows[0]):  # map_impl needs a row
-        some = _each_row(graph, [each.new_zeros(1, *each.shape[1:]) for each in of_rows], shared)
-        return tuple(each[:0] for each in some)
+    if len(of_rows[0]) == 0:  # map_impl needs a row: compute one of zeros, and return none
+        one_row = [tensor.new_zeros(1, *tensor.shape[1:]) for tensor in of_rows]
+        return tuple(answer[:0] for answer in _each_row(graph, one_row, shared))
+
+    def run_graph(*row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(graph(*row, *shared))
+
+    answers: tuple[torch.Tensor, ...]
     try:
-        answers: tuple[torch.Tensor, ...] = torch.vmap(lambda *row: tuple(graph(*row, *shared)))(
-            *of_rows
-        )
+        answers = torch.vmap(run_graph)(*of_rows)
     except RuntimeError:  # torch cannot do an operator for many rows at once
         answers = torch.ops.higher_order.map_impl(graph, of_rows, shared)
     return answers

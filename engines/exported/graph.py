@@ -26,13 +26,22 @@ def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
 
 
 def as_node(argument: Any) -> Node:
+    """The argument, for mypy: a node, as is known where this is called."""
     assert isinstance(argument, Node)
     return argument
 
 
 def sizes(node: Any) -> tuple[Any, ...]:
-    """A tensor's sizes: ints, or expressions that can be compared without adding a guard."""
-    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape)
+    """The sizes of a node's tensor: ints, or expressions that can be compared without adding a
+    guard."""
+    return sizes_of(node.meta["val"])
+
+
+def sizes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """As `sizes`, for the tensor itself."""
+    return tuple(
+        size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.shape
+    )
 
 
 def bounds(size: Any) -> tuple[int, int | None]:
@@ -52,35 +61,42 @@ def bytes_for_bools(program: ExportedProgram) -> None:
     assumes that a bool is 0 or 1, and would compute with values such as 2 or 255.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
-    given = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    arguments = [
+        spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT
+    ]
     written = {str(spec.target) for spec in signature.output_specs}
-    read = [
+    bools = [
         node
         for node in graph.find_nodes(op="placeholder")
-        if node.name in given and node.name not in written
+        if node.name in arguments and node.name not in written
         if node.meta["val"].dtype is torch.bool
     ]
-    for node in read:
-        node.meta["val"] = node.meta["val"].to(torch.uint8)
-        slices = list(node.users) if node.meta["val"].dim() == 2 else []
-        for piece in slices:  # slices of a matrix: the padding is not read
-            piece.meta["val"] = piece.meta["val"].to(torch.uint8)
-        for piece in slices or [node]:
-            with graph.inserting_after(piece):
-                number = insert(graph, aten._to_copy.default, piece, dtype=torch.float32)
-            with graph.inserting_after(number):
-                truth = insert(graph, aten.ne.Scalar, number, 0)
-            piece.replace_all_uses_with(truth, lambda user, own=number: user is not own)
-    if read and program.example_inputs is not None:
-        places = {given.index(node.name) for node in read}
-        arguments, named = program.example_inputs
-        program._example_inputs = (
-            tuple(a.to(torch.uint8) if i in places else a for i, a in enumerate(arguments)), named
-        )  # fmt: skip
+    for node in bools:
+        _read_as_bytes(graph, node)
+    if bools and program.example_inputs is not None:
+        places = {arguments.index(node.name) for node in bools}
+        examples, named = program.example_inputs
+        as_bytes = (
+            example.to(torch.uint8) if i in places else example
+            for i, example in enumerate(examples)
+        )
+        program._example_inputs = (tuple(as_bytes), named)
     program.graph_module.recompile()
 
 
-_DIVISIONS = ("floor_divide", "remainder", "fmod", "div", "divide")
+def _read_as_bytes(graph: Graph, node: Node) -> None:
+    """Make a bool placeholder one of bytes, and compute the bools that its users take."""
+    node.meta["val"] = node.meta["val"].to(torch.uint8)
+    # The users of a matrix are slices of it: so the padding is not read.
+    slices = list(node.users) if node.meta["val"].dim() == 2 else []
+    for piece in slices:
+        piece.meta["val"] = piece.meta["val"].to(torch.uint8)
+    for piece in slices or [node]:
+        with graph.inserting_after(piece):
+            number = insert(graph, aten._to_copy.default, piece, dtype=torch.float32)
+        with graph.inserting_after(number):
+            truth = insert(graph, aten.ne.Scalar, number, 0)
+        piece.replace_all_uses_with(truth, lambda user, own=number: user is not own)
 
 
 def without_checks(graph: Graph) -> None:
@@ -100,32 +116,43 @@ def moved_to_gpu(program: ExportedProgram, device: str) -> ExportedProgram:
     return moved
 
 
+_DIVISIONS = ("floor_divide", "remainder", "fmod", "div", "divide")
+
+
 def zero_by_zero(program: ExportedProgram) -> list[str]:
     """Make integer quotients and remainders by 0 give 0; in place.
 
     Eager torch raises an error for them, and the code of some compilers ends the process (SIGFPE).
     Returns a stack trace for each division whose divisor may be 0.
     """
-    traces, renamed = [], dict[str, str]()
+    traces: list[str] = []
+    replaced: dict[str, str] = {}  # the names of the divisions, and of the values in their place
     for module in program.graph_module.modules():
-        graph = module.graph if isinstance(module, GraphModule) else Graph()
-        for node in [each for each in graph.nodes if _may_divide_by_zero(each)]:
-            divisor = as_node(node.args[1])
-            with graph.inserting_before(node):
-                zero = insert(graph, aten.eq.Scalar, divisor, 0)
-                other = insert(graph, aten.masked_fill.Scalar, divisor, zero, 1)
-            with graph.inserting_after(node):
-                kept = insert(graph, aten.masked_fill.Scalar, node, zero, 0)
-            node.replace_all_uses_with(kept, lambda user, own=kept: user is not own)
-            node.update_arg(1, other)
-            renamed[node.name] = kept.name
+        if not isinstance(module, GraphModule):
+            continue
+        for node in [each for each in module.graph.nodes if _may_divide_by_zero(each)]:
             traces.append(node.meta.get("stack_trace") or "")
-            for made in (zero, other, kept):
-                made.meta["stack_trace"] = traces[-1]
-    for spec in program.graph_signature.output_specs if traces else ():
-        spec.arg.name = renamed.get(spec.arg.name, spec.arg.name)
+            replaced[node.name] = _zero_for_zero(module.graph, node, traces[-1]).name
+    if traces:
+        for spec in program.graph_signature.output_specs:
+            spec.arg.name = replaced.get(spec.arg.name, spec.arg.name)
     program.graph_module.recompile()
     return traces
+
+
+def _zero_for_zero(graph: Graph, division: Node, trace: str) -> Node:
+    """Divide by 1 instead of 0, and put 0 in place of such results; returns the new value."""
+    divisor = as_node(division.args[1])
+    with graph.inserting_before(division):
+        is_zero = insert(graph, aten.eq.Scalar, divisor, 0)
+        not_zero = insert(graph, aten.masked_fill.Scalar, divisor, is_zero, 1)
+    with graph.inserting_after(division):
+        result = insert(graph, aten.masked_fill.Scalar, division, is_zero, 0)
+    division.replace_all_uses_with(result, lambda user: user is not result)
+    division.update_arg(1, not_zero)
+    for node in (is_zero, not_zero, result):
+        node.meta["stack_trace"] = trace
+    return result
 
 
 def _may_divide_by_zero(node: Node) -> bool:
@@ -146,6 +173,9 @@ def _may_divide_by_zero(node: Node) -> bool:
 
 def placed(name: str, traces: Iterable[str]) -> str:
     """A name with the innermost line of each stack trace that lies outside of torch."""
-    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
-    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
-    return f"{name} ({', '.join(places)})" if places else name
+    places: list[str] = []
+    for trace in traces:
+        lines = _PLACE.findall(trace)
+        ours = [":".join(place) for place in lines if not place[0].startswith(_TORCH)]
+        places += ours[-1:]
+    return f"{name} ({', '.join(dict.fromkeys(places))})" if places else name

@@ -33,12 +33,12 @@ def walk(
     the left if its feature is below the threshold, or if it is `equal` to it and `equal` is true.
     No feature is NaN.
     """
-    at = roots.expand(x.shape[0], -1)
+    node = roots.expand(x.shape[0], -1)
     for _ in range(depth):
-        value, limit = x.gather(1, feature[at]), threshold[at]
+        value, limit = x.gather(1, feature[node]), threshold[node]
         left = value <= limit if equal else value < limit
-        at = below[2 * at + (~left).to(at.dtype)]
-    return at - inner
+        node = below[2 * node + (~left).to(node.dtype)]  # the left child, or the one beside it
+    return node - inner
 
 
 _LIBRARY.impl("leaves", walk, "CompositeImplicitAutograd")

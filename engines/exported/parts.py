@@ -18,15 +18,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engines.exported.engine import quiet_torch
 
 Decompositions = dict[Any, Callable[..., Any]]
-
+"""For an overload of an operator, the function that computes it by other operators."""
 
 _SPACES = ("aten", "prims", "soa_pipeline")
 
 
 def name_of(target: Any) -> str:
-    """An operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
-    parts = str(target).split(".")
-    return parts[1] if parts[0] in _SPACES and len(parts) > 1 else str(target)
+    """An operator's name without namespace and overload: `add` for `aten.add.Tensor`. For another
+    function, the whole name."""
+    space, _, name_and_overload = str(target).partition(".")
+    if space not in _SPACES or not name_and_overload:
+        return str(target)
+    return name_and_overload.partition(".")[0]
 
 
 def writes(node: Node) -> bool:
@@ -41,7 +44,9 @@ def decompositions(kept: frozenset[str]) -> Decompositions:
 
     composed = {overload: overload.decompose for overload in _composed()}
     known = {**composed, **decomposition_table, **torch.export.default_decompositions()}
-    return {overload: each for overload, each in known.items() if name_of(overload) not in kept}
+    return {
+        overload: function for overload, function in known.items() if name_of(overload) not in kept
+    }
 
 
 def _composed() -> Iterator[OpOverload]:
@@ -67,16 +72,16 @@ def graph_of(run: Callable[..., Any], values: Sequence[Any], table: Decompositio
 def taken_apart(node: Node, table: Decompositions) -> GraphModule | None:
     """The graph of a call, with a placeholder for each of its input nodes; None if torch does not
     take the operator apart, or not at sizes that are unknown."""
-    given = node.all_input_nodes
-    values = [each.meta["val"] for each in given]
-    mode = next((each.fake_mode for each in values if isinstance(each, FakeTensor)), None)
+    inputs = node.all_input_nodes
+    values = [each.meta["val"] for each in inputs]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     if node.target not in table or mode is None or mode.shape_env is None:
         return None
     shapes = mode.shape_env
 
-    def run(*own: Any) -> Any:
-        at = dict(zip(given, own, strict=True))
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), at.__getitem__)
+    def run(*own_values: Any) -> Any:
+        value_of = dict(zip(inputs, own_values, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     try:

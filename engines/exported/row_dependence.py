@@ -95,23 +95,23 @@ class _Walk:
     def visit(self, node: Node) -> None:
         """Note what is known about the rows of a node's value."""
         if node.op == "placeholder":
-            self.values[node] = self.given(node)
+            self.values[node] = self.input_facts(node)
         elif node.op == "output":
             self.require_answers(node)
         elif node.target is operator.getitem:
             source, number = node.args
             self.values[node] = self.values[source][number]  # type: ignore[index]
         elif node.target is torch.ops.higher_order.map_impl:
-            self.values[node] = self.mapped(node)
+            self.values[node] = self.map_facts(node)
         elif node.op == "get_attr":
             constant = getattr(node.graph.owning_module, str(node.target))
             self.values[node] = Value(numbers=_range_of(constant))
         elif shapes_of(node):
-            values = self.called(node)
+            values = self.call_facts(node)
             self.require_shapes(node, values)
-            self.values[node] = values if len(values) > 1 or _several(node) else values[0]
+            self.values[node] = values if len(values) > 1 or _returns_several(node) else values[0]
 
-    def called(self, node: Node) -> tuple[Value, ...]:
+    def call_facts(self, node: Node) -> tuple[Value, ...]:
         """The facts of what an operator returns: by its rule, else by the rules of its parts."""
         call = Call(node, self.values, self.reads)
         try:
@@ -119,46 +119,45 @@ class _Walk:
         except Unknown as why:
             parts = taken_apart(node, self.table)
             if parts is not None:
-                return self.of_parts(node, parts)
+                return self.facts_of_parts(node, parts)
             if call.random:
                 raise Mixed(str(why)) from None
             if call.counted and not call.tensors:
                 raise Mixed(COUNT) from None
             raise
 
-    def of_parts(self, node: Node, parts: GraphModule) -> tuple[Value, ...]:
+    def facts_of_parts(self, node: Node, parts: GraphModule) -> tuple[Value, ...]:
         """The facts of what an operator returns, from the graph of its parts."""
-        inner = parts.graph.find_nodes(op="placeholder")
-        self.values |= {
-            place: self.values[each]
-            for place, each in zip(inner, node.all_input_nodes, strict=True)
-            if each in self.values
-        }
-        for each in parts.graph.nodes:
-            if each.op not in ("placeholder", "output"):
-                self.visit(each)
+        placeholders = parts.graph.find_nodes(op="placeholder")
+        for placeholder, source in zip(placeholders, node.all_input_nodes, strict=True):
+            if source in self.values:
+                self.values[placeholder] = self.values[source]
+        for part in parts.graph.nodes:
+            if part.op not in ("placeholder", "output"):
+                self.visit(part)
         returned: Any = parts.graph.output_node().args[0]
-        return tuple(self.whole(each) for each in (returned if _several(node) else [returned]))
+        results = returned if _returns_several(node) else [returned]
+        return tuple(self.tensor_facts(result) for result in results)
 
-    def given(self, node: Node) -> Value:
+    def input_facts(self, node: Node) -> Value:
         """The facts of a placeholder: an argument, a weight or a constant."""
         spec = self.specs[node.name]
         if spec.kind is not InputKind.USER_INPUT:
             return Value(numbers=_range_of(self.constant(str(spec.target))))
         shape = sizes(node)
-        if len(shape) == 2 and shape[1] == 0:
+        if len(shape) == 2 and shape[1] == 0:  # a row carrier
             if isinstance(shape[0], int):
                 raise Mixed(f"the program takes {shape[0]} rows and no other number")
             self.counts.add(shape[0])
         elif len(shape) == 2 and isinstance(shape[0], int) and not isinstance(shape[1], int):
             return Value(padded=True)
-        whole = shape and not isinstance(shape[0], int) and _is_whole(node)
-        return Value(uniform(shape), Numbers(0, 0, base=node) if whole else None)
+        column_of_integers = shape and not isinstance(shape[0], int) and _has_integers(node)
+        return Value(uniform(shape), Numbers(0, 0, base=node) if column_of_integers else None)
 
-    def mapped(self, node: Node) -> tuple[Value, ...]:
+    def map_facts(self, node: Node) -> tuple[Value, ...]:
         """`map_impl` runs a graph for each row of some tensors. All rows share the others."""
-        given: Any = node.args
-        of_rows, shared = ([self.whole(each) for each in some] for some in given[1:])
+        tensors: Any = node.args[1:]
+        of_rows, shared = ([self.tensor_facts(each) for each in group] for group in tensors)
         rows = together(value.rows for value in of_rows)
         numbered = any(value.numbered or value.padded for value in (*of_rows, *shared))
         if rows is None or numbered or any(value.rows for value in shared):
@@ -167,32 +166,34 @@ class _Walk:
             raise Mixed(ACROSS)
         return (Value(rows),) * len(shapes_of(node))
 
-    def whole(self, node: Node) -> Value:
+    def tensor_facts(self, node: Node) -> Value:
+        """The facts of a node that is one tensor and was visited."""
         value = self.values[node]
         assert isinstance(value, Value)
         return value
 
     def constant(self, name: str) -> Any:
+        """A weight or a constant of the program; None if there is none of this name."""
         return self.program.state_dict.get(name, self.program.constants.get(name))
 
-    def require_shapes(self, node: Node, found: tuple[Value, ...]) -> None:
+    def require_shapes(self, node: Node, values: tuple[Value, ...]) -> None:
         """Raises Mixed unless the rows that were found fit the shape of each value."""
-        for value, shape in zip(found, shapes_of(node), strict=True):
+        for value, shape in zip(values, shapes_of(node), strict=True):
             if value.padded:
                 continue
             if value.rows is None:
-                good = all(isinstance(size, int) for size in shape)
+                fits = all(isinstance(size, int) for size in shape)
             else:
-                good = value.rows.n in self.counts and value.rows.fit(shape)
-            if not good:
+                fits = value.rows.n in self.counts and value.rows.fit(shape)
+            if not fits:
                 raise Mixed("gives a shape in which rows are not found")
 
     def require_answers(self, node: Node) -> None:
         """Raises Mixed unless each output has one result for each row of one row dimension."""
-        answered: set[Any] = set()
+        answered: set[Any] = set()  # the symbols of the numbers of rows of the outputs
         written: Any = node.args[0]
-        for spec, each in zip(self.program.graph_signature.output_specs, written, strict=True):
-            answer = self.values[each]
+        for spec, output in zip(self.program.graph_signature.output_specs, written, strict=True):
+            answer = self.values[output]
             if spec.kind is not OutputKind.USER_INPUT_MUTATION or not isinstance(answer, Value):
                 raise Mixed("the program is not in the calling convention")
             if answer.numbered:
@@ -200,7 +201,8 @@ class _Walk:
             rows = answer.rows
             if rows is not None and rows != Rows(rows.n, 1 if answer.padded else 0):
                 raise Mixed("an output does not have one answer for each row")
-            answered |= {rows.n} if rows is not None else set()
+            if rows is not None:
+                answered.add(rows.n)
         if len(answered) > 1 or any(reader not in answered for reader, _ in self.reads):
             raise Mixed(_DIMENSIONS)
 
@@ -210,18 +212,20 @@ def _decompositions_without_rule(rules: frozenset[str]) -> Decompositions:
     """torch's decompositions of the operators that have no rule. Pointwise operators need none;
     those that write in place are taken apart once torch has replaced the write."""
     return {
-        overload: each
-        for overload, each in decompositions(rules).items()
+        overload: function
+        for overload, function in decompositions(rules).items()
         if torch.Tag.pointwise not in getattr(overload, "tags", ())
         if not (isinstance(overload, OpOverload) and overload._schema.is_mutable)
     }
 
 
-def _several(node: Node) -> bool:
+def _returns_several(node: Node) -> bool:
+    """True if a node returns a tuple or a list of tensors, even of one."""
     return isinstance(node.meta["val"], tuple | list)
 
 
-def _is_whole(node: Node) -> bool:
+def _has_integers(node: Node) -> bool:
+    """True if the elements of a node's tensor are integers."""
     dtype: torch.dtype = node.meta["val"].dtype
     return not dtype.is_floating_point and dtype is not torch.bool
 

@@ -42,6 +42,7 @@ class Rows:
 
     @property
     def extent(self) -> Any:
+        """The size of dimension `dim`, as an expression of `n`."""
         return self.outer * self.inner * self.n + self.tail
 
     def fit(self, shape: Sequence[Any]) -> bool:
@@ -52,9 +53,11 @@ class Rows:
         )
 
     def at(self, dim: int) -> Rows:
+        """The same rows in another dimension."""
         return replace(self, dim=dim)
 
     def moved(self, by: int) -> Rows:
+        """The rows after `by` dimensions are put in front of them."""
         return self.at(self.dim + by)
 
     def without(self, dims: Sequence[int]) -> Rows:
@@ -77,12 +80,14 @@ class Numbers:
     base: Node | None = None
 
     def plus(self, other: Numbers) -> Numbers | None:
+        """The sum; None if both have a base."""
         if self.base and other.base:
             return None
         least, most = self.least + other.least, self.most + other.most
         return Numbers(least, most, self.step + other.step, self.base or other.base)
 
     def minus(self, other: Numbers) -> Numbers | None:
+        """The difference; None if it is not of this form."""
         negative = other.times(Numbers(-1, -1))
         return None if negative is None else self.plus(negative)
 
@@ -90,13 +95,14 @@ class Numbers:
         """The product, if `other` is a single known number, else None."""
         if other.least != other.most or other.step or self.base or other.base:
             return None
-        ends = sorted((other.least * self.least, other.least * self.most))
-        return Numbers(ends[0], ends[1], other.least * self.step)
+        factor = other.least
+        ends = (factor * self.least, factor * self.most)
+        return Numbers(min(ends), max(ends), factor * self.step)
 
     def stay_in_their_row(self, rows: Rows) -> bool:
         """True if each number, used as an index of `rows`, points into its own row."""
-        stretch = rows.outer == 1 and self.step == rows.inner and self.base is None
-        return stretch and 0 <= self.least <= self.most < rows.inner
+        begins_at_its_row = rows.outer == 1 and self.step == rows.inner and self.base is None
+        return begins_at_its_row and 0 <= self.least <= self.most < rows.inner
 
 
 @dataclass(frozen=True)
@@ -121,8 +127,12 @@ class Value:
         return self.numbers is not None and self.numbers.step != 0
 
     def placed(self, rows: Rows | None) -> Value:
-        """The same elements with other `rows`."""
+        """The same elements with other `rows`, in other places than those that `below` knows."""
         return replace(self, rows=rows, below=None)
+
+    def moved_rows(self, by: int) -> Rows | None:
+        """The rows after `by` dimensions are put in front of them; None if there are no rows."""
+        return None if self.rows is None else self.rows.moved(by)
 
 
 def uniform(shape: Sequence[Any]) -> Rows | None:
@@ -144,6 +154,8 @@ def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
     counts = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
     if len(counts) == 1 and not rows.tail:
         (dim,) = counts
+        # The elements keep their order. Sizes in front of n that are no dimensions of the new
+        # shape are joined with it as `outer`, those behind it as `inner`.
         outer = _quotient([*before[: rows.dim], rows.outer], after[:dim])
         inner = _quotient([rows.inner, *before[rows.dim + 1 :]], after[dim + 1 :])
         if outer and inner:
@@ -153,43 +165,47 @@ def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
 
 def _quotient(sizes: Sequence[int], others: Sequence[int]) -> int:
     """The product of `sizes` divided by the product of `others`; 0 if it is no integer."""
-    product, by = math.prod(sizes), math.prod(others)
-    return product // by if by and product % by == 0 else 0
+    product, divisor = math.prod(sizes), math.prod(others)
+    return product // divisor if divisor and product % divisor == 0 else 0
 
 
-def together(found: Iterable[Rows | None]) -> Rows | None:
+def together(rows_of_each: Iterable[Rows | None]) -> Rows | None:
     """The common rows of all tensors that have rows; None if none has. Raises Mixed if they
     differ."""
-    places = {rows for rows in found if rows is not None}
+    places = {rows for rows in rows_of_each if rows is not None}
     if len(places) > 1:
         raise Mixed(WITH_OTHERS)
     return next(iter(places), None)
 
 
 def picked(
-    given: Value, rank: int, chosen: Mapping[int, Value], into: Rows | None, index_rank: int
+    tensor: Value, rank: int, indices: Mapping[int, Value], into: Rows | None, index_rank: int
 ) -> Value:
     """The facts of `tensor[indices]`, for a tensor of this rank. Raises Mixed.
 
-    `chosen` maps a dimension to its index tensor. `into`: the rows of the index tensors after
-    broadcasting to `index_rank` dimensions. These dimensions replace the chosen dimensions if those
-    are adjacent, else they come first.
+    `indices` maps a dimension to its index tensor. `into`: the rows of the index tensors after
+    broadcasting to `index_rank` dimensions. These dimensions replace the indexed dimensions if
+    those are adjacent, else they come first.
     """
-    dims = sorted(chosen)
-    place = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
-    into = into and into.moved(place)
-    rows = given.rows
-    if given.numbered or any(
-        index.numbered for dim, index in chosen.items() if rows is None or dim != rows.dim
-    ):
+    dims = sorted(indices)
+    adjacent = dims[-1] - dims[0] == len(dims) - 1
+    first = dims[0] if adjacent else 0  # of the dimensions of the index tensors, in the result
+    if into is not None:
+        into = into.moved(first)
+    rows = tensor.rows
+    others = [index for dim, index in indices.items() if rows is None or dim != rows.dim]
+    if tensor.numbered or any(index.numbered for index in others):
         raise Mixed(NUMBER)
     if rows is None:
         return Value(into)
-    if rows.dim in chosen:
-        _require_own(rows, chosen[rows.dim])
+    if rows.dim in indices:
+        _require_own(rows, indices[rows.dim])
         return Value(into)
-    left = [dim for dim in range(rank) if dim not in chosen].index(rows.dim)
-    return Value(together([rows.at(left + (index_rank if left >= place else 0)), into]))
+    kept_dims = [dim for dim in range(rank) if dim not in indices]
+    place = kept_dims.index(rows.dim)
+    if place >= first:  # behind the dimensions of the index tensors
+        place += index_rank
+    return Value(together([rows.at(place), into]))
 
 
 def _require_own(rows: Rows, index: Value) -> None:

@@ -40,9 +40,10 @@ def counting(call: Call) -> Value:
     start, end, step = call.number("start") or 0, call.number("end"), call.number("step") or 1
     rows = uniform(call.shape)
     if rows is None:
-        whole = isinstance(start, int) and isinstance(step, int) and call.shape[0] > 0
-        ends = sorted((start, start + step * (call.shape[0] - 1)))
-        return Value(numbers=Numbers(ends[0], ends[1]) if whole else None)
+        if not isinstance(start, int) or not isinstance(step, int) or call.shape[0] == 0:
+            return Value()
+        last = start + step * (call.shape[0] - 1)
+        return Value(numbers=Numbers(min(start, last), max(start, last)))
     if start != 0 or step != 1 or end != rows.extent:
         raise Mixed(NUMBER)
     return Value(rows, Numbers(0, rows.inner - 1, step=rows.inner))
@@ -55,41 +56,47 @@ def reshaped(call: Call) -> Value:
     """The same elements in order. With a single row, `squeeze` would remove the row dimension:
     raises Mixed."""
     value, rows = call.value(), call.rows()
-    single = rows is not None and rows.outer * rows.inner == 1
-    if rows and single and call.name == "squeeze" and rows.dim in call.dims(call.rank()):
+    if rows is None:
+        return value.placed(None)
+    squeezed = call.dims(call.rank()) if call.name == "squeeze" else []
+    if rows.outer * rows.inner == 1 and rows.dim in squeezed:
         raise Mixed(COUNT)
-    return value.placed(rows and viewed(rows, call.sizes(), call.shape))
+    return value.placed(viewed(rows, call.sizes(), call.shape))
 
 
 def permuted(call: Call) -> Value:
+    """`permute`: dimension i of the answer is dimension `dims[i]` of the tensor."""
     value = call.value()
-    order = [dim % call.rank() for dim in call.given["dims"]]
-    return value.placed(value.rows and value.rows.at(order.index(value.rows.dim)))
+    if value.rows is None:
+        return value.placed(None)
+    order = [dim % call.rank() for dim in call.arguments["dims"]]
+    return value.placed(value.rows.at(order.index(value.rows.dim)))
 
 
 def transposed(call: Call) -> Value:
+    """`transpose`, and `t`, which has no arguments and exchanges the last two dimensions."""
     value, rank = call.value(), call.rank()
     rows = value.rows
     if rows is not None and rank > 1:
-        one, other = (call.given.get(f"dim{i}", i - 2) % rank for i in (0, 1))
-        rows = rows.at({one: other, other: one}.get(rows.dim, rows.dim))
+        first = call.arguments.get("dim0", -2) % rank
+        second = call.arguments.get("dim1", -1) % rank
+        rows = rows.at({first: second, second: first}.get(rows.dim, rows.dim))
     return value.placed(rows)
 
 
 def expanded(call: Call) -> Value:
     """`expand`: a tensor without rows may be repeated for each row."""
     value = call.value()
-    rows = value.rows and value.rows.moved(len(call.shape) - call.rank())
-    return value.placed(rows or uniform(call.shape))
+    rows = value.moved_rows(len(call.shape) - call.rank())
+    return value.placed(uniform(call.shape) if rows is None else rows)
 
 
 def repeated(call: Call) -> Value:
     """Rows repeated as a whole stay apart, if the number of repeats is fixed."""
-    value, repeats = call.value(), [number(each) for each in call.given["repeats"]]
-    rows = value.rows
+    value, repeats = call.value(), [number(each) for each in call.arguments["repeats"]]
+    rows = value.moved_rows(len(repeats) - call.rank())
     if rows is None:
         return value.placed(uniform(call.shape))
-    rows = rows.moved(len(repeats) - call.rank())
     if rows.tail or not isinstance(repeats[rows.dim], int):
         raise Mixed(COUNT)
     return value.placed(replace(rows, outer=rows.outer * repeats[rows.dim]))
@@ -100,12 +107,12 @@ def sliced(call: Call) -> Value:
     value, dim, rows = call.value(), call.dim(), call.rows()
     start, end, step = (call.number(name) for name in ("start", "end", "step"))
     from_first = start in (None, 0) and step == 1
-    if value.padded:
+    if value.padded:  # only `matrix[:, :n]`, which leaves out the padding
         if dim != 1 or not from_first or not getattr(end, "is_Symbol", False):
             raise Mixed("reads behind the rows")
         return Value(Rows(end, 1))
     if rows is None or dim != rows.dim:
-        if not all(isinstance(each, int | None) for each in (start, end)):
+        if not isinstance(start, int | None) or not isinstance(end, int | None):
             raise Mixed(COUNT)
         return value.placed(rows)
     if from_first and (end in _END or end == rows.extent):
@@ -118,11 +125,12 @@ def sliced(call: Call) -> Value:
 def selected(call: Call) -> Answer:
     """`select`, and `unbind`, which returns a tensor for each index."""
     value = call.value()
-    found = value.placed(value.rows and value.rows.without([call.dim()]))
-    return (found,) * len(call.shapes)
+    rows = None if value.rows is None else value.rows.without([call.dim()])
+    return (value.placed(rows),) * len(call.shapes)
 
 
 def split(call: Call) -> Answer:
+    """`split` and `chunk`, which must not be along the rows, and `unbind`."""
     value = call.value()
     if call.name == "unbind":
         return selected(call)
@@ -132,8 +140,11 @@ def split(call: Call) -> Answer:
 
 
 def diagonal(call: Call) -> Value:
+    """`diagonal`: two dimensions become a new last dimension."""
     rows = call.rows()
-    return Value(rows and rows.without([call.dim("dim1"), call.dim("dim2")]))
+    if rows is None:
+        return Value()
+    return Value(rows.without([call.dim("dim1"), call.dim("dim2")]))
 
 
 def unfolded(call: Call) -> Value:
@@ -152,21 +163,24 @@ def joined(call: Call) -> Value:
     `tail`."""
     if call.name == "stack":
         return _stacked(call)
-    parts = [call.values[node] for node in call.given["tensors"]]
-    values = [part for part in parts if isinstance(part, Value)]
+    facts = [call.values[node] for node in call.arguments["tensors"]]
+    values = [value for value in facts if isinstance(value, Value)]
     rows = together(value.rows for value in values)
     if rows is None or call.dim(rank=len(call.shape)) != rows.dim:
         return Value(rows)
     first, *others = values
     if rows.outer > 1 or first.rows is None or any(value.rows for value in others):
         raise Mixed(WITH_OTHERS)
-    behind = call.shape[rows.dim] - rows.extent
-    return first.placed(replace(rows, tail=rows.tail + int(behind)))
+    length_of_others = call.shape[rows.dim] - rows.extent
+    return first.placed(replace(rows, tail=rows.tail + int(length_of_others)))
 
 
 def _stacked(call: Call) -> Value:
+    """`stack`: the tensors get a new dimension, along which they are joined."""
     rows = call.broadcast()
-    return Value(rows and rows.moved(int(call.dim(rank=len(call.shape)) <= rows.dim)))
+    if rows is not None and call.dim(rank=len(call.shape)) <= rows.dim:
+        rows = rows.moved(1)
+    return Value(rows)
 
 
 def put_in(call: Call) -> Value:
@@ -178,19 +192,20 @@ def put_in(call: Call) -> Value:
             raise Mixed("writes elsewhere than to the rows")
         return replace(source, padded=True)
     rows = source.rows
-    if rows is not None and call.rank("src") < call.rank():
-        rows = rows.moved(int(dim <= rows.dim))
-    found = together([into.rows, rows])
-    if found is not None and (found.dim == dim or not into.rows or not rows):
+    one_index = call.rank("src") < call.rank()  # `select_scatter`: the source lacks `dim`
+    if rows is not None and one_index and dim <= rows.dim:
+        rows = rows.moved(1)
+    common = together([into.rows, rows])
+    if common is not None and (common.dim == dim or into.rows is None or rows is None):
         raise Mixed(SOME)
-    return Value(found)
+    return Value(common)
 
 
 def edged(call: Call) -> Value:
-    """Padding. The list of widths begins with the last dimension."""
-    rows, pad = call.rows(), call.given["pad"]
+    """Padding. The list has two widths for each dimension, and begins with the last dimension."""
+    rows, widths = call.rows(), call.arguments["pad"]
     if rows is not None:
-        at = 2 * (call.rank() - 1 - rows.dim)
-        if any(pad[at : at + 2]):
+        first = 2 * (call.rank() - 1 - rows.dim)
+        if any(widths[first : first + 2]):
             raise Mixed("pads the rows")
     return Value(rows)

@@ -78,22 +78,26 @@ def cpu_code(target: Target) -> dict[str, Any]:
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The settings that this torch knows. Before torch 2.13 there is no `cpp.march`, and Inductor
-    compiles for this host: inside the block it compiles for that architecture."""
+    """A block that compiles with these settings of Inductor; gives those that this torch knows.
+
+    Before torch 2.13 there is no `cpp.march`, and Inductor compiles for this host. Then the block
+    replaces its function for the compiler's flags, in all threads.
+    """
     from torch._inductor import config, cpp_builder
 
     march = settings.get("cpp.march")
     if march is None or hasattr(config.cpp, "march"):
         yield dict(settings)
         return
-    flags_of = cpp_builder._get_optimization_cflags
+    flags_for_this_host = cpp_builder._get_optimization_cflags
 
-    def flags(*arguments: Any, **named: Any) -> tuple[list[str], list[str]]:
-        compiling, linking = flags_of(*arguments, **named)
-        return [f"march={march}" if f == "march=native" else f for f in compiling], linking
+    def flags_for_march(*arguments: Any, **named: Any) -> tuple[list[str], list[str]]:
+        compiling, linking = flags_for_this_host(*arguments, **named)
+        wanted = f"march={march}"
+        return [wanted if flag == "march=native" else flag for flag in compiling], linking
 
-    cpp_builder._get_optimization_cflags = flags
+    cpp_builder._get_optimization_cflags = flags_for_march
     try:
         yield {key: value for key, value in settings.items() if key != "cpp.march"}
     finally:
-        cpp_builder._get_optimization_cflags = flags_of
+        cpp_builder._get_optimization_cflags = flags_for_this_host

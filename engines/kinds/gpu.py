@@ -24,25 +24,25 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
         if index >= count:
             raise TargetError(f"there is no GPU {index} here: torch sees {count}")
         properties = torch.cuda.get_device_properties(index)
-        if torch.version.hip is None:
-            arch_by_kind = {"cuda": f"sm_{properties.major}{properties.minor}"}
-        else:
-            arch_by_kind = {"rocm": properties.gcnArchName.split(":")[0]}
-        return tuple(arch for name, arch in arch_by_kind.items() if name == self.name)
+        kind, arch = "cuda", f"sm_{properties.major}{properties.minor}"
+        if torch.version.hip is not None:
+            kind, arch = "rocm", properties.gcnArchName.split(":")[0]
+        return (arch,) if kind == self.name else ()
 
     def _seen_by_driver(self, index: int) -> tuple[str, ...]:
         """The architecture of a GPU by its driver, for hosts whose torch drives no GPUs."""
         from engines.native import gpus
 
         try:
-            seen = gpus()
+            architectures = gpus()
         except RunError as error:
             raise TargetError(f"there is no GPU {index} here: torch sees 0, and {error}") from None
-        if index >= len(seen):
+        if index >= len(architectures):
             raise TargetError(
-                f"there is no GPU {index} here: torch sees 0, and NVIDIA's driver {len(seen)}"
+                f"there is no GPU {index} here: torch sees 0, and NVIDIA's driver "
+                f"{len(architectures)}"
             )
-        return (f"sm_{seen[index]}",) if self.name == "cuda" else ()
+        return (f"sm_{architectures[index]}",) if self.name == "cuda" else ()
 
     def torch_runs(self) -> bool:
         return torch_drives_gpus()
@@ -51,7 +51,8 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
         try:
             return f"its GPU is {', '.join(self.here()) or 'of another kind'}"
         except TargetError:
-            return "torch sees no GPU" + ("" if torch_drives_gpus() else ", nor does a driver")
+            driver = "" if torch_drives_gpus() else ", nor does a driver"
+            return f"torch sees no GPU{driver}"
 
 
 class Rocm(Cuda, kind="rocm", order=2, arch="gfx[0-9a-f]+", said="rocm/gfx<...>"):

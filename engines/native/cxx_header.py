@@ -11,8 +11,7 @@ import ctypes
 import errno
 import re
 import signal
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from soa.dtypes import is_opaque, itemsize
@@ -150,7 +149,8 @@ def namespace_of(model: str) -> str:
     """The model's name, with `_` for characters that C++ does not allow, and at the end if C++ has
     another meaning for the name."""
     space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
-    return cxx_names([space], {space} if _in_c_library(space) else ())[space]
+    taken = {space} if _in_c_library(space) else set()
+    return cxx_names([space], taken)[space]
 
 
 def _struct(collection: str, name: str, signature: Signature) -> str:
@@ -160,18 +160,16 @@ def _struct(collection: str, name: str, signature: Signature) -> str:
     const = "" if collection in signature.output_collections else "const "
     members, walk, addresses = [], [], []
     for column in layout.columns:
-        member, kind = names[column.name], const + _type(column)
-        if column.kind == "eigen":
-            declared = f"  std::array<{kind} *, {column.components}> {member}{{}};"
-            if len(column.shape) > 1:
-                declared += f"  // {column.shape[0]} x {column.shape[1]}, column by column"
-            pointers = ", ".join(f"{member}[{k}]" for k in range(column.components))
-        else:
-            declared, pointers = f"  {kind} *{member} = nullptr;", member
-        members += [declared, f"  static_assert(sizeof({kind}) == {itemsize(column.dtype)});"]
+        member = names[column.name]
+        element = const + _element_type(column)
+        members += [
+            _declaration(column, member, element),
+            f"  static_assert(sizeof({element}) == {itemsize(column.dtype)});",
+        ]
         walk.append(f"    at.{'scalar' if column.kind == 'scalar' else 'column'}({member});")
-        addresses.append(f'{{"{column.name}", {{{pointers}}}}}')
-    return (_BUFFER if layout.storage == "buffer" else _COLUMNS).format(
+        addresses.append(f'{{"{column.name}", {{{_pointers(column, member)}}}}}')
+    template = _BUFFER if layout.storage == "buffer" else _COLUMNS
+    return template.format(
         name=name,
         collection=collection,
         const=const,
@@ -180,44 +178,72 @@ def _struct(collection: str, name: str, signature: Signature) -> str:
         least=rows.min,
         most=rows.limit,
         alignment=layout.alignment,
-        members="\n".join(dict.fromkeys(members)),
+        members="\n".join(dict.fromkeys(members)),  # each assertion once
         walk="\n".join(walk),
         addresses=", ".join(addresses),
     )
 
 
-def _type(column: Column) -> str:
+def _declaration(column: Column, member: str, element: str) -> str:
+    """The member of a struct for a column: a pointer, or one for each component of a matrix."""
+    if column.kind != "eigen":
+        return f"  {element} *{member} = nullptr;"
+    declared = f"  std::array<{element} *, {column.components}> {member}{{}};"
+    if len(column.shape) < 2:
+        return declared
+    return f"{declared}  // {column.shape[0]} x {column.shape[1]}, column by column"
+
+
+def _pointers(column: Column, member: str) -> str:
+    """C++ expressions for the pointers of a member, separated by commas."""
+    if column.kind != "eigen":
+        return member
+    return ", ".join(f"{member}[{k}]" for k in range(column.components))
+
+
+def _element_type(column: Column) -> str:
+    """The C++ type of a column's elements."""
     if is_opaque(column.dtype):
         return f"std::array<std::byte, {itemsize(column.dtype)}>"
     return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
-def cxx_names(given: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+def cxx_names(scope: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
     """A C++ name for each of the names of one scope, in which no name of `others` may be declared.
 
     A name stays as it is if it can: it is no keyword, no macro of a standard header, and not used
     by the header. Else it gets a `_` at the end, or `_2_`, `_3_`, ... if that is another's name.
     No macro ends in `_`.
     """
-    names, others = list(given), frozenset(others)
+    names, others = list(scope), frozenset(others)
     chosen = {name: name for name in names if not _is_taken(name) and name not in others}
     used = {*chosen, *others}
     for name in names:
         if name not in chosen:
-            stem = f"x{name}" if _RESERVED.fullmatch(name) else name
-            tries = (f"{stem}_{f'{i}_' if i > 1 else ''}" for i in count(1))
-            chosen[name] = next(each for each in tries if each not in used and not _is_taken(each))
+            changed = _changed_names(name)
+            chosen[name] = next(new for new in changed if new not in used and not _is_taken(new))
             used.add(chosen[name])
     return {name: chosen[name] for name in names}
 
 
+def _changed_names(name: str) -> Iterator[str]:
+    """`name_`, `name_2_`, `name_3_`, …; with an x in front of a name that C++ keeps."""
+    stem = f"x{name}" if _RESERVED.fullmatch(name) else name
+    yield f"{stem}_"
+    for number in count(2):
+        yield f"{stem}_{number}_"
+
+
 def _is_taken(name: str) -> bool:
+    """True for a name that has a meaning already, in C++ or in the header."""
     patterns = (_FAMILIES, _RESERVED)
     return name in _TAKEN or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def _in_c_library(name: str) -> bool:
     """Whether C has a function of this name, so that no namespace can have it: index, signal."""
-    with suppress(OSError):  # not glibc
-        return hasattr(ctypes.CDLL("libm.so.6"), name)  # it gives the names of libc too
-    return False
+    try:
+        library = ctypes.CDLL("libm.so.6")  # it gives the names of libc too
+    except OSError:  # this C library is not glibc
+        return False
+    return hasattr(library, name)

@@ -20,13 +20,14 @@ namespace {
 PyObject *runner_error = nullptr;
 constexpr size_t kMessage = 1024;
 
+// Sets an exception, and returns null.
 PyObject *raise(const char *message) {
   PyErr_SetString(runner_error, message);
   return nullptr;
 }
 
 // What a method returns that gives nothing: None, or null with an exception.
-PyObject *answer(int code, const char *message) {
+PyObject *none_or_raise(int code, const char *message) {
   if (code != SOA_OK) return raise(message);
   Py_RETURN_NONE;
 }
@@ -76,6 +77,7 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
   return true;
 }
 
+// Model(library, device, folder, instances, threads=1): opens an artifact, without the GIL.
 PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
   const char *library = nullptr, *device = nullptr, *folder = nullptr;
   int instances = 1, threads = 1;
@@ -96,6 +98,7 @@ PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
   return reinterpret_cast<PyObject *>(self);
 }
 
+// Closes the model once; it waits for running calls without the GIL.
 void close_model(Model *self) {
   soa_model *model = self->model;
   self->model = nullptr;
@@ -116,30 +119,31 @@ void model_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-PyObject *model_prepare(PyObject *self, PyObject *given) {
+PyObject *model_prepare(PyObject *self, PyObject *arguments) {
   auto *model = reinterpret_cast<Model *>(self);
   if (model->model == nullptr) return raise("the session is closed");
-  const Items items(given);
+  const Items items(arguments);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_tensor> tensors(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     if (!read_tensor(items[i], &tensors[i])) return nullptr;
   }
   char message[kMessage] = "";
-  soa_call *made = nullptr;
-  const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &made, message,
+  soa_call *created = nullptr;
+  const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &created, message,
                                    sizeof message);
   if (code != SOA_OK) return raise(message);
   auto *call = reinterpret_cast<Call *>(PyType_GenericAlloc(call_type, 0));
   if (call == nullptr) {
-    soa_call_delete(made);
+    soa_call_delete(created);
     return nullptr;
   }
   call->owner = Py_NewRef(self);
-  call->call = made;
+  call->call = created;
   return reinterpret_cast<PyObject *>(call);
 }
 
+// Reads the handle of a stream, which may be missing: then it is null. False with an exception.
 bool read_stream(PyObject *const *arguments, Py_ssize_t count, void **stream) {
   *stream = nullptr;
   if (count == 0) return true;
@@ -158,12 +162,12 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Py_BEGIN_ALLOW_THREADS
   code = soa_call_run(call, stream, message, sizeof message);
   Py_END_ALLOW_THREADS
-  return answer(code, message);
+  return none_or_raise(code, message);
 }
 
 // Takes [(index, (address, dtype, sizes)), ...]. If it fails, no argument is changed.
-PyObject *call_update(PyObject *self, PyObject *given) {
-  const Items items(given);
+PyObject *call_update(PyObject *self, PyObject *changes) {
+  const Items items(changes);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_tensor> tensors(items.size());
   std::vector<size_t> indices(items.size());
@@ -176,17 +180,17 @@ PyObject *call_update(PyObject *self, PyObject *given) {
   }
   char message[kMessage] = "";
   soa_call *call = reinterpret_cast<Call *>(self)->call;
-  return answer(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
+  return none_or_raise(soa_call_update(call, indices.data(), tensors.data(), items.size(), message, sizeof message), message);
 }
 
-PyObject *call_tile(PyObject *self, PyObject *given) {
+PyObject *call_tile(PyObject *self, PyObject *arguments) {
   const char *kinds = nullptr;
   long long rows = 0;
   int threads = 1;
-  if (!PyArg_ParseTuple(given, "sLi", &kinds, &rows, &threads)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "sLi", &kinds, &rows, &threads)) return nullptr;
   char message[kMessage] = "";
   soa_call *call = reinterpret_cast<Call *>(self)->call;
-  return answer(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
+  return none_or_raise(soa_call_tile(call, kinds, rows, threads, message, sizeof message), message);
 }
 
 void call_dealloc(PyObject *self) {
@@ -198,11 +202,12 @@ void call_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-PyObject *run_many(PyObject *, PyObject *given) {
+// See the runner's run_many in Python. The items of the list are calls, or None.
+PyObject *run_many(PyObject *, PyObject *arguments) {
   PyObject *list = nullptr;
   int threads = 1;
   unsigned long long stream = 0;
-  if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "Oi|K", &list, &threads, &stream)) return nullptr;
   const Items items(list);
   if (items.tuple == nullptr) return nullptr;
   std::vector<soa_call *> calls;
@@ -223,7 +228,7 @@ PyObject *run_many(PyObject *, PyObject *given) {
   code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), &failed,
                       message, sizeof message);
   Py_END_ALLOW_THREADS
-  if (code == SOA_OK || failed == calls.size()) return answer(code, message);
+  if (code == SOA_OK || failed == calls.size()) return none_or_raise(code, message);
   // The message is "call 3: ...", with the number among the calls that were run.
   return raise(("call " + std::to_string(numbers[failed]) + std::strchr(message, ':')).c_str());
 }
@@ -243,43 +248,45 @@ PyMethodDef call_methods[] = {
      "update([(index, (address, dtype, sizes)), ...]): replace arguments, all of them or none."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyObject *set_error(PyObject *, PyObject *given) {
-  if (!PyExceptionClass_Check(given)) {
+PyObject *set_error(PyObject *, PyObject *error_class) {
+  if (!PyExceptionClass_Check(error_class)) {
     PyErr_SetString(PyExc_TypeError, "set_error takes an exception class");
     return nullptr;
   }
   PyObject *before = runner_error;
-  runner_error = Py_NewRef(given);
+  runner_error = Py_NewRef(error_class);
   Py_XDECREF(before);
   Py_RETURN_NONE;
 }
 
 // The architectures of NVIDIA's devices, in their order. AMD's driver has the same number for gfx908 and gfx90a.
 PyObject *gpus(PyObject *, PyObject *) {
-  std::vector<int> found;
-  std::string refused;
+  std::vector<int> architectures;
+  std::string error_text;
   Py_BEGIN_ALLOW_THREADS
   try {
     const soa_runner::Driver &driver = soa_runner::Driver::of("cuda");
     const int count = driver.devices();
-    for (int number = 0; number < count; ++number) found.push_back(driver.architecture(driver.device(number)));
+    for (int number = 0; number < count; ++number) {
+      architectures.push_back(driver.architecture(driver.device(number)));
+    }
   } catch (const soa::Error &error) {
-    refused = error.message();
+    error_text = error.message();
   }
   Py_END_ALLOW_THREADS
-  if (!refused.empty()) return raise(refused.c_str());
-  PyObject *made = PyList_New(0);
-  for (size_t i = 0; made != nullptr && i < found.size(); ++i) {
-    PyObject *each = PyLong_FromLong(found[i]);
-    if (each == nullptr || PyList_Append(made, each) != 0) Py_CLEAR(made);
-    Py_XDECREF(each);
+  if (!error_text.empty()) return raise(error_text.c_str());
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list != nullptr && i < architectures.size(); ++i) {
+    PyObject *number = PyLong_FromLong(architectures[i]);
+    if (number == nullptr || PyList_Append(list, number) != 0) Py_CLEAR(list);
+    Py_XDECREF(number);
   }
-  return made;
+  return list;
 }
 
-PyObject *missing_cpu_features(PyObject *, PyObject *given) {
+PyObject *missing_cpu_features(PyObject *, PyObject *arguments) {
   const char *arch = nullptr;
-  if (!PyArg_ParseTuple(given, "s", &arch)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "s", &arch)) return nullptr;
   return PyUnicode_FromString(soa_cpu::missing_here(arch).c_str());
 }
 
@@ -288,12 +295,12 @@ PyObject *openmp_unused(PyObject *, PyObject *) {
   Py_RETURN_NONE;
 }
 
-PyObject *count_between(PyObject *, PyObject *given) {
+PyObject *count_between(PyObject *, PyObject *arguments) {
   unsigned long long memory = 0, edges = 0, counts = 0;
   const char *dtype = nullptr;
   long long n = 0;
   int most = 0;
-  if (!PyArg_ParseTuple(given, "KsLKiK", &memory, &dtype, &n, &edges, &most, &counts)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "KsLKiK", &memory, &dtype, &n, &edges, &most, &counts)) return nullptr;
   bool known = false;
   Py_BEGIN_ALLOW_THREADS
   known = soa_runner::count_between(dtype, reinterpret_cast<const void *>(memory), n,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engines.base import Executable
 from engines.errors import RunError
@@ -30,6 +30,14 @@ SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
 """The library that replaces torch for artifacts of `aoti-standalone`. It exists only on x86-64."""
 
 
+class _Tiling(NamedTuple):
+    """How a call's rows are cut; see soa_call_tile in soa_runner.h."""
+
+    kinds: str
+    rows: int
+    threads: int
+
+
 class NativeExecutable(Executable):
     """An opened library. Its weights are held once for any number of threads.
 
@@ -46,11 +54,11 @@ class NativeExecutable(Executable):
         instances: int | None = None,
         threads: int = 1,
     ) -> None:
-        self._open = partial(NativeExecutable, library, device, 0, threads)
+        self._open_recordable = partial(NativeExecutable, library, device, 0, threads)
         self._recordable: NativeExecutable | None = None
         self._lock = Lock()
-        self._tiles: tuple[str, int, int] | None = None
-        self._whole: NativeExecutable | None = None
+        self._tiling: _Tiling | None = None
+        self._untiled: NativeExecutable | None = None
         self._model = _native.Model(
             str(library),
             str(device),
@@ -60,13 +68,14 @@ class NativeExecutable(Executable):
         )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
-        """Tie arguments to the artifact, for many runs."""
-        call = self._model.prepare([a[:3] for a in arguments])
-        if self._tiles is not None:
-            call.tile(*self._tiles)
+        """Tie arguments to the artifact, for many runs. RunError if it is closed, or if the
+        arguments are not those that it takes."""
+        call = self._model.prepare([span[:3] for span in arguments])  # address, dtype, shape
+        if self._tiling is not None:
+            call.tile(*self._tiling)
         return PreparedCall(call, arguments)
 
     def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
@@ -76,8 +85,8 @@ class NativeExecutable(Executable):
         rows at once. See soa_call_tile in soa_runner.h, also for `kinds`.
         """
         tiled = copy.copy(self)
-        tiled._tiles = (kinds, rows, threads)
-        tiled._whole = self  # as long as it exists, its files in a cache count as used
+        tiled._tiling = _Tiling(kinds, rows, threads)
+        tiled._untiled = self  # as long as it exists, its files in a cache count as used
         return tiled
 
     def recordable(self) -> NativeExecutable:
@@ -87,7 +96,7 @@ class NativeExecutable(Executable):
         """
         with self._lock:
             if self._recordable is None:
-                self._recordable = self._open()
+                self._recordable = self._open_recordable()
             return self._recordable
 
     def close(self) -> None:

@@ -66,6 +66,7 @@ struct soa_model_state {
     if (refusal == SOA_FORKED) static_cast<void>(artifact.release());
   }
 
+  // Fails if the model is closed, or cannot be used in this child of a fork.
   void require_usable() const {
     if (refusal == SOA_CLOSED) fail(SOA_CLOSED, "the session is closed");
     if (refusal == SOA_FORKED) {
@@ -87,6 +88,7 @@ struct soa_model_state {
   }
 };
 
+// Calls keep the state alive, also when the model is closed.
 struct soa_model {
   std::shared_ptr<soa_model_state> state;
 };
@@ -96,15 +98,17 @@ struct soa_call {
   std::vector<Memory> memory;  // of each argument
   std::unique_ptr<Bound> bound;
   Tiling tiling;
-  std::atomic<bool> busy{false};
+  std::atomic<bool> busy{false};  // true while a thread runs or changes the call
 };
 
 namespace {
 
+// No thread opens or frees a model while another one forks.
 void before_fork() { Opened::instance().mutex.lock(); }
 
 void after_fork() { Opened::instance().mutex.unlock(); }
 
+// Marks the models that the child of a fork cannot use.
 void in_child() {
   Opened &opened = Opened::instance();
   for (soa_model_state *model : opened.models) {
@@ -120,16 +124,17 @@ void in_child() {
 
 [[maybe_unused]] const int forks_are_seen = pthread_atfork(before_fork, after_fork, in_child);
 
-// Does the work of an interface function. An exception becomes a code and a message.
+// Does the work of an interface function, and returns its code. An exception becomes a code and a message;
+// `other_error` is the code of one that is not ours.
 template <typename Work>
-int guarded(int otherwise, char *message, size_t size, const Work &work) {
+int guarded(int other_error, char *message, size_t size, const Work &work) {
   try {
     work();
     return SOA_OK;
   } catch (const soa::Error &error) {
     return soa_runner::told(error.refusal(), error.message(), message, size);
   } catch (const std::exception &error) {
-    return soa_runner::told(soa_runner::Refused(otherwise), error.what(), message, size);
+    return soa_runner::told(soa_runner::Refused(other_error), error.what(), message, size);
   }
 }
 
@@ -154,7 +159,8 @@ class KeptFloatMode {
   explicit KeptFloatMode(const char *library) : library_(library) {}
   ~KeptFloatMode() { soa_runner::set_float_mode(before_); }
 
-  void require() const {
+  // Fails if the mode has changed.
+  void require_unchanged() const {
     if (soa_runner::float_mode() == before_) return;
     fail(SOA_OPEN_FAILED, "%s: it changes how this thread computes with floating-point numbers (as -ffast-math does, which "
                           "takes denormal numbers for 0): build it again without such options", library_);
@@ -164,6 +170,14 @@ class KeptFloatMode {
   const char *library_;
   const uint64_t before_ = soa_runner::float_mode();
 };
+
+// The artifact in a file: a kernel, a library of `lanes`, or one of AOTInductor.
+std::unique_ptr<Artifact> open_artifact(const char *file, const char *device, const char *folder, int32_t instances) {
+  if (soa_runner::KernelProgram::is(file)) return std::make_unique<soa_runner::KernelProgram>(file, device);
+  void *handle = soa_runner::open_library(file, device, folder);
+  if (auto program = soa_runner::RowProgram::of(handle, device)) return program;
+  return std::make_unique<soa_runner::TorchCode>(handle, file, device, folder, instances);
+}
 
 void run_call(soa_call *call, void *stream) {
   if (call == nullptr) fail(SOA_BAD_ARGUMENT, "no call");
@@ -185,6 +199,7 @@ struct FailedCall : soa::Error {
   size_t index;
 };
 
+// As run_call; throws only FailedCall. number: the index of the call.
 void run_one_of_many(soa_call *call, size_t number, void *stream) {
   try {
     run_call(call, stream);
@@ -207,18 +222,9 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     if (library == nullptr || device == nullptr || model == nullptr || instances < 0 || threads < 0) {
       fail(SOA_BAD_ARGUMENT, "a library, a device and a count of instances are needed");
     }
-    std::unique_ptr<Artifact> artifact;
     const KeptFloatMode mode(library);
-    if (soa_runner::KernelProgram::is(library)) {
-      artifact = std::make_unique<soa_runner::KernelProgram>(library, device);
-    } else {
-      void *handle = soa_runner::open_library(library, device, folder);
-      artifact = soa_runner::RowProgram::of(handle, device);
-      if (artifact == nullptr) {
-        artifact = std::make_unique<soa_runner::TorchCode>(handle, library, device, folder, instances);
-      }
-    }
-    mode.require();
+    std::unique_ptr<Artifact> artifact = open_artifact(library, device, folder, instances);
+    mode.require_unchanged();
     *model = new soa_model{std::make_shared<soa_model_state>(std::move(artifact), threads)};
   });
 }
@@ -248,11 +254,11 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
     if (count != artifact.inputs) {
       fail(SOA_BAD_ARGUMENT, "%zu arguments, the artifact takes %zu", count, artifact.inputs);
     }
-    auto made = std::make_unique<soa_call>();
-    made->model = model->state;
-    for (size_t i = 0; i < count; ++i) made->memory.push_back(soa_runner::checked(arguments[i], i));
-    made->bound = artifact.bind(made->memory);
-    *call = made.release();
+    auto created = std::make_unique<soa_call>();
+    created->model = model->state;
+    for (size_t i = 0; i < count; ++i) created->memory.push_back(soa_runner::checked(arguments[i], i));
+    created->bound = artifact.bind(created->memory);
+    *call = created.release();
   });
 }
 
@@ -304,12 +310,12 @@ int soa_call_run(soa_call *call, void *stream, char *message, size_t size) {
 int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *stream, size_t *failed,
                  char *message, size_t size) {
   size_t unused;
-  size_t &first = failed != nullptr ? *failed : unused;
+  size_t &first_failed = failed != nullptr ? *failed : unused;
   return guarded(SOA_RUN_FAILED, message, size, [&] {
     if ((calls == nullptr && count > 0) || threads < 1) {
       fail(SOA_BAD_ARGUMENT, "calls and at least 1 thread are needed");
     }
-    first = count;
+    first_failed = count;
     // Groups of calls make the counter cheap for tiny events; small groups keep the threads evenly loaded.
     const auto calls_of_a_thread = static_cast<int64_t>(count) / threads;
     const int64_t group = std::clamp<int64_t>(calls_of_a_thread / 8, 1, 16);
@@ -329,7 +335,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
     try {
       soa_runner::in_pieces(static_cast<int64_t>(count), group, threads, run_some);
     } catch (const FailedCall &) {
-      first = lowest->index;
+      first_failed = lowest->index;
       throw *lowest;
     }
   });

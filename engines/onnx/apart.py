@@ -21,8 +21,8 @@ def answers_apart(network: Path | bytes, feed: Mapping[str, Any]) -> list[Any]:
     """The outputs of a network, a file or its content; `feed` maps the names of its inputs to
     arrays. Raises EngineError, also if the child process crashes."""
     with TemporaryDirectory(prefix="soa-onnx-") as folder:
-        given, answers = Path(folder) / "given.npz", Path(folder) / "answers.npz"
-        np.savez(given, *(feed.values()))
+        inputs, answers = Path(folder) / "inputs.npz", Path(folder) / "answers.npz"
+        np.savez(inputs, *feed.values())
         if isinstance(network, bytes):
             path = Path(folder) / "network.onnx"
             path.write_bytes(network)
@@ -31,21 +31,24 @@ def answers_apart(network: Path | bytes, feed: Mapping[str, Any]) -> list[Any]:
         payload = {
             "path": str(path),
             "names": [*feed],
-            "given": str(given),
+            "inputs": str(inputs),
             "answers": str(answers),
         }
         outcome = run_isolated(f"{__name__}:answer", payload, Path(folder), _LIMIT_S)
         if not outcome.ok:
             raise EngineError(f"ONNX Runtime, in a process of its own: {outcome.error}")
-        return _read(answers)
+        return _read_arrays(answers)
 
 
-def answer(path: str, names: list[str], given: str, answers: str) -> None:
-    """Run in the child: reads the inputs from the file `given`, writes the outputs to `answers`."""
+def answer(path: str, names: list[str], inputs: str, answers: str) -> None:
+    """Run the network `path` in the child, on the arrays in the file `inputs`, which have `names`.
+    Its outputs go to the file `answers`."""
     session = open_session(Path(path), torch.device("cpu"), 1)
-    np.savez(answers, *session.run(None, dict(zip(names, _read(Path(given)), strict=True))))
+    feed = dict(zip(names, _read_arrays(Path(inputs)), strict=True))
+    np.savez(answers, *session.run(None, feed))
 
 
-def _read(path: Path) -> list[Any]:
+def _read_arrays(path: Path) -> list[Any]:
+    """The arrays that `np.savez` wrote without names, in their order."""
     with np.load(path) as arrays:
         return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]

@@ -21,9 +21,10 @@ import torch
 from engines.base import FACTS, Engine, Executable, Portable, Prepared
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx.export import export
-from engines.onnx.program import OUTPUTS, input_name, read_outputs
+from engines.onnx.program import OUTPUTS, Output, input_name, read_outputs
 from engines.processes import Lock, tell
 from engines.target import Target
+from engines.tensors import torch_stream
 from soa.dtypes import itemsize
 from soa.errors import needs_extra
 from soa.memory import Span, span_of
@@ -73,22 +74,23 @@ class OnnxExecutable(Executable):
     """An opened session. Any number of threads may run its prepared calls at the same time."""
 
     def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
+        """`session`: of ONNX Runtime, whose metadata have our list of outputs."""
         self.session = session
         self.device = device
-        self.refusal = "the session is closed"
+        self.refusal = "the session is closed"  # the error of a call once `session` is None
         self._threads = threads
         self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
         # The dtype of an input, if it is not the dtype of the column: bytes for bools.
         self.inputs = {
-            given.name: "uint8" if given.type == "tensor(uint8)" else None
-            for given in session.get_inputs()
+            graph_input.name: "uint8" if graph_input.type == "tensor(uint8)" else None
+            for graph_input in session.get_inputs()
         }
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
         self._listing = Lock()  # of `_calls`
         tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
         """Tie arguments to the session, for many runs."""
@@ -102,7 +104,8 @@ class OnnxExecutable(Executable):
     def after_fork(self) -> None:
         """Make the session usable in the child of a fork, or note why it is not."""
         calls = list(self._calls)
-        if self._threads > 1 or self.device.type != "cpu" or any(c.lock.locked() for c in calls):
+        thread_inside = any(call.lock.locked() for call in calls)
+        if self._threads > 1 or self.device.type != "cpu" or thread_inside:
             self.refusal = (
                 "this session was opened before a fork, with several threads, on a GPU or with a "
                 "thread inside: open it again in this process"
@@ -141,9 +144,7 @@ class OnnxCall(Prepared):
         session = self._enter()
         try:
             if self._device[0] != "cpu":
-                device = self._model.device
-                given = torch.cuda.ExternalStream(stream, device) if stream else None
-                (given or torch.cuda.default_stream(device)).synchronize()
+                torch_stream(stream, self._model.device).synchronize()
             session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions have no public common base
             raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
@@ -179,24 +180,28 @@ class OnnxCall(Prepared):
         """Bind the changed inputs. Also bind the outputs that lie in a changed argument or take
         their number of rows from one."""
         for i in changed:
-            given, name = self._arguments[i], input_name(i)
-            if name in self._model.inputs:
-                dtype = self._model.inputs[name] or given.dtype
-                kind, shape = _ELEMENT_TYPES[dtype], list(given.shape)
-                self._binding.bind_input(name, *self._device, kind, shape, given.address)
+            name = input_name(i)
+            if name in self._model.inputs:  # else the graph does not read it
+                argument = self._arguments[i]
+                kind = _ELEMENT_TYPES[self._model.inputs[name] or argument.dtype]
+                shape = list(argument.shape)
+                self._binding.bind_input(name, *self._device, kind, shape, argument.address)
         for output in self._model.outputs:
-            if output.argument not in changed and output.rows not in changed:
-                continue
-            n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
-            shape = [n if size < 0 else size for size in output.shape]
-            given = self._arguments[output.argument]
-            address = given.address
-            if len(given.shape) > 1:
-                address += output.component * given.shape[1] * itemsize(given.dtype)
-            if n == 0:  # the address may be null, which ONNX Runtime refuses
-                address = _NOWHERE.data_ptr()
-            kind = _ELEMENT_TYPES[given.dtype]
-            self._binding.bind_output(output.name, *self._device, kind, shape, address)
+            if output.argument in changed or output.rows in changed:
+                self._bind_output(output)
+
+    def _bind_output(self, output: Output) -> None:
+        """Bind an output at the address of its component, for the present number of rows."""
+        n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
+        shape = [n if size < 0 else size for size in output.shape]
+        argument = self._arguments[output.argument]
+        address = argument.address
+        if len(argument.shape) > 1:  # a matrix of (components, padded rows)
+            address += output.component * argument.shape[1] * itemsize(argument.dtype)
+        if n == 0:  # the address may be null, which ONNX Runtime refuses
+            address = _NOWHERE.data_ptr()
+        kind = _ELEMENT_TYPES[argument.dtype]
+        self._binding.bind_output(output.name, *self._device, kind, shape, address)
 
 
 def open_session(network: Path | bytes, device: torch.device, threads: int) -> Any:
@@ -212,8 +217,8 @@ def open_session(network: Path | bytes, device: torch.device, threads: int) -> A
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     provider, settings = _provider(device, onnxruntime.get_available_providers())
     try:
-        given = network if isinstance(network, bytes) else str(network)
-        session = onnxruntime.InferenceSession(given, options, [(provider, settings)])
+        model = network if isinstance(network, bytes) else str(network)
+        session = onnxruntime.InferenceSession(model, options, [(provider, settings)])
     except Exception as error:  # ONNX Runtime's exceptions have no public common base
         name = "it" if isinstance(network, bytes) else network.name
         raise EngineError(f"{name} cannot be opened as ONNX: {first_line(error)}") from error
@@ -226,18 +231,22 @@ def open_session(network: Path | bytes, device: torch.device, threads: int) -> A
 
 
 def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The execution provider for a device and its settings. Only the CPU's has ever been run."""
+    """The execution provider for a device and its settings. Only the CPU's has ever been run.
+
+    EngineError if this build of ONNX Runtime has none for the device.
+    """
     if device.type == "cpu":
         return "CPUExecutionProvider", {}
-    wanted = ["CUDAExecutionProvider"]
+    suitable = ["CUDAExecutionProvider"]
     if torch.version.hip:
-        wanted = ["MIGraphXExecutionProvider", "ROCMExecutionProvider"]
-    for name in wanted:
-        if name in available:
-            settings = {"device_id": device.index or 0}
-            if name == "CUDAExecutionProvider":  # its default is to use TF32
-                settings["use_tf32"] = int(torch.backends.cuda.matmul.allow_tf32)
-            return name, settings
-    raise EngineError(
-        f"this build of ONNX Runtime has no {' or '.join(wanted)}; it has {', '.join(available)}"
-    )
+        suitable = ["MIGraphXExecutionProvider", "ROCMExecutionProvider"]
+    provider = next((name for name in suitable if name in available), None)
+    if provider is None:
+        raise EngineError(
+            f"this build of ONNX Runtime has no {' or '.join(suitable)}; "
+            f"it has {', '.join(available)}"
+        )
+    settings = {"device_id": device.index or 0}
+    if provider == "CUDAExecutionProvider":  # its default is to use TF32
+        settings["use_tf32"] = int(torch.backends.cuda.matmul.allow_tf32)
+    return provider, settings

@@ -18,6 +18,7 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ExportGraphSignature,
     InputKind,
+    InputSpec,
     OutputKind,
     OutputSpec,
     TensorArgument,
@@ -79,11 +80,16 @@ class OnnxProgram:
 
 
 def input_name(argument: int) -> str:
+    """The name of an input in the ONNX graph, by the index of its argument."""
     return f"argument_{argument}"
 
 
 def returning_columns(program: ExportedProgram) -> OnnxProgram:
-    """Rewrite a functional program. `program` itself is changed and must not be used afterwards."""
+    """Rewrite a functional program. `program` itself is changed and must not be used afterwards.
+
+    Raises EngineError if it is not in the calling convention, NotApplicableError if it stores
+    something that ONNX cannot return.
+    """
     graph, signature = program.graph_module.graph, program.graph_signature
     by_name = {node.name: node for node in graph.find_nodes(op="placeholder")}
     arguments = [
@@ -98,75 +104,103 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
         for spec, stored in zip(signature.output_specs, final.args[0], strict=True):
             if spec.kind is not OutputKind.USER_INPUT_MUTATION:
                 raise EngineError(f"the program returns {stored}: not in the calling convention")
-            into = by_name[str(spec.target)]
-            for k, value in enumerate(_components(graph, into, stored)):
-                outputs.append(_output(arguments, into, k, value))
+            written = by_name[str(spec.target)]
+            for component, value in enumerate(_components(graph, written, stored)):
+                outputs.append(_output(arguments, written, component, value))
                 values.append(value)
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
-    left = {node.name for node in graph.find_nodes(op="placeholder")}
-    specs = [spec for spec in signature.input_specs if spec.arg.name in left]
-    returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(v.name), None) for v in values]
-    inputs = tuple(i for i, node in enumerate(arguments) if node.name in left)
-    entry = _entry(len(inputs), len(values))
-    rewritten = ExportedProgram(
+    remaining = {node.name for node in graph.find_nodes(op="placeholder")}
+    inputs = tuple(i for i, node in enumerate(arguments) if node.name in remaining)
+    specs = [spec for spec in signature.input_specs if spec.arg.name in remaining]
+    rewritten = _with_signature(program, specs, len(inputs), values)
+    return OnnxProgram(rewritten, inputs, tuple(outputs))
+
+
+def _with_signature(
+    program: ExportedProgram, input_specs: list[InputSpec], inputs: int, returned: list[Node]
+) -> ExportedProgram:
+    """The program with a signature that fits its rewritten graph: it takes `inputs` tensors and
+    returns the values of `returned`. `input_specs` has its weights and constants, too."""
+    output_specs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in returned
+    ]
+    return ExportedProgram(
         program.graph_module,
-        graph,
-        ExportGraphSignature(specs, returned),
+        program.graph_module.graph,
+        ExportGraphSignature(input_specs, output_specs),
         program.state_dict,
         program.range_constraints,
-        [entry],
+        [_call_of_tuples(inputs, len(returned))],
         None,
         program.constants,
         verifiers=program.verifiers,
     )
-    return OnnxProgram(rewritten, inputs, tuple(outputs))
 
 
-def _entry(inputs: int, outputs: int) -> ModuleCallEntry:
+def _call_of_tuples(inputs: int, outputs: int) -> ModuleCallEntry:
     """For torch: the program takes a tuple of tensors and returns a tuple of tensors."""
-    given = pytree.tree_structure((tuple(range(inputs)), {}))
-    back = pytree.tree_structure(tuple(range(outputs)))
-    return ModuleCallEntry("", ModuleCallSignature([], [], given, back))
+    taken = pytree.tree_structure((tuple(range(inputs)), {}))  # positional and named arguments
+    returned = pytree.tree_structure(tuple(range(outputs)))
+    return ModuleCallEntry("", ModuleCallSignature([], [], taken, returned))
 
 
-def _output(arguments: list[Node], into: Node, component: int, value: Node) -> Output:
+def _output(arguments: list[Node], written: Node, component: int, value: Node) -> Output:
     """The description of a returned column, which belongs into a component of an argument."""
     dims = sizes(value)
     carriers = [_carrier(arguments, size) for size in dims if not isinstance(size, int)]
+    rows = carriers[-1] if carriers else None
     shape = tuple(size if isinstance(size, int) else -1 for size in dims)
-    return Output(arguments.index(into), component, carriers[-1] if carriers else None, shape)
+    return Output(arguments.index(written), component, rows, shape)
 
 
-def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
-    """The tensor that is stored into each component of the argument `into`, in its dtype."""
-    if stored.target is aten.slice_scatter.default and stored.args[0] is into:
+def _components(graph: Graph, written: Node, stored: Node) -> Iterator[Node]:
+    """The tensor that is stored into each component of the argument `written`, in its dtype."""
+    value = _stored_value(written, stored)
+    shape = sizes(value)
+    if len(sizes(written)) == 1:
+        value = _kept_column(graph, value)
+    dtype = written.meta["val"].dtype
+    if value.meta["val"].dtype != dtype:
+        value = insert(graph, aten._to_copy.default, value, dtype=dtype)
+    if len(sizes(written)) == 1 or shape[0] == 1:
+        yield _before_views(value)
+        return
+    dim = 0
+    if value.target is aten.transpose.int:  # split along the other dimension: saves a node
+        value, dim = as_node(value.args[0]), 1
+    split = insert(graph, aten.split_with_sizes.default, value, [1] * int(shape[0]), dim)
+    for component in range(int(shape[0])):
+        yield insert(graph, operator.getitem, split, component)
+
+
+def _stored_value(written: Node, stored: Node) -> Node:
+    """The value before its store into the rows in use, perhaps of another dtype."""
+    if stored.target is aten.slice_scatter.default and stored.args[0] is written:
         stored = as_node(stored.args[1])
     shape = sizes(stored)
     if stored.target is aten.copy.default:  # a store, which converts by itself
         stored = as_node(stored.args[1])
     if sizes(stored) != shape:
         raise NotApplicableError(
-            f"{into.name} is filled from a tensor of another shape: expand that tensor in the model"
+            f"{written.name} is filled from a tensor of another shape: expand that tensor in the "
+            "model"
         )
-    if stored.target is aten.select.int and len(sizes(into)) == 1:
-        # Keep two dimensions: else ONNX Runtime would first copy the column and then reshape it.
-        given: Any = stored.args
-        block, dim, k = given
-        if dim == 1 and k >= 0 and len(sizes(block)) == 2 and sizes(block)[1] != 1:
-            stored = insert(graph, aten.slice.Tensor, block, dim, k, k + 1)
-    dtype = into.meta["val"].dtype
-    if stored.meta["val"].dtype != dtype:
-        stored = insert(graph, aten._to_copy.default, stored, dtype=dtype)
-    if len(sizes(into)) == 1 or shape[0] == 1:
-        yield _before_views(stored)
-        return
-    dim = 0
-    if stored.target is aten.transpose.int:  # split along the other dimension: saves a node
-        stored, dim = as_node(stored.args[0]), 1
-    split = insert(graph, aten.split_with_sizes.default, stored, [1] * int(shape[0]), dim)
-    for k in range(int(shape[0])):
-        yield insert(graph, operator.getitem, split, k)
+    return stored
+
+
+def _kept_column(graph: Graph, value: Node) -> Node:
+    """For a column k of a matrix, `matrix[:, k]`, the matrix `matrix[:, k:k+1]`, else `value`.
+
+    With one dimension, ONNX Runtime would first copy the column and then reshape it.
+    """
+    if value.target is not aten.select.int:
+        return value
+    selection: Any = value.args
+    matrix, dim, k = selection
+    if dim != 1 or k < 0 or len(sizes(matrix)) != 2 or sizes(matrix)[1] == 1:
+        return value
+    return insert(graph, aten.slice.Tensor, matrix, dim, k, k + 1)
 
 
 def _before_views(value: Node) -> Node:
@@ -174,17 +208,22 @@ def _before_views(value: Node) -> Node:
     would be a copy."""
     while value.target in _VIEWS:
         before = as_node(value.args[0])
-        long = [size for size in sizes(before) if size != 1]
-        if before.op == "placeholder" or len(long) != 1:
-            break
-        if long != [size for size in sizes(value) if size != 1]:
-            break
+        long_sizes = _sizes_above_one(before)
+        if before.op == "placeholder" or len(long_sizes) != 1:
+            break  # an input cannot be an output; other views reorder elements
+        if long_sizes != _sizes_above_one(value):
+            break  # a view of a part
         value = before
     return value
 
 
+def _sizes_above_one(node: Node) -> list[Any]:
+    return [size for size in sizes(node) if size != 1]
+
+
 def _carrier(arguments: list[Node], rows: Any) -> int:
-    """The first argument with this length. Arguments that carry a row dimension come first."""
+    """The index of the first argument with this number of rows: its row carrier, because carriers
+    come first. NotApplicableError if there is none."""
     for i, argument in enumerate(arguments):
         if sizes(argument)[0] == rows:
             return i
@@ -196,13 +235,14 @@ def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> No
     written argument."""
     without_checks(graph)
     graph.eliminate_dead_code()
-    for argument in (arguments[i] for i in written):
+    for i in written:
+        argument = arguments[i]
         for user in list(argument.users):
             if user.target is not aten.sym_size.int:
                 raise NotApplicableError(f"the program reads {argument.name}, an output")
             dim: Any = user.args[1]
             carrier = _carrier(arguments, sizes(argument)[dim])
-            user.args = (arguments[carrier], 0)
+            user.args = (arguments[carrier], 0)  # the same number, of an argument that remains
     graph.eliminate_dead_code()
     for argument in arguments:
         if not argument.users:

@@ -21,21 +21,22 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class OwnProcess:
-    """Remembers the process that made it, for an object that works only there. `what` names that
-    object in the error."""
+    """Remembers the process that made it, for an object that works only there. `name` is what the
+    error calls that object."""
 
-    def __init__(self, what: str = "session") -> None:
-        self._what = what
+    def __init__(self, name: str = "session") -> None:
+        self._name = name
         self._pid = os.getpid()
 
     def here(self) -> bool:
+        """True in the process that made this object."""
         return os.getpid() == self._pid
 
     def require(self) -> None:
         """Raises RunError in any other process."""
         if os.getpid() != self._pid:
             raise RunError(
-                f"this {self._what} was opened before a fork, by another process: open one in each"
+                f"this {self._name} was opened before a fork, by another process: open one in each"
             )
 
 
@@ -44,13 +45,14 @@ class _Forkable(Protocol):
         """Repair the object; called in the child of a fork."""
 
 
-_told: weakref.WeakSet[_Forkable] = weakref.WeakSet()
-_came_through: int | None = None
+_repaired: weakref.WeakSet[_Forkable] = weakref.WeakSet()
+_forked_thread: int | None = None
+"""In a forked child: its thread that came through the fork, unless it may use OpenMP's threads."""
 
 
-def tell(each: _Forkable) -> None:
+def tell(forkable: _Forkable) -> None:
     """Call the object's `after_fork` in every forked child, as long as the object exists."""
-    _told.add(each)
+    _repaired.add(forkable)
 
 
 class Lock:
@@ -61,6 +63,7 @@ class Lock:
         tell(self)
 
     def after_fork(self) -> None:
+        """Take a new lock that is free: no thread of the child holds the former one."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -76,7 +79,7 @@ def require_openmp(threads: int) -> None:
     This is so in the thread that survived a fork: libgomp waits there for worker threads that exist
     only in the parent.
     """
-    if threads > 1 and threading.get_ident() == _came_through:
+    if threads > 1 and threading.get_ident() == _forked_thread:
         raise RunError(
             f"OpenMP's threads do not come through a fork, and a run of {threads} would wait for "
             "them: use 1 thread here (load's threads=, torch.set_num_threads), or another way to "
@@ -86,8 +89,8 @@ def require_openmp(threads: int) -> None:
 
 def openmp_unused() -> None:
     """Allow several threads in this forked child: its parent started none of OpenMP's threads."""
-    global _came_through
-    _came_through = None
+    global _forked_thread
+    _forked_thread = None
     if native := sys.modules.get("engines.native._native"):  # it sees forks by itself
         native.openmp_unused()
 
@@ -98,10 +101,11 @@ def end_with_parent() -> None:
 
 
 def _in_child() -> None:
-    global _came_through
-    _came_through = threading.get_ident()
-    for each in list(_told):
-        each.after_fork()
+    """Called in every forked child, before any other code."""
+    global _forked_thread
+    _forked_thread = threading.get_ident()
+    for forkable in list(_repaired):
+        forkable.after_fork()
 
 
 os.register_at_fork(after_in_child=_in_child)

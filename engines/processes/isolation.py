@@ -87,7 +87,7 @@ def run_isolated(
     path = search_path()
     script = folder / "reproduce.sh"
     _write_script(script, job, answer, path)
-    asked = {
+    request = {
         "job": str(job),
         "answer": str(answer),
         "log": str(log),
@@ -95,8 +95,18 @@ def run_isolated(
         "environment": {**os.environ, "PYTHONPATH": path},
         "imports": list(imports),
     }
+    code = _run(request, timeout_s)
+    if code is None:
+        error = f"no answer within {timeout_s:g} s"
+        return Outcome(None, error, log, script, killed=True, code="candidate-timeout")
+    return _read_answer(answer, code, log, script)
+
+
+def _run(request: Mapping[str, Any], timeout_s: float) -> int | None:
+    """The exit code of a child that did the job, negative for a signal. None if it was killed
+    since it took more than `timeout_s` seconds."""
     while True:
-        process = begin(asked)
+        process = begin(request)
         try:
             code = process.wait(timeout_s)
         except BaseException:
@@ -105,11 +115,10 @@ def run_isolated(
         unless_stopped(process)
         if code is None:
             kill(process)
-            why = f"no answer within {timeout_s:g} s"
-            return Outcome(None, why, log, script, killed=True, code="candidate-timeout")
+            return None
         give_back(process)
-        if code != NOT_BEGUN:
-            return _read_answer(answer, code, log, script)
+        if code != NOT_BEGUN:  # else another process does the job
+            return code
 
 
 @contextmanager
@@ -140,22 +149,22 @@ def signal_name(number: int) -> str:
 
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
-    """How a child ended, from its exit code and the answer that it wrote."""
+    """How a child ended, from its exit code and the answer that it wrote, if it wrote one."""
     if not answer.exists():
         _require_free_disk({answer.parent, Path(tempfile.gettempdir())})
+    if code == -signal.SIGKILL:
+        error = f"killed by SIGKILL, as the kernel does where memory runs out: {MORE_MEMORY}"
+        return Outcome(None, error, log, script, killed=True, code=_NO_MEMORY)
     if code < 0:
-        why = f"killed by {signal_name(-code)}"
-        if -code != signal.SIGKILL:
-            return Outcome(None, why, log, script, code="candidate-crashed")
-        why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
-        return Outcome(None, why, log, script, killed=True, code=_NO_MEMORY)
+        error = f"killed by {signal_name(-code)}"
+        return Outcome(None, error, log, script, code="candidate-crashed")
     try:
         data = json.loads(answer.read_text())  # ours
     except (OSError, ValueError):
         lines = log.read_text(errors="replace").strip().splitlines()  # ours
         last = lines[-1] if lines else "nothing in its log"
-        why = f"exit code {code} without an answer: {last}"
-        return Outcome(None, why, log, script, code="candidate-crashed")
+        error = f"exit code {code} without an answer: {last}"
+        return Outcome(None, error, log, script, code="candidate-crashed")
     if data.get("full_disk", False):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(answer.parent))
     no_memory = data.get("out_of_memory", False)
@@ -179,6 +188,7 @@ def _require_free_disk(folders: Iterable[Path]) -> None:
 
 
 def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
+    """Write the script that repeats the job; `path` is PYTHONPATH."""
     step = command("engines.processes.job", str(job), str(answer))
     script.write_text(
         "#!/bin/sh\n# Repeats this one step alone; its answer is written beside this file.\n"

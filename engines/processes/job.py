@@ -21,24 +21,31 @@ def run_job(job: Path, answer: Path) -> int:
     result: dict[str, Any]
     try:
         result = {"value": getattr(importlib.import_module(module), name)(**data["payload"])}
-    except Exception as error:  # the log gets the traceback, the answer one line
-        text = str(error).strip().splitlines() or [""]
-        result = {"error": f"{type(error).__name__}: {text[0]}"}
-        if isinstance(error, SoaPipelineError):
-            result = {
-                "error": str(error),
-                "not_applicable": isinstance(error, NotApplicableError),
-            }
-        else:
-            traceback.print_exc()
-        result["full_disk"] = full_disk(error)
-        if out_of_memory(error):
-            result["out_of_memory"] = True
-            if MORE_MEMORY not in text[0]:  # else the error's text has the advice already
-                details = f" ({text[0]})" if text[0] else ""
-                result["error"] = f"out of memory{details}: {MORE_MEMORY}"
+    except Exception as error:
+        result = _failure(error)
     write_whole(answer, json.dumps(result))
     return 0
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The answer for an error: one line, and what kind of failure it is. The log gets the
+    traceback of an error that is not ours."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, SoaPipelineError):
+        result: dict[str, Any] = {
+            "error": str(error),
+            "not_applicable": isinstance(error, NotApplicableError),
+        }
+    else:
+        result = {"error": f"{type(error).__name__}: {lines[0]}"}
+        traceback.print_exception(error)
+    result["full_disk"] = full_disk(error)
+    if out_of_memory(error):
+        result["out_of_memory"] = True
+        if MORE_MEMORY not in lines[0]:  # else the error's text has the advice already
+            details = f" ({lines[0]})" if lines[0] else ""
+            result["error"] = f"out of memory{details}: {MORE_MEMORY}"
+    return result
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ class Warm:
         if not wait([self._process.stdout.fileno()], timeout_s):
             return None
         line = self._process.stdout.readline()
-        return int(line) if line else self._process.wait() or NOT_BEGUN
+        if line:
+            return int(line)
+        # It has ended itself: killed by a signal, or with 0 since it had been idle for long.
+        return self._process.wait() or NOT_BEGUN
 
     def kill(self) -> None:
         """Kill the process, its child and all processes that the child started. A thread in `wait`
@@ -101,7 +104,7 @@ class Warm:
     def forget(self) -> None:
         """Drop the process in a forked child, which is not its parent."""
         self.let_go()
-        self._process.returncode = 0
+        self._process.returncode = 0  # else Popen would wait for it
 
 
 _idle: list[Warm] = []
@@ -112,20 +115,20 @@ _thread = threading.local()
 def expect_jobs(count: int, imports: Iterable[str] = ()) -> None:
     """Start processes for `count` jobs that will come soon. They import torch and `imports` while
     this process goes on."""
-    environment = _kept(os.environ)
+    environment = _read_at_import(os.environ)
     for _ in range(count - sum(warm.environment == environment for warm in _idle)):
         _idle.append(Warm(environment, imports))
 
 
-def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables of a job that must be set before its process imports anything."""
-    read_at_import = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
-    return {**read_at_import, "PYTHONPATH": _PATH}
+    early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATER)}
+    return {**early, "PYTHONPATH": _PATH}
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
     """Start a job; returns the process that runs it. RuntimeError in a thread that is stopped."""
-    environment = _kept(job["environment"])
+    environment = _read_at_import(job["environment"])
     warm = _idle_one(environment)
     while warm is not None and not warm.begin(job):
         warm.end()
@@ -142,10 +145,13 @@ def _idle_one(environment: Mapping[str, str]) -> Warm | None:
     """Take an idle process with this environment; None if there is none. A process with another one
     ends by itself."""
     for warm in list(_idle):
-        if warm.environment == environment:
-            with contextlib.suppress(ValueError):  # another thread took it
-                _idle.remove(warm)
-                return warm
+        if warm.environment != environment:
+            continue
+        try:
+            _idle.remove(warm)
+        except ValueError:  # another thread took it
+            continue
+        return warm
     return None
 
 
@@ -178,17 +184,19 @@ def stops_with(stop: threading.Event) -> None:
 def end_jobs(stop: threading.Event) -> None:
     """Kill the jobs of the threads that `stops_with(stop)` was called in; they start no other."""
     stop.set()
-    for warm, theirs in list(_busy.items()):
-        if theirs is stop:
+    for warm, event in list(_busy.items()):
+        if event is stop:
             warm.kill()
 
 
 def _end_all() -> None:
+    """End the idle processes, when this process ends."""
     while _idle:
         _idle.pop().end()
 
 
 def _forget_all() -> None:
+    """Drop all processes, in a forked child."""
     for warm in (*_idle, *_busy):
         warm.forget()
     _idle.clear()
@@ -206,18 +214,23 @@ def collect_seldom() -> None:
 
 
 def _import(modules: Iterable[str]) -> None:
-    for name in () if _HAS_GPU else modules:
+    """Import modules before a fork, except on a host with a GPU."""
+    if _HAS_GPU:
+        return
+    for name in modules:
         with contextlib.suppress(ImportError):  # the child imports the same and reports the error
             importlib.import_module(name)
 
 
 def _serve(idle_s: float, *imported: str) -> None:
-    """Read jobs from the standard input, and run each in a forked child."""
+    """Read jobs from the standard input, and run each in a forked child. Write the child's exit
+    code to the standard output. Ends when the input does, or after `idle_s` seconds without a job.
+    """
     collect_seldom()
     _import(imported)
     gc.freeze()  # what is imported stays
-    asked = sys.stdin.fileno()
-    while wait([asked], idle_s):
+    jobs = sys.stdin.fileno()
+    while wait([jobs], idle_s):
         line = sys.stdin.readline()
         if not line:
             break
@@ -225,29 +238,32 @@ def _serve(idle_s: float, *imported: str) -> None:
         _import(job["imports"])
         pid = os.fork()
         if pid == 0:
-            code = _do(job, server)
+            code = _run_in_child(job, server)
             atexit._run_exitfuncs()
             sys.stdout.flush()
             os._exit(code)  # a normal exit would take half a second to free all of torch
         ended = os.pidfd_open(pid)
-        if ended not in wait([asked, ended]):  # the parent has closed the pipe or ended
+        if ended not in wait([jobs, ended]):  # the parent has closed the pipe or ended
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
 
 
-def _do(job: Mapping[str, Any], server: int) -> int:
-    """Run a job in the forked child: its files, environment and folder, then its function."""
+def _run_in_child(job: Mapping[str, Any], server: int) -> int:
+    """Run a job in the forked child: its files, environment and folder, then its function.
+
+    Returns the exit code. `server` is the process that forked the child.
+    """
     end_with_parent()
     if os.getppid() != server:  # it ended before that took effect
         return 1
-    for number, (path, flags) in enumerate(
-        [(os.devnull, os.O_RDONLY), (job["log"], os.O_WRONLY), (job["log"], os.O_WRONLY)]
-    ):
-        opened = os.open(path, flags | os.O_APPEND)
-        os.dup2(opened, number)
-        os.close(opened)
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(job["log"], os.O_WRONLY | os.O_APPEND)
+    for source, number in ((stdin, 0), (log, 1), (log, 2)):
+        os.dup2(source, number)
+    os.close(stdin)
+    os.close(log)
     # In a new thread a job would not need this, but malloc would return freed memory there.
     openmp_unused()
     os.environ.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from engines.base import Executable, Prepared
@@ -26,7 +27,7 @@ class RangedExecutable(Executable):
 
     def at(self, n: int) -> Executable:
         """The artifact for n rows."""
-        return next((each for rows, each in self._below if n < rows), self._otherwise)
+        return next((executable for rows, executable in self._below if n < rows), self._otherwise)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.at(_rows(arguments[0]))(arguments)
@@ -37,12 +38,16 @@ class RangedExecutable(Executable):
     def recordable(self) -> RangedExecutable:
         """The same artifacts, opened for runs that are recorded into CUDA graphs."""
         return RangedExecutable(
-            [(rows, each.recordable()) for rows, each in self._below], self._otherwise.recordable()
+            [(rows, executable.recordable()) for rows, executable in self._below],
+            self._otherwise.recordable(),
         )
 
     def close(self) -> None:
-        for each in (*(each for _, each in self._below), self._otherwise):
-            each.close()
+        """Close every artifact, also if closing others fails; then raises the last error."""
+        with ExitStack() as artifacts:
+            artifacts.callback(self._otherwise.close)
+            for _, executable in reversed(self._below):
+                artifacts.callback(executable.close)
 
 
 class _RangedCall(Prepared):

@@ -628,8 +628,8 @@ FAULTS = (
     ),
     Fault(
         "a softmax over the rows does not count as dependence",
-        "        raise Mixed(ACROSS)\n    if len(call.shape) < call.most:",
-        "        pass\n    if len(call.shape) < call.most:",
+        "        raise Mixed(ACROSS)\n    if len(call.shape) < call.largest_rank",
+        "        pass\n    if len(call.shape) < call.largest_rank",
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
     Fault(
@@ -734,14 +734,14 @@ FAULTS = (
     ),
     Fault(
         "C++ binds const memory as an output",
-        "if (given.readonly && state_->written.count(given.collection) > 0) {",
+        "if (memory.readonly && state_->written.count(memory.collection) > 0) {",
         "if (false) {",
         ("test_buffers", "test_separate_columns"),
     ),
     Fault(
         "C++ uses the first of two memories given for one collection",
-        "if (!memory_.emplace(given.collection, given).second) {",
-        "if (!memory_.emplace(given.collection, given).second && false) {",
+        "if (!memory_.emplace(memory.collection, memory).second) {",
+        "if (!memory_.emplace(memory.collection, memory).second && false) {",
         ("test_a_collection_given_twice",),
     ),
     Fault(
@@ -795,7 +795,7 @@ FAULTS = (
     ),
     Fault(
         "C++ binds windows that were not validated",
-        "if (given.first % step != 0 && !state_->any_first) {",
+        "if (memory.first % step != 0 && !state_->any_first) {",
         "if (false) {",
         ("test_a_version_that_was_not_validated_on_windows",),
     ),
@@ -822,7 +822,7 @@ FAULTS = (
     ),
     Fault(
         "C++ does not check the digests of files",
-        "    if (found != listed) {\n",
+        "    if (actual != listed) {\n",
         "    if (false) {\n",
         ("test_a_folder_that_is_not_the_sealed_bundle",),
     ),
@@ -834,19 +834,19 @@ FAULTS = (
     ),
     Fault(
         "C++ is content with a signature by one of several groups of keys",
-        "if (good && signed_here) continue;",
-        "if (good && signed_here) return;",
+        "if (of_this_bundle && signed_here) continue;",
+        "if (of_this_bundle && signed_here) return;",
         ("test_each_group_of_keys_must_have_signed",),
     ),
     Fault(
         "C++ accepts a signature of other files",
-        "if (good && signed_here) continue;",
-        "if (good || signed_here) continue;",
+        "if (of_this_bundle && signed_here) continue;",
+        "if (of_this_bundle || signed_here) continue;",
         ("test_downstream.test_signatures",),
     ),
     Fault(
         "C++ does not check the files again after it has opened them",
-        '  bundle.require_unchanged(place + "/");\n',
+        '  bundle.require_unchanged(choice.folder + "/");\n',
         "",
         ("test_a_file_that_is_replaced_while_cpp_opens_it",),
     ),

@@ -22,13 +22,14 @@ struct Refused : soa::Refusal {
       : soa::Refusal{returned_code == SOA_BAD_ARGUMENT ? soa::refusals::bind.code : soa::refusals::run.code, returned_code} {}
 };
 
-[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Refused what, const char *format, ...) {
+// Throws an error with a message in the format of printf, of which 2047 bytes are kept.
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Refused refusal, const char *format, ...) {
   char text[2048];
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  throw soa::Error(text, what);
+  throw soa::Error(text, refusal);
 }
 
 // The code that soa_refusal returns.
@@ -50,6 +51,7 @@ const Dtype kDtypes[] = {{"bool", 1},    {"int8", 1},    {"int16", 2},    {"int3
                          {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}};
 constexpr size_t kUnknown = std::size(kDtypes);
 
+// The index of a dtype in kDtypes; kUnknown if it is none of them.
 inline size_t dtype_index(const char *name) {
   size_t i = 0;
   while (i < kUnknown && std::strcmp(kDtypes[i].name, name) != 0) ++i;
@@ -59,38 +61,39 @@ inline size_t dtype_index(const char *name) {
 // The memory of an argument.
 struct Memory {
   char *data;
-  size_t type, ndim;
+  size_t type, ndim;  // type: the index of the dtype in kDtypes
   int64_t sizes[2];
 };
 
-inline Memory checked(const soa_tensor &given, size_t index) {
-  if (given.dtype == nullptr || given.ndim < 1 || given.ndim > 2) {
+// The memory that a caller describes. Fails unless its dtype, sizes and address are possible.
+inline Memory checked(const soa_tensor &tensor, size_t index) {
+  if (tensor.dtype == nullptr || tensor.ndim < 1 || tensor.ndim > 2) {
     fail(SOA_BAD_ARGUMENT, "argument %zu: needs a dtype and 1 or 2 sizes", index);
   }
-  const size_t type = dtype_index(given.dtype);
-  if (type == kUnknown) fail(SOA_BAD_ARGUMENT, "argument %zu: unknown dtype %s", index, given.dtype);
+  const size_t type = dtype_index(tensor.dtype);
+  if (type == kUnknown) fail(SOA_BAD_ARGUMENT, "argument %zu: unknown dtype %s", index, tensor.dtype);
   uint64_t bytes = kDtypes[type].bytes;
   bool countable = true;
-  for (int i = 0; i < given.ndim; ++i) {
-    if (given.sizes[i] < 0) {
-      fail(SOA_BAD_ARGUMENT, "argument %zu: size %lld is negative", index, static_cast<long long>(given.sizes[i]));
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.sizes[i] < 0) {
+      fail(SOA_BAD_ARGUMENT, "argument %zu: size %lld is negative", index, static_cast<long long>(tensor.sizes[i]));
     }
-    countable = countable && !__builtin_mul_overflow(bytes, given.sizes[i], &bytes);
+    countable = countable && !__builtin_mul_overflow(bytes, tensor.sizes[i], &bytes);
   }
-  const auto address = reinterpret_cast<uintptr_t>(given.data);
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
   if (address == 0 && bytes > 0) {
     fail(soa::refusals::collection, "argument %zu: null pointer for %llu bytes", index,
          static_cast<unsigned long long>(bytes));
   }
   if (bytes > 0 && address % kDtypes[type].bytes != 0) {
-    fail(soa::refusals::collection, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
-         given.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
+    fail(soa::refusals::collection, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, tensor.data,
+         tensor.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
   }
   if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
     fail(soa::refusals::collection, "argument %zu: its sizes pass the end of memory", index);
   }
-  const auto ndim = static_cast<size_t>(given.ndim);
-  return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};
+  const auto ndim = static_cast<size_t>(tensor.ndim);
+  return {static_cast<char *>(tensor.data), type, ndim, {tensor.sizes[0], ndim == 2 ? tensor.sizes[1] : 0}};
 }
 
 // How the rows of a call are cut into tiles; see soa_call_tile.

@@ -16,19 +16,19 @@ constexpr int64_t kCounted = 2048;  // values at a time: they stay in L1 for all
 // The numbers in `counts` before those of the bins. Below and above: outside all bins.
 enum : int { kNaN, kMinusInfinity, kInfinity, kZero, kBelow, kAbove, kBins };
 
-// The number of values for which `is` holds. A compiler makes vector code of it.
-template <class T, class Is>
-__attribute__((always_inline)) inline int32_t number_of(const T *values, int32_t n, Is is) {
-  int32_t found = 0;
-  for (int32_t i = 0; i < n; ++i) found += is(values[i]);
-  return found;
+// The number of values for which a predicate holds. A compiler makes vector code of it.
+template <class T, class Predicate>
+__attribute__((always_inline)) inline int32_t number_of(const T *values, int32_t n, Predicate holds) {
+  int32_t number = 0;
+  for (int32_t i = 0; i < n; ++i) number += holds(values[i]);
+  return number;
 }
 
 // An edge in the dtype of the values: those below it are below `least`, or all are, or none.
 template <class T>
 struct Edge {
   T least;
-  bool all = false;
+  bool all = false;  // true if all values are below it; then `least` is not used
 
   explicit Edge(double edge) {
     if constexpr (std::is_integral_v<T>) {
@@ -57,37 +57,39 @@ __attribute__((always_inline)) inline void numbers_below(const T *values, int32_
   for (int k = 0; k < 4; ++k) below[k] = edges[k].all ? n : counts[k];
 }
 
+// See count_between, which calls it for the dtype T.
 template <class T>
 __attribute__((always_inline)) inline void count_all(const void *memory, int64_t n, const double *edges, int32_t most,
                                                      int64_t *counts) {
   for (int64_t begin = 0; begin < n; begin += kCounted) {
     const T *values = static_cast<const T *>(memory) + begin;
-    const auto some = static_cast<int32_t>(std::min(kCounted, n - begin));
+    const auto size = static_cast<int32_t>(std::min(kCounted, n - begin));
     int32_t nan = 0, low = 0, high = 0;
     if constexpr (std::is_floating_point_v<T>) {
       constexpr T infinity = std::numeric_limits<T>::infinity();
-      nan = number_of(values, some, [](T x) { return x != x; });
-      low = number_of(values, some, [](T x) { return x == -infinity; });
-      high = number_of(values, some, [](T x) { return x == infinity; });
+      nan = number_of(values, size, [](T x) { return x != x; });
+      low = number_of(values, size, [](T x) { return x == -infinity; });
+      high = number_of(values, size, [](T x) { return x == infinity; });
     }
-    const int32_t zero = number_of(values, some, [](T x) { return x == 0; });
+    const int32_t zero = number_of(values, size, [](T x) { return x == 0; });
     counts[kNaN] += nan;
     counts[kMinusInfinity] += low;
     counts[kInfinity] += high;
     counts[kZero] += zero;
-    int32_t before = 0;  // the values below the last edge, without -infinity and zeros
+    // Values are counted below each edge, without -infinity and zeros. A bin has the difference of two of these numbers.
+    int32_t below_last = 0;
     for (int32_t first = 0; first < most; first += 4) {
       const auto edge = [&](int32_t k) { return Edge<T>(edges[std::min(first + k, most - 1)]); };
       const Edge<T> four[] = {edge(0), edge(1), edge(2), edge(3)};
       int32_t numbers[4];
-      numbers_below(values, some, four, numbers);
+      numbers_below(values, size, four, numbers);
       for (int32_t k = first; k < std::min(first + 4, most); ++k) {
         const int32_t below = numbers[k - first] - low - (four[k - first].above_zero() ? zero : 0);
-        counts[k == 0 ? kBelow : kBins + k - 1] += below - before;
-        before = below;
+        counts[k == 0 ? kBelow : kBins + k - 1] += below - below_last;
+        below_last = below;
       }
     }
-    counts[kAbove] += some - nan - low - high - zero - before;
+    counts[kAbove] += size - nan - low - high - zero - below_last;
   }
 }
 
@@ -99,6 +101,7 @@ __attribute__((target("avx2"))) void count_by_avx2(const void *memory, int64_t n
 }
 #endif
 
+// As count_all, by AVX2 if this processor has it.
 template <class T>
 void count_here(const void *memory, int64_t n, const double *edges, int32_t most, int64_t *counts) {
 #if defined(__x86_64__)

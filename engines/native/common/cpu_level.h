@@ -19,7 +19,7 @@ namespace soa_cpu {
 // A feature, and the first level of its processor family that needs it.
 struct Feature {
   const char *name, *level;
-  bool there;
+  bool present;
 };
 
 // Registers of CPUID, named by leaf; `saved` (XCR0): the vector states that the operating system saves.
@@ -75,7 +75,7 @@ inline std::string missing(const std::string &arch, const std::vector<Feature> &
   if (last == features.rend()) return "another processor family";
   std::string lacking;
   for (auto feature = features.begin(); feature != last.base(); ++feature) {
-    if (!feature->there) lacking += (lacking.empty() ? "" : ", ") + std::string(feature->name);
+    if (!feature->present) lacking += (lacking.empty() ? "" : ", ") + std::string(feature->name);
   }
   return lacking;
 }

@@ -18,25 +18,27 @@ enum DriverFunction {
 
 class Driver {
  public:
-  // vendor: "cuda" or "rocm". The driver is opened once and never closed.
+  // vendor: "cuda" or "rocm". The driver is opened once and never closed. Throws if it is not here or does not start.
   static const Driver &of(const std::string &vendor) {
-    static const Driver cuda(0), rocm(1);
-    const Driver &found = vendor == "rocm" ? rocm : cuda;
-    if (!found.error_.empty()) fail(SOA_OPEN_FAILED, "%s", found.error_.c_str());
-    return found;
+    static const Driver cuda(kCuda), rocm(kRocm);
+    const Driver &driver = vendor == "rocm" ? rocm : cuda;
+    if (!driver.error_.empty()) fail(SOA_OPEN_FAILED, "%s", driver.error_.c_str());
+    return driver;
   }
 
   // Calls a function. The arguments must have exactly the types of its parameters. `doing`: for the error message.
-  template <typename... Given>
-  void call(DriverFunction which, const char *doing, Given... given) const {
-    const int code = attempt(which, given...);
-    if (code != 0) fail(SOA_RUN_FAILED, "%s: %s failed: %s", doing, kNames[which][vendor_], said(code).c_str());
+  template <typename... Arguments>
+  void call(DriverFunction which, const char *doing, Arguments... arguments) const {
+    const int code = attempt(which, arguments...);
+    if (code != 0) fail(SOA_RUN_FAILED, "%s: %s failed: %s", doing, kNames[which][vendor_], error_text(code).c_str());
   }
-  template <typename... Given>
-  int attempt(DriverFunction which, Given... given) const {
-    return reinterpret_cast<int (*)(Given...)>(found_[which])(given...);
+  // As `call`, and returns the driver's code instead of throwing: 0 after success.
+  template <typename... Arguments>
+  int attempt(DriverFunction which, Arguments... arguments) const {
+    return reinterpret_cast<int (*)(Arguments...)>(functions_[which])(arguments...);
   }
 
+  // The number of devices.
   int devices() const {
     int count = 0;
     call(kDeviceCount, "counting devices", &count);
@@ -52,34 +54,39 @@ class Driver {
 
   // The architecture of a device, such as 90 for sm_90 or 94 for gfx942.
   int architecture(int device) const {
+    // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR; the same of hipDeviceAttribute_t.
+    const int major_attribute = rocm() ? 23 : 75, minor_attribute = rocm() ? 61 : 76;
     int major = 0, minor = 0;
-    call(kAttribute, "asking for the device's architecture", &major, vendor_ == 0 ? 75 : 23, device);
-    call(kAttribute, "asking for the device's architecture", &minor, vendor_ == 0 ? 76 : 61, device);
+    call(kAttribute, "asking for the device's architecture", &major, major_attribute, device);
+    call(kAttribute, "asking for the device's architecture", &minor, minor_attribute, device);
     return 10 * major + minor;
   }
 
-  bool rocm() const { return vendor_ == 1; }
+  bool rocm() const { return vendor_ == kRocm; }
 
  private:
-  explicit Driver(int vendor) : vendor_(vendor) {
-    const char *library = vendor == 0 ? "libcuda.so.1" : "libamdhip64.so";
+  enum Vendor { kCuda, kRocm };  // the columns of kNames
+
+  // Opens the driver. If that fails, `error_` says why.
+  explicit Driver(Vendor vendor) : vendor_(vendor) {
+    const char *library = rocm() ? "libamdhip64.so" : "libcuda.so.1";
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    if (handle == nullptr && vendor == 1) handle = dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr && rocm()) handle = dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       error_ = std::string(library) + ", the driver's library, is not here: run on a host with such a GPU";
       return;
     }
     for (int i = 0; i < kDriverFunctions; ++i) {
-      found_[i] = dlsym(handle, kNames[i][vendor]);
-      if (found_[i] == nullptr) error_ = std::string(library) + " is too old: it has no " + kNames[i][vendor];
+      functions_[i] = dlsym(handle, kNames[i][vendor]);
+      if (functions_[i] == nullptr) error_ = std::string(library) + " is too old: it has no " + kNames[i][vendor];
     }
     if (!error_.empty()) return;
     const int code = attempt(kInit, 0u);
-    if (code != 0) error_ = std::string(library) + " does not start: " + said(code);
+    if (code != 0) error_ = std::string(library) + " does not start: " + error_text(code);
   }
 
   // The text of an error code. These codes are the same for both vendors.
-  static std::string said(int code) {
+  static std::string error_text(int code) {
     struct Known {
       int code;
       const char *text;
@@ -126,8 +133,8 @@ class Driver {
       {"cuStreamDestroy_v2", "hipStreamDestroy"},
   };
 
-  const int vendor_;
-  void *found_[kDriverFunctions] = {};
+  const Vendor vendor_;
+  void *functions_[kDriverFunctions] = {};
   std::string error_;
 };
 
@@ -164,6 +171,7 @@ class Device {
     const Driver &driver_;
   };
 
+  // Throws unless the stream is one of this device.
   void require_stream(void *stream) const {
     std::uintptr_t owner = 0;  // a context; for AMD the number of a device
     const std::uintptr_t wanted = driver.rocm() ? static_cast<std::uintptr_t>(number) : reinterpret_cast<std::uintptr_t>(context_);
@@ -173,9 +181,11 @@ class Device {
     }
   }
 
+  // Throws unless the address of an argument is one of this device's memory.
   void require_memory(const void *address, std::size_t argument) const {
+    constexpr int kDeviceNumber = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, and HIP's
     int owner = -1;
-    const int code = driver.attempt(kPointer, &owner, 9, address);  // 9: the number of the device
+    const int code = driver.attempt(kPointer, &owner, kDeviceNumber, address);
     if (code != 0) {
       fail(soa::refusals::bind_device, "argument %zu: address %p is no memory that the driver knows: the artifact runs on device %d",
            argument, address, number);

@@ -27,6 +27,7 @@ struct Symbol {
   }
 };
 
+// A symbol of a library; fails if there is none of this name.
 inline Symbol find(void *library, const std::string &name) {
   void *address = dlsym(library, name.c_str());
   if (address == nullptr) {
@@ -41,31 +42,31 @@ inline void require_whole_library(const char *path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) fail(SOA_OPEN_FAILED, "%s: cannot be read: %s", path, std::strerror(errno));
   const auto length = static_cast<uint64_t>(file.tellg());
+  const auto inside = [length](uint64_t offset, uint64_t size) { return offset <= length && size <= length - offset; };
   Elf64_Ehdr header;
   file.seekg(0);
   bool whole = static_cast<bool>(file.read(reinterpret_cast<char *>(&header), sizeof header)) &&
                std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
                header.e_ident[EI_CLASS] == ELFCLASS64 &&
                header.e_phentsize == sizeof(Elf64_Phdr) &&
-               header.e_shoff <= length &&
-               static_cast<uint64_t>(header.e_shnum) * header.e_shentsize <= length - header.e_shoff;
+               inside(header.e_shoff, static_cast<uint64_t>(header.e_shnum) * header.e_shentsize);
   for (int i = 0; whole && i < header.e_phnum; ++i) {
     Elf64_Phdr segment;
     file.seekg(static_cast<std::streamoff>(header.e_phoff + static_cast<uint64_t>(i) * sizeof segment));
     whole = static_cast<bool>(file.read(reinterpret_cast<char *>(&segment), sizeof segment)) &&
-            segment.p_offset <= length && segment.p_filesz <= length - segment.p_offset;
+            inside(segment.p_offset, segment.p_filesz);
   }
   if (!whole) fail(SOA_OPEN_FAILED, "%s: not a whole 64-bit ELF library", path);
 }
 
 // Loads the library that replaces torch, from the folder of this code or else from the loader's search path.
-// It stays loaded, and the artifact finds it by its name.
+// It stays loaded, and the artifact finds it by its name. version: the least that the artifact needs.
 inline void load_shim(int version) {
-  Dl_info here;
+  Dl_info this_code;
   const std::string name = "libsoa_shim.so";
   std::string path = name;
-  if (dladdr(reinterpret_cast<void *>(&load_shim), &here) != 0) {
-    const std::string code = here.dli_fname, beside = code.substr(0, code.rfind('/') + 1) + name;
+  if (dladdr(reinterpret_cast<void *>(&load_shim), &this_code) != 0) {
+    const std::string file = this_code.dli_fname, beside = file.substr(0, file.rfind('/') + 1) + name;
     if (::access(beside.c_str(), F_OK) == 0) {
       require_whole_library(beside.c_str());
       path = beside;
@@ -73,10 +74,11 @@ inline void load_shim(int version) {
   }
   void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) fail(SOA_OPEN_FAILED, "an artifact that runs without torch needs %s", dlerror());
-  const auto found = reinterpret_cast<int32_t (*)()>(dlsym(handle, "soa_shim_version"));
-  if (found == nullptr || found() < version) {
+  const auto shim_version = reinterpret_cast<int32_t (*)()>(dlsym(handle, "soa_shim_version"));
+  const int found = shim_version != nullptr ? shim_version() : 0;
+  if (shim_version == nullptr || found < version) {
     fail(SOA_OPEN_FAILED, "the artifact needs version %d of %s, this one is %d: install a newer soa-pipeline", version,
-         name.c_str(), found != nullptr ? found() : 0);
+         name.c_str(), found);
   }
 }
 

@@ -28,6 +28,7 @@ struct RowFacts {
 // Memory of a thread for intermediate values. Its size is the largest that an artifact has asked for.
 class Scratch {
  public:
+  // At least `bytes` bytes, aligned to 64, which belong to the calling thread until its next call of this.
   static char *of_this_thread(int64_t bytes) {
     static thread_local Scratch own;
     if (own.bytes_ < bytes) {
@@ -48,6 +49,7 @@ class Scratch {
 
 class RowProgram : public Artifact {
  public:
+  // The function of a library: computes the rows from `begin` to before `end`. `items`: the numbers of items.
   using Run = void (*)(void *const *columns, const int64_t *items, int64_t begin, int64_t end, char *scratch);
 
   static constexpr int64_t kVersion = 1;
@@ -71,7 +73,7 @@ class RowProgram : public Artifact {
   mutable std::atomic<double> row_us{0};  // how long a row took in the last run that measured it
 
  private:
-  RowProgram(const RowFacts &said, Run function) : Artifact(false), facts(said), run(function) {
+  RowProgram(const RowFacts &library_facts, Run function) : Artifact(false), facts(library_facts), run(function) {
     inputs = static_cast<size_t>(facts.arguments);
   }
 };
@@ -93,18 +95,19 @@ class ColumnArguments : public Bound {
     if (next != columns_.size()) {
       fail(SOA_BAD_ARGUMENT, "the arguments have %zu columns or more, the artifact takes %zu", next, columns_.size());
     }
-    for (size_t i = 0; i < memory.size(); ++i) check(i, memory[i]);
+    for (size_t i = 0; i < memory.size(); ++i) require_fits(i, memory[i]);
     for (size_t i = 0; i < memory.size(); ++i) put(i, memory[i]);
   }
 
   void replace(const std::vector<size_t> &indices, const std::vector<Memory> &memory) override {
-    for (size_t k = 0; k < indices.size(); ++k) check(indices[k], memory[k]);
+    for (size_t k = 0; k < indices.size(); ++k) require_fits(indices[k], memory[k]);
     for (size_t k = 0; k < indices.size(); ++k) put(indices[k], memory[k]);
   }
 
  protected:
   const RowFacts &facts() const { return facts_; }
 
+  // True for an argument without columns, whose size is a number of rows or items.
   bool carries(size_t i) const { return std::strchr("ni", facts().kinds[i]) != nullptr; }
 
   // The number of columns of an argument.
@@ -113,22 +116,27 @@ class ColumnArguments : public Bound {
     return facts().kinds[i] == 'm' ? static_cast<size_t>(memory.sizes[0]) : 1;
   }
 
-  void check(size_t i, const Memory &memory) const {
+  // Fails unless an argument has the kind, the dtype and the number of columns that the artifact takes.
+  void require_fits(size_t i, const Memory &memory) const {
     const char kind = facts().kinds[i];
     const size_t dims = carries(i) || kind == 'm' ? 2 : 1;
     const size_t dtype = static_cast<size_t>(facts().dtypes[i] - 'a');
-    const size_t until = i + 1 < first_.size() ? first_[i + 1] : columns_.size();
-    const bool fits = kind != 'm' || static_cast<size_t>(memory.sizes[0]) == until - first_[i];
+    const size_t end = i + 1 < first_.size() ? first_[i + 1] : columns_.size();
+    const bool fits = kind != 'm' || static_cast<size_t>(memory.sizes[0]) == end - first_[i];
     if (memory.ndim != dims || memory.type != dtype || !fits) {
       fail(SOA_BAD_ARGUMENT, "argument %zu: it is not the %s %s that the artifact takes", i,
            dtype < kUnknown ? kDtypes[dtype].name : "?", kind == 'm' ? "matrix" : carries(i) ? "carrier" : "column");
     }
   }
 
+  // Stores an argument's number of rows or items, or the addresses of its columns.
   void put(size_t i, const Memory &memory) {
     const char kind = facts().kinds[i];
     if (kind == 'n') rows_ = memory.sizes[0];
-    if (kind == 'i') items_[static_cast<size_t>(std::count(facts().kinds, facts().kinds + i, 'i'))] = memory.sizes[0];
+    if (kind == 'i') {
+      const auto before = std::count(facts().kinds, facts().kinds + i, 'i');
+      items_[static_cast<size_t>(before)] = memory.sizes[0];
+    }
     const auto count = static_cast<int64_t>(width(i, memory));
     const auto pitch = static_cast<uint64_t>(kind == 'm' ? memory.sizes[1] : 0) * kDtypes[memory.type].bytes;
     for (int64_t f = 0; f < count; ++f) {
@@ -153,22 +161,22 @@ class RowArguments : public ColumnArguments {
     threads = std::max(threads, tiling.threads);
     if (threads < 2 || little()) return run_rows(0, rows_);
     const auto begun = Clock::now();
-    const auto since = [&] { return std::chrono::duration<double, std::micro>(Clock::now() - begun).count(); };
+    const auto elapsed_us = [&] { return std::chrono::duration<double, std::micro>(Clock::now() - begun).count(); };
     int64_t done = 0;
     int sharing = sharers(rows_, threads);
     for (int64_t size = facts().rows; sharing < 2 && rows_ - done > size; size *= 2) {
       run_rows(done, done + size);
       done += size;
-      const double took = since();
-      program_.row_us = took / static_cast<double>(done);
-      if (took >= kShareUs) sharing = sharers(rows_ - done, threads);
+      const double us = elapsed_us();
+      program_.row_us = us / static_cast<double>(done);
+      if (us >= kShareUs) sharing = sharers(rows_ - done, threads);
     }
     if (sharing < 2) return run_rows(done, rows_);
     // Pieces of whole blocks, several for each thread: a thread that begins late or is slow takes fewer.
     const int64_t blocks = (rows_ - done) / facts().rows / (kPieces * sharing);
     in_pieces(rows_ - done, std::max<int64_t>(1, blocks) * facts().rows, sharing,
               [&](int64_t begin, int64_t end) { run_rows(done + begin, done + end); });
-    program_.row_us = since() * sharing / static_cast<double>(rows_);
+    program_.row_us = elapsed_us() * sharing / static_cast<double>(rows_);
   }
 
  private:
@@ -182,13 +190,14 @@ class RowArguments : public ColumnArguments {
   // run and many in the next.
   bool little() const { return items_.empty() && program_.row_us > 0 && sharers(rows_, 2) < 2; }
 
-  // How many threads can have kShareUs of work each, by the time that a row took last.
+  // How many threads can have kShareUs of work each, by the time that a row took last, and at least one block each.
   int sharers(int64_t rows, int threads) const {
-    const double shares = std::min(static_cast<double>(rows) * program_.row_us / kShareUs, 1.0 * threads);
-    return static_cast<int>(std::min<int64_t>(static_cast<int64_t>(shares), (rows + facts().rows - 1) / facts().rows));
+    const double shares = std::min(static_cast<double>(rows) * program_.row_us / kShareUs, static_cast<double>(threads));
+    const int64_t blocks = (rows + facts().rows - 1) / facts().rows;
+    return static_cast<int>(std::min<int64_t>(static_cast<int64_t>(shares), blocks));
   }
 
-  // Cuts between blocks change no bit of the results.
+  // Runs the rows from `begin` to before `end`. Cuts between blocks change no bit of the results.
   void run_rows(int64_t begin, int64_t end) const {
     program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
   }

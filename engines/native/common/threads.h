@@ -27,9 +27,9 @@ class WorkerPool {
   static WorkerPool &instance() {
     WorkerPool *pool = pool_;
     if (pool != nullptr) return *pool;
-    auto made = std::make_unique<WorkerPool>();
-    // Never destroyed: workers may outlive static destruction.
-    return pool_.compare_exchange_strong(pool, made.get()) ? *made.release() : *pool;
+    auto new_pool = std::make_unique<WorkerPool>();
+    if (!pool_.compare_exchange_strong(pool, new_pool.get())) return *pool;  // another thread was faster
+    return *new_pool.release();  // never destroyed: workers may outlive static destruction
   }
 
   // For the child of a fork, which has no workers: the next call of instance() makes a new pool.
@@ -80,6 +80,7 @@ class WorkerPool {
     for (int i = 0; i < wanted_; ++i) pthread_setaffinity_np(workers_[i].native_handle(), sizeof others, &others);
   }
 
+  // What worker `id` does. Those with an `id` from wanted_ on take no part in a job.
   void loop(size_t id) {
     at_work_ = true;
     uint64_t seen = 0;
@@ -97,12 +98,13 @@ class WorkerPool {
     }
   }
 
-  std::mutex turns_, mutex_;
+  std::mutex turns_;  // held by the caller whose job the pool does
+  std::mutex mutex_;  // of all below
   std::condition_variable start_, done_;
   std::vector<std::thread> workers_;
   const std::function<void()> *work_ = nullptr;
-  int wanted_ = 0, running_ = 0;
-  uint64_t job_ = 0;
+  int wanted_ = 0, running_ = 0;  // the helpers that may begin the job, and those that are at it
+  uint64_t job_ = 0;              // the number of the job
 };
 
 // Calls `work(begin, end)` for pieces of `size` rows of n, on up to `threads` threads including the caller's.
@@ -110,23 +112,23 @@ class WorkerPool {
 template <typename Work>
 void in_pieces(int64_t n, int64_t size, int threads, const Work &work) {
   std::atomic<int64_t> next{0};
-  std::mutex first;
+  std::mutex mutex;  // of `failure`
   std::exception_ptr failure;
-  const auto some = [&] {
+  const auto work_off_pieces = [&] {
     while (true) {
       const int64_t begin = next.fetch_add(size);
       if (begin >= n) return;
       try {
         work(begin, std::min(begin + size, n));
       } catch (...) {
-        std::lock_guard<std::mutex> lock(first);
+        std::lock_guard<std::mutex> lock(mutex);
         if (failure == nullptr) failure = std::current_exception();
-        next.store(n);
+        next.store(n);  // no further piece begins
       }
     }
   };
   const int64_t pieces = (n + size - 1) / size;
-  WorkerPool::instance().run(static_cast<int>(std::min<int64_t>(threads, pieces)) - 1, some);
+  WorkerPool::instance().run(static_cast<int>(std::min<int64_t>(threads, pieces)) - 1, work_off_pieces);
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 

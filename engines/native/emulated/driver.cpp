@@ -29,30 +29,35 @@
 namespace {
 
 using Address = std::uintptr_t;
-using Kernel = void (*)(const void *given, std::uint32_t blocks, std::uint32_t threads);
+using Kernel = void (*)(const void *argument, std::uint32_t blocks, std::uint32_t threads);
 
 enum Code { kOk = 0, kInvalid = 1, kNoMemory = 2, kNotStarted = 3, kNoDevice = 101, kBadImage = 200, kNoContext = 201,
             kNotFound = 500, kBadHandle = 400 };
+
+// Attributes of a device: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR, and those of hipDeviceAttribute_t.
+enum Attribute { kCudaMajor = 75, kCudaMinor = 76, kHipMajor = 23, kHipMinor = 61 };
+constexpr int kPointerDevice = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, and HIP's
 
 struct Context {
   int device;
 };
 struct Stream {
   Context *context;
-  std::vector<std::function<void()>> work;
+  std::vector<std::function<void()>> work;  // that waits
 };
 struct Module {
   Context *context;
   Kernel kernel;
-  std::size_t given;
+  std::size_t argument_bytes;  // of the kernel's one argument
 };
+// Memory of a device: `size` bytes, at the end of `mapped` bytes that begin at `pages`.
 struct Block {
   Address pages;
   std::size_t mapped, size;
   int device;
 };
 
-std::recursive_mutex mutex;
+std::recursive_mutex mutex;  // of all below
 bool started = false;
 std::map<int, Context> contexts;
 std::set<Stream *> streams;
@@ -60,39 +65,41 @@ std::set<Module *> modules;
 std::map<Address, Block> memory;
 thread_local std::vector<Context *> current;
 
+// An environment variable, or `otherwise` if it is not set.
 std::string setting(const char *name, const char *otherwise) {
-  const char *found = std::getenv(name);
-  return found == nullptr ? otherwise : found;
+  const char *value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
 }
 
 int devices() { return std::atoi(setting("SOA_EMULATED_DEVICES", "1").c_str()); }
 
-// The first check of every call. within: true if the call needs a context.
-int checked(const char *function, bool within = true) {
+// The first check of every call: a fault that is asked for, the start, and a context if the call needs one.
+int checked(const char *function, bool needs_context = true) {
   static std::map<std::string, int> calls;
   char name[64] = "";
   int code = 0, after = 0;
   const bool fault = std::sscanf(setting("SOA_EMULATED_FAULT", "").c_str(), "%63s %d %d", name, &code, &after) >= 2;
   if (fault && std::strcmp(name, function) == 0 && calls[function]++ >= after) return code;
   if (!started) return kNotStarted;
-  return within && current.empty() ? kNoContext : kOk;
+  return needs_context && current.empty() ? kNoContext : kOk;
 }
 
-void open_memory(int device, int how) {
+// Sets the access to all memory of a device, by the flags of mprotect.
+void protect_memory(int device, int access) {
   for (const auto &[address, block] : memory) {
-    if (block.device == device) ::mprotect(reinterpret_cast<void *>(block.pages), block.mapped, how);
+    if (block.device == device) ::mprotect(reinterpret_cast<void *>(block.pages), block.mapped, access);
   }
 }
 
 // Executes the waiting work of a stream, in order. All other streams keep waiting.
 void work_off(Stream *stream) {
-  open_memory(stream->context->device, PROT_READ | PROT_WRITE);
-  for (const auto &each : stream->work) each();
+  protect_memory(stream->context->device, PROT_READ | PROT_WRITE);
+  for (const auto &job : stream->work) job();
   stream->work.clear();
-  open_memory(stream->context->device, PROT_NONE);
+  protect_memory(stream->context->device, PROT_NONE);
 }
 
-// The stream of a handle; null: the default stream of the context.
+// The stream of a handle, which may be null: the default stream of the current context. Null for an unknown handle.
 Stream *stream_of(void *handle) {
   static std::map<Context *, Stream> defaults;
   if (handle == nullptr) return &defaults.try_emplace(current.back(), Stream{current.back(), {}}).first->second;
@@ -100,13 +107,15 @@ Stream *stream_of(void *handle) {
   return streams.count(stream) > 0 ? stream : nullptr;
 }
 
+// The block that has all of these bytes; null if there is none.
 const Block *block_of(Address address, std::size_t size) {
-  auto found = memory.upper_bound(address);
-  if (found == memory.begin()) return nullptr;
-  --found;
-  return address + size <= found->first + found->second.size ? &found->second : nullptr;
+  auto behind = memory.upper_bound(address);
+  if (behind == memory.begin()) return nullptr;
+  const auto &[begin, block] = *std::prev(behind);
+  return address + size <= begin + block.size ? &block : nullptr;
 }
 
+// Puts work on a stream of the current context; returns the code of the call.
 int queue(const char *function, void *handle, std::function<void()> work) {
   if (const int code = checked(function)) return code;
   Stream *stream = stream_of(handle);
@@ -117,6 +126,7 @@ int queue(const char *function, void *handle, std::function<void()> work) {
 
 }  // namespace
 
+// A function of both drivers: ENTRY(name in CUDA, name in HIP, (parameters), (their names)) { body }.
 #define ENTRY(cuda, hip, parameters, names)                                       \
   static int do_##cuda parameters;                                                \
   extern "C" __attribute__((visibility("default"))) int cuda parameters {         \
@@ -140,11 +150,13 @@ ENTRY(cuDeviceGet, hipDeviceGet, (int *device, int number), (device, number)) {
   *device = number;
   return checked("cuDeviceGet", false);
 }
-ENTRY(cuDeviceGetAttribute, hipDeviceGetAttribute, (int *value, int what, int device), (value, what, device)) {
+ENTRY(cuDeviceGetAttribute, hipDeviceGetAttribute, (int *value, int attribute, int device), (value, attribute, device)) {
   const int arch = std::atoi(setting("SOA_EMULATED_ARCH", "90").c_str());
   if (device < 0 || device >= devices()) return kNoDevice;
-  if (what != 75 && what != 76 && what != 23 && what != 61) return kInvalid;
-  *value = what == 75 || what == 23 ? arch / 10 : arch % 10;
+  const bool major = attribute == kCudaMajor || attribute == kHipMajor;
+  const bool minor = attribute == kCudaMinor || attribute == kHipMinor;
+  if (!major && !minor) return kInvalid;
+  *value = major ? arch / 10 : arch % 10;
   return checked("cuDeviceGetAttribute", false);
 }
 ENTRY(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain, (void **context, int device), (context, device)) {
@@ -156,8 +168,8 @@ ENTRY(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease, (int device), (d
   return contexts.count(device) > 0 ? checked("cuDevicePrimaryCtxRelease_v2", false) : kNoContext;
 }
 ENTRY(cuCtxPushCurrent_v2, hipCtxPushCurrent, (void *context), (context)) {
-  const bool known = std::any_of(contexts.begin(), contexts.end(), [&](auto &each) { return &each.second == context; });
-  if (!known) return kNoContext;
+  const auto is_this_context = [&](const auto &entry) { return &entry.second == context; };
+  if (std::none_of(contexts.begin(), contexts.end(), is_this_context)) return kNoContext;
   current.push_back(static_cast<Context *>(context));
   return checked("cuCtxPushCurrent_v2");
 }
@@ -171,14 +183,14 @@ ENTRY(cuModuleLoadData, hipModuleLoadData, (void **module, const void *image), (
   if (const int code = checked("cuModuleLoadData")) return code;
   const std::string folder = setting("SOA_EMULATED", ".");
   std::ifstream file(folder + "/image", std::ios::binary);
-  const std::string known{std::istreambuf_iterator<char>(file), {}};
-  if (known.empty() || std::memcmp(known.data(), image, known.size()) != 0) return kBadImage;
+  const std::string allowed{std::istreambuf_iterator<char>(file), {}};
+  if (allowed.empty() || std::memcmp(allowed.data(), image, allowed.size()) != 0) return kBadImage;
   void *library = dlopen((folder + "/kernel.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return kBadImage;
   const auto kernel = reinterpret_cast<Kernel>(dlsym(library, "soa_rows_on_cpu"));
-  const auto *given = static_cast<const std::uint64_t *>(dlsym(library, "soa_rows_given"));
-  if (kernel == nullptr || given == nullptr) return kBadImage;
-  *module = *modules.insert(new Module{current.back(), kernel, *given}).first;
+  const auto *argument_bytes = static_cast<const std::uint64_t *>(dlsym(library, "soa_rows_given"));
+  if (kernel == nullptr || argument_bytes == nullptr) return kBadImage;
+  *module = *modules.insert(new Module{current.back(), kernel, *argument_bytes}).first;
   return kOk;
 }
 ENTRY(cuModuleUnload, hipModuleUnload, (void *module), (module)) {
@@ -193,15 +205,14 @@ ENTRY(cuModuleGetFunction, hipModuleGetFunction, (void **function, void *module,
 }
 ENTRY(cuLaunchKernel, hipModuleLaunchKernel,
       (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
-       void **given, void **extra),
-      (function, gx, gy, gz, bx, by, bz, shared, stream, given, extra)) {
+       void **arguments, void **extra),
+      (function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra)) {
   auto *module = static_cast<Module *>(function);
   if (modules.count(module) == 0) return kBadHandle;
   if (gx == 0 || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 || shared != 0 || extra != nullptr) return kInvalid;
   if (!current.empty() && module->context != current.back()) return kNoContext;
-  const auto *bytes = static_cast<const char *>(given[0]);
-  std::vector<std::uint64_t> copy((module->given + 7) / 8);  // a launch copies its arguments
-  std::memcpy(copy.data(), bytes, module->given);
+  std::vector<std::uint64_t> copy((module->argument_bytes + 7) / 8);  // a launch copies its arguments
+  std::memcpy(copy.data(), arguments[0], module->argument_bytes);
   return queue("cuLaunchKernel", stream, [=] { module->kernel(copy.data(), gx, bx); });
 }
 ENTRY(cuStreamGetCtx, hipStreamGetDevice, (void *handle, void *owner), (handle, owner)) {
@@ -213,10 +224,10 @@ ENTRY(cuStreamGetCtx, hipStreamGetDevice, (void *handle, void *owner), (handle, 
   if (!hip) *static_cast<void **>(owner) = stream->context;
   return kOk;
 }
-ENTRY(cuPointerGetAttribute, hipPointerGetAttribute, (void *value, int what, Address address), (value, what, address)) {
+ENTRY(cuPointerGetAttribute, hipPointerGetAttribute, (void *value, int attribute, Address address), (value, attribute, address)) {
   if (const int code = checked("cuPointerGetAttribute", false)) return code;
   const Block *block = block_of(address, 1);
-  if (block == nullptr || what != 9) return kInvalid;
+  if (block == nullptr || attribute != kPointerDevice) return kInvalid;
   *static_cast<int *>(value) = block->device;
   return kOk;
 }

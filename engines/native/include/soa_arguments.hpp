@@ -25,11 +25,13 @@ struct Origin {
 
 namespace detail {
 
+// One argument of the artifact: a carrier of a number of rows, a matrix of columns, a column, or a scalar.
 struct Argument {
   std::string kind, rows, dtype, collection, column, role;
   std::size_t component = 0, count = 1;
 };
 
+// The numbers of rows that a row dimension may have.
 struct Rows {
   std::int64_t min = 0, max = 0;
 };
@@ -43,6 +45,7 @@ struct Watch {
   ~Watch() { close(watch); }
 };
 
+// An opened model and its description.
 struct State {
   std::map<std::string, Layout> layouts;
   std::set<std::string> written;  // the names of the collections with outputs
@@ -57,19 +60,20 @@ struct State {
   std::unique_ptr<Watch> watch;  // null if no call is counted
 };
 
-[[noreturn]] inline void refuse(const Refusal &refusal, const std::string &said) {
+// Throws an error of the C interface, of the class for its kind.
+[[noreturn]] inline void refuse(const Refusal &refusal, const std::string &text) {
   switch (refusal.returned) {
-    case SOA_BAD_BUNDLE: throw BundleError(said, refusal);
-    case SOA_NOT_PROMOTED: throw PromotionError(said, refusal);
-    case SOA_NOT_SIGNED: throw TrustError(said, refusal);
-    case SOA_WRONG_HOST: throw HostError(said, refusal);
-    case SOA_WRONG_VERSION: throw HeaderError(said, refusal);
-    case SOA_DEVIATES: throw DeviationError(said, refusal);
+    case SOA_BAD_BUNDLE: throw BundleError(text, refusal);
+    case SOA_NOT_PROMOTED: throw PromotionError(text, refusal);
+    case SOA_NOT_SIGNED: throw TrustError(text, refusal);
+    case SOA_WRONG_HOST: throw HostError(text, refusal);
+    case SOA_WRONG_VERSION: throw HeaderError(text, refusal);
+    case SOA_DEVIATES: throw DeviationError(text, refusal);
     default: break;
   }
-  const bool torch = refusal.returned == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
-  if (!torch) throw Error(said, refusal);
-  throw Error(said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch);
+  const bool lacks_torch = refusal.returned == SOA_OPEN_FAILED && text.find("libtorch") != std::string::npos;
+  if (!lacks_torch) throw Error(text, refusal);
+  throw Error(text + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH", refusals::load_without_torch);
 }
 
 // Calls a function of the C interface, `call(message, size)`, and throws its error as an exception.
@@ -88,6 +92,7 @@ std::string listed(const Map &map) {
   return names.empty() ? "none" : names;
 }
 
+// The layout of a collection; throws Error if the model has none of this name.
 inline const Layout &layout_of(const State &state, const std::string &collection) {
   const auto found = state.layouts.find(collection);
   if (found == state.layouts.end()) throw Error("no collection '" + collection + "'", refusals::bind);
@@ -99,19 +104,22 @@ inline bool makes_sense(const Argument &argument, const State &state) {
   if (argument.kind == "carrier") return state.rows.count(argument.rows) > 0;
   const auto found = state.layouts.find(argument.collection);
   if (found == state.layouts.end() || found->second.rows != argument.rows) return false;
+  const Layout &layout = found->second;
   const bool matrix = argument.kind == "matrix", scalar = argument.kind == "scalar";
   if (!matrix && !scalar && argument.kind != "column") return false;
-  // The argument's components in the order of the buffer.
-  std::size_t left = matrix ? argument.count : 1;
+  if (matrix && (argument.count == 0 || layout.storage != "buffer")) return false;
+  // The argument's components, which follow each other in the order of the buffer, perhaps in several columns.
+  std::size_t remaining = matrix ? argument.count : 1;
   bool begun = false;
-  for (const Column &column : found->second.columns) {
-    begun = begun || column.name == argument.column;
-    if (!begun || left == 0) continue;
-    const std::size_t first = column.name == argument.column ? argument.component : 0;
-    if (first >= column.components || column.dtype != argument.dtype || (column.kind == "scalar") != scalar) return false;
-    left -= std::min(left, column.components - first);
+  for (const Column &column : layout.columns) {
+    const bool first = column.name == argument.column;
+    begun = begun || first;
+    if (!begun || remaining == 0) continue;
+    const std::size_t component = first ? argument.component : 0;
+    if (component >= column.components || column.dtype != argument.dtype || (column.kind == "scalar") != scalar) return false;
+    remaining -= std::min(remaining, column.components - component);
   }
-  return begun && left == 0 && (!matrix || (argument.count > 0 && found->second.storage == "buffer"));
+  return begun && remaining == 0;
 }
 
 // Each of these reads the rest of a line, after its first word. They return false if the line is not valid.
@@ -165,12 +173,12 @@ inline bool read_tile(std::istream &fields, State &state) {
   return fits;
 }
 
-// where: the name of the file, for error messages.
+// Reads arguments.txt. where: the name of the file, for error messages. Lines with other words are left out.
 inline void read_description(std::istream &stream, const std::string &where, State &state) {
   std::string line, word;
-  const bool found = static_cast<bool>(std::getline(stream, line));
-  const bool says_storage = found && line == "soa-arguments 2";
-  if (!found || (line != "soa-arguments 1" && !says_storage)) {
+  std::getline(stream, line);  // stays empty if there is no line
+  const bool says_storage = line == "soa-arguments 2";
+  if (line != "soa-arguments 1" && !says_storage) {
     throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)", refusals::bundle);
   }
   while (std::getline(stream, line)) {
@@ -198,15 +206,17 @@ inline std::shared_ptr<State> described(soa_model *model, void (*close)(soa_mode
   return state;
 }
 
-inline void require_layouts(const std::string &expected, const State &found) {
+// Throws HeaderError unless a model has the layouts that a generated header expects.
+inline void require_layouts(const std::string &expected, const State &model) {
   State header;
   std::istringstream text(expected);
   read_description(text, "the generated header", header);
   for (const auto &[name, layout] : header.layouts) {
-    const auto there = found.layouts.find(name);
-    if (there == found.layouts.end() || !(there->second == layout) || header.layouts.size() != found.layouts.size()) {
-      throw HeaderError("the generated header does not fit " + found.origin.name + " (bundle " +
-                        found.origin.digest.substr(0, 12) + "): its collection '" + name +
+    const auto found = model.layouts.find(name);
+    const bool same = found != model.layouts.end() && found->second == layout;
+    if (!same || header.layouts.size() != model.layouts.size()) {
+      throw HeaderError("the generated header does not fit " + model.origin.name + " (bundle " +
+                        model.origin.digest.substr(0, 12) + "): its collection '" + name +
                         "' has other columns there, or it has other collections: run `pipeline cxx` again",
                         refusals::header);
     }

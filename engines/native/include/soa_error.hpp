@@ -34,8 +34,8 @@ inline constexpr Refusal error{"error", SOA_BAD_ARGUMENT}, layout{"layout", SOA_
 // An error. what() is one line with the code in brackets at the end; message() is the line without the code.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string &said, const Refusal &refusal = refusals::error)
-      : std::runtime_error(said + " [" + refusal.code + "]"), refusal_(refusal), length_(said.size()) {}
+  explicit Error(const std::string &text, const Refusal &refusal = refusals::error)
+      : std::runtime_error(text + " [" + refusal.code + "]"), refusal_(refusal), length_(text.size()) {}
 
   const char *code() const noexcept { return refusal_.code; }
   std::string message() const { return std::string(what(), length_); }
@@ -43,7 +43,7 @@ class Error : public std::runtime_error {
 
  private:
   Refusal refusal_;
-  std::size_t length_;
+  std::size_t length_;  // of the message, in bytes
 };
 // The folder is not the sealed bundle: a file is missing, altered, truncated or does not belong to it.
 class BundleError : public Error {

@@ -13,7 +13,7 @@
 
 namespace soa {
 
-// `bytes` rounded up to a multiple of `alignment`.
+// `bytes` rounded up to a multiple of `alignment`, which is not 0.
 constexpr std::size_t padded(std::size_t bytes, std::size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
@@ -70,12 +70,13 @@ class Layout {
   std::size_t pitch(const Column &column, std::size_t n) const {
     return padded(bytes_of(column.kind == "scalar" ? 1 : n, column.itemsize), alignment);
   }
+  // Where a column begins in a buffer of n elements, in bytes. Throws Error if there is no such column or buffer.
   std::size_t offset(const std::string &name, std::size_t n) const {
     require_buffer();
-    std::size_t at = 0;
+    std::size_t bytes = 0;
     for (const Column &column : columns) {
-      if (column.name == name) return at;
-      at = bytes_of(pitch(column, n), column.components, at);
+      if (column.name == name) return bytes;
+      bytes = bytes_of(pitch(column, n), column.components, bytes);
     }
     throw Error("no column '" + name + "'", refusals::layout);
   }
@@ -86,10 +87,12 @@ class Layout {
     }
     return nullptr;
   }
+  // A column; throws Error if there is none of this name.
   const Column &operator[](const std::string &name) const {
-    if (const Column *found = find(name)) return *found;
+    if (const Column *column = find(name)) return *column;
     throw Error("no column '" + name + "'", refusals::layout);
   }
+  // The size of a buffer of n elements. Throws Error if the columns are separate.
   std::size_t nbytes(std::size_t n) const {
     require_buffer();
     std::size_t total = 0;

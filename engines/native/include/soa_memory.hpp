@@ -76,47 +76,28 @@ struct Memory {
 
   // The address ranges of the memory: the buffer with its padding, or the rows of each column.
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> pieces(const Layout &layout) const {
-    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> found;
-    const auto add = [&found](const void *address, std::size_t size) {
+    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges;
+    const auto add = [&ranges](const void *address, std::size_t size) {
       const auto begin = reinterpret_cast<std::uintptr_t>(address);
-      if (size > 0) found.emplace_back(begin, begin + size);
+      if (size > 0) ranges.emplace_back(begin, begin + size);
     };
     if (layout.storage == "buffer" && !window) {
       add(data, layout.nbytes(static_cast<std::size_t>(capacity)));
-      return found;
+      return ranges;
     }
     for (const Column &column : layout.columns) {
       const auto rows = static_cast<std::size_t>(column.kind == "scalar" ? 1 : most());
       for (std::size_t k = 0; k < column.components; ++k) add(address(layout, column, k), rows * column.itemsize);
     }
-    return found;
+    return ranges;
   }
 
   // Throws Error if the addresses do not fit the layout.
   void require(const Layout &layout) const {
     require_counts();
-    const auto room = static_cast<std::size_t>(capacity);
-    if (layout.storage == "buffer") {
-      if (!columns.empty()) throw Error(quoted() + " lies in one buffer: give its address", refusals::bind_layout);
-      check_address(quoted(), data, layout.nbytes(room), layout.alignment);
-      return;
-    }
-    if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each", refusals::bind_layout);
-    for (const auto &each : columns) {
-      if (layout.find(each.first) != nullptr) continue;
-      throw Error(quoted() + " has no column '" + each.first + "'", refusals::collection);
-    }
-    for (const Column &column : layout.columns) {
-      const auto found = columns.find(column.name);
-      const std::string where = quoted() + ", column '" + column.name + "'";
-      const std::size_t count = found == columns.end() ? 0 : found->second.size();
-      if (count != column.components) {
-        throw Error(where + ": " + std::to_string(column.components) + " addresses are needed, found " + std::to_string(count),
-                    refusals::collection);
-      }
-      const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : room, column.itemsize);
-      for (const void *address : found->second) check_address(where, address, size, layout.alignment_of(column));
-    }
+    if (layout.storage != "buffer") return require_columns(layout);
+    if (!columns.empty()) throw Error(quoted() + " lies in one buffer: give its address", refusals::bind_layout);
+    check_address(quoted(), data, layout.nbytes(static_cast<std::size_t>(capacity)), layout.alignment);
   }
 
  private:
@@ -129,6 +110,27 @@ struct Memory {
 
   std::string quoted() const { return "'" + collection + "'"; }
 
+  // As `require`, for a layout of separate columns.
+  void require_columns(const Layout &layout) const {
+    if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each", refusals::bind_layout);
+    for (const auto &[name, addresses] : columns) {
+      if (layout.find(name) == nullptr) throw Error(quoted() + " has no column '" + name + "'", refusals::collection);
+    }
+    for (const Column &column : layout.columns) {
+      const auto found = columns.find(column.name);
+      const std::string where = quoted() + ", column '" + column.name + "'";
+      const std::size_t count = found == columns.end() ? 0 : found->second.size();
+      if (count != column.components) {
+        throw Error(where + ": " + std::to_string(column.components) + " addresses are needed, found " + std::to_string(count),
+                    refusals::collection);
+      }
+      const std::size_t rows = column.kind == "scalar" ? 1 : static_cast<std::size_t>(capacity);
+      const std::size_t size = bytes_of(rows, column.itemsize);
+      for (const void *address : found->second) check_address(where, address, size, layout.alignment_of(column));
+    }
+  }
+
+  // Throws Error unless the rows in use are among those of the memory.
   void require_counts() const {
     if (n >= 0 && first >= 0 && capacity >= first && n <= capacity - first) return;
     throw Error(quoted() + ": " + std::to_string(n) + " rows from row " + std::to_string(first) + " on are not among " +
@@ -136,6 +138,7 @@ struct Memory {
                 refusals::collection);
   }
 
+  // Throws Error unless `size` bytes can lie at an address with this alignment.
   static void check_address(const std::string &where, const void *address, std::size_t size, std::size_t alignment) {
     const auto begin = reinterpret_cast<std::uintptr_t>(address);
     if (size == 0) return;
@@ -179,16 +182,16 @@ class Collection {
   // A component of a column (for an Eigen matrix: column * rows + row). T must have the size of an element, or one byte.
   template <typename T>
   T *column(const std::string &name, std::size_t component = 0) const {
-    const Column &found = (*layout_)[name];
-    if (sizeof(T) != 1 && sizeof(T) != found.itemsize) {
-      throw Error("column '" + name + "' is " + found.dtype + ": its elements have " + std::to_string(found.itemsize) +
+    const Column &column = (*layout_)[name];
+    if (sizeof(T) != 1 && sizeof(T) != column.itemsize) {
+      throw Error("column '" + name + "' is " + column.dtype + ": its elements have " + std::to_string(column.itemsize) +
                   " bytes, not " + std::to_string(sizeof(T)),
                   refusals::collection);
     }
-    if (component >= found.components) {
+    if (component >= column.components) {
       throw Error("column '" + name + "' has no component " + std::to_string(component), refusals::collection);
     }
-    return reinterpret_cast<T *>(memory_.address(*layout_, found, component));
+    return reinterpret_cast<T *>(memory_.address(*layout_, column, component));
   }
 
   Memory memory() const { return memory_; }
@@ -199,6 +202,7 @@ class Collection {
   const std::vector<Piece> &pieces() const { return pieces_; }
 
  private:
+  // Zeroed memory, which this object owns; at least one byte, so that each column has an address.
   void *allocate(std::size_t size, std::size_t alignment) {
     const std::size_t least = std::max(alignment, sizeof(void *));
     const std::size_t bytes = padded(std::max<std::size_t>(size, 1), least);
@@ -221,16 +225,19 @@ class Cursor {
   Cursor(void *buffer, std::int64_t capacity, std::int64_t first, std::size_t alignment)
       : at_(static_cast<char *>(buffer)), capacity_(capacity), first_(first), alignment_(alignment) {}
 
+  // Sets the pointer of a column with one component.
   template <typename T>
   void column(T *&pointer) {
     const std::size_t pitch = padded(bytes_of(static_cast<std::size_t>(capacity_), sizeof(T)), alignment_);
     pointer = reinterpret_cast<T *>(at_) + first_;
     at_ += pitch;
   }
+  // Sets the pointers of a column with several components.
   template <typename T, std::size_t N>
   void column(std::array<T *, N> &components) {
     for (T *&component : components) column(component);
   }
+  // Sets the pointer of a scalar, which has one element for all rows.
   template <typename T>
   void scalar(T *&pointer) {
     pointer = reinterpret_cast<T *>(at_);

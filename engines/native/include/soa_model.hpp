@@ -74,11 +74,12 @@ class Binding {
  private:
   friend class Model;
 
-  Binding(std::shared_ptr<detail::State> state, const std::vector<Memory> &memory) : state_(std::move(state)) {
-    for (const Memory &given : memory) {
-      check_memory(given);
-      if (!memory_.emplace(given.collection, given).second) {
-        throw Error("collection '" + given.collection + "' is given twice", refusals::bind);
+  // Ties the memory of all collections. Throws Error if it does not fit the model.
+  Binding(std::shared_ptr<detail::State> state, const std::vector<Memory> &collections) : state_(std::move(state)) {
+    for (const Memory &memory : collections) {
+      check_memory(memory);
+      if (!memory_.emplace(memory.collection, memory).second) {
+        throw Error("collection '" + memory.collection + "' is given twice", refusals::bind);
       }
     }
     check_whole();
@@ -98,6 +99,7 @@ class Binding {
     writes_ = writes();
   }
 
+  // Runs once on these numbers of rows, and counts the call if it is drawn.
   void run(const Counts &rows, void *stream) {
     use(rows);
     if (!writes_) return;
@@ -153,22 +155,22 @@ class Binding {
   }
 
   // Checks the memory of one collection.
-  void check_memory(const Memory &given) {
-    const Layout &layout = detail::layout_of(*state_, given.collection);
+  void check_memory(const Memory &memory) {
+    const Layout &layout = detail::layout_of(*state_, memory.collection);
     const auto step = static_cast<std::int64_t>(layout.row_step());
-    if (given.first % step != 0 && !state_->any_first) {
-      throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
+    if (memory.first % step != 0 && !state_->any_first) {
+      throw Error("'" + memory.collection + "' is a window from row " + std::to_string(memory.first) + " on, and the "
                   "artifact was not validated on such: begin at a multiple of " + std::to_string(step),
                   refusals::bind_rows);
     }
-    given.require(layout);
-    if (given.readonly && state_->written.count(given.collection) > 0) {
-      throw Error("'" + given.collection + "' is an output, and its memory is const", refusals::bind_read_only);
+    memory.require(layout);
+    if (memory.readonly && state_->written.count(memory.collection) > 0) {
+      throw Error("'" + memory.collection + "' is an output, and its memory is const", refusals::bind_read_only);
     }
-    if (rows_.emplace(layout.rows, given.n).first->second != given.n) {
+    if (rows_.emplace(layout.rows, memory.n).first->second != memory.n) {
       throw Error("collections disagree on the number of rows '" + layout.rows + "'", refusals::bind_rows);
     }
-    check_range(layout.rows, given.n);
+    check_range(layout.rows, memory.n);
   }
 
   // Checks that every collection is given, and that no output overlaps with other memory.
@@ -195,12 +197,14 @@ class Binding {
     }
   }
 
+  // True if an output has elements for the present numbers of rows.
   bool writes() const {
     return std::any_of(state_->arguments.begin(), state_->arguments.end(), [&](const auto &argument) {
       return argument.role == "output" && (argument.kind == "scalar" || rows_.at(argument.rows) > 0);
     });
   }
 
+  // Throws Error if a row dimension cannot have n rows.
   void check_range(const std::string &dim, std::int64_t n) const {
     const auto &range = state_->rows.at(dim);
     if (n < range.min || n > range.max) {
@@ -210,6 +214,7 @@ class Binding {
     }
   }
 
+  // An argument for the C interface, with these numbers of rows.
   soa_tensor describe(const detail::Argument &argument, const Counts &rows) const {
     const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
@@ -241,27 +246,27 @@ class Model {
  public:
   // folder: a bundle. Its digests are checked; in production also its promotion and its signature: see soa_load.h.
   static Model load(const std::filesystem::path &folder, const Loading &loading = {}) {
-    const auto given = [](const std::string &text) { return text.empty() ? nullptr : text.c_str(); };
-    soa_loading asked{};
-    asked.test = loading.test ? 1 : 0;
-    asked.threads = loading.threads;
-    asked.instances = loading.instances;
-    asked.device = given(loading.device);
-    asked.target = given(loading.target);
-    asked.engine = given(loading.engine);
-    asked.digest = loading.any_version ? nullptr : given(loading.digest);
-    asked.trusted_keys = given(loading.trusted_keys);
+    const auto text_or_null = [](const std::string &text) { return text.empty() ? nullptr : text.c_str(); };
+    soa_loading options{};
+    options.test = loading.test ? 1 : 0;
+    options.threads = loading.threads;
+    options.instances = loading.instances;
+    options.device = text_or_null(loading.device);
+    options.target = text_or_null(loading.target);
+    options.engine = text_or_null(loading.engine);
+    options.digest = loading.any_version ? nullptr : text_or_null(loading.digest);
+    options.trusted_keys = text_or_null(loading.trusted_keys);
     soa_model *model = nullptr;
     soa_origin *opened = nullptr;
-    detail::check([&](char *text, std::size_t size) { return soa_load(folder.c_str(), &asked, &model, &opened, text, size); });
-    const std::unique_ptr<soa_origin, void (*)(soa_origin *)> found(opened, soa_origin_delete);
-    auto state = detail::described(model, soa_model_close, found->arguments, std::string(found->folder) + "/arguments.txt",
-                                   found->threads);
-    state->origin = {found->name, found->ref, found->digest, found->target, found->engine};
+    detail::check([&](char *text, std::size_t size) { return soa_load(folder.c_str(), &options, &model, &opened, text, size); });
+    const std::unique_ptr<soa_origin, void (*)(soa_origin *)> description(opened, soa_origin_delete);
+    auto state = detail::described(model, soa_model_close, description->arguments,
+                                   std::string(description->folder) + "/arguments.txt", description->threads);
+    state->origin = {description->name, description->ref, description->digest, description->target, description->engine};
     if (!loading.layouts.empty()) detail::require_layouts(loading.layouts, *state);
     soa_watch *watch = nullptr;
     if (loading.device == "cpu") {
-      detail::check([&](char *text, std::size_t size) { return soa_watch_open(found.get(), &watch, text, size); });
+      detail::check([&](char *text, std::size_t size) { return soa_watch_open(description.get(), &watch, text, size); });
     }
     if (watch != nullptr) {
       state->watch.reset(new detail::Watch{watch, soa_watch_draws, soa_watch_count, soa_watch_close});

@@ -16,26 +16,29 @@
 
 namespace {
 
-std::string read(const char *path) {
+// The content of a file.
+std::string read(const std::string &path) {
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw std::runtime_error(std::string(path) + ": cannot be read");
+  if (!stream) throw std::runtime_error(path + ": cannot be read");
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-void write_answers(const soa_library::Json &signature, const soa_library::Collections &memory, std::ofstream &to) {
+// Writes the bytes of the output rows, column by column.
+void write_answers(const soa_library::Json &signature, const soa_library::Collections &memory, std::ofstream &answers) {
   for (const soa_library::Json &output : signature["outputs"].list()) {
-    const soa::Collection &found = memory.at(output["collection"].text());
-    const auto n = static_cast<std::streamsize>(output["plan"]["kind"].text() == "scalars" ? 1 : found.size());
+    const soa::Collection &collection = memory.at(output["collection"].text());
+    const auto n = static_cast<std::streamsize>(output["plan"]["kind"].text() == "scalars" ? 1 : collection.size());
     for (const soa_library::Json &component : output["plan"]["components"].list()) {
-      const soa::Column &column = found.layout()[component.at(0).text()];
+      const soa::Column &column = collection.layout()[component.at(0).text()];
       const auto k = static_cast<std::size_t>(component.at(1).integer());
-      to.write(found.column<char>(column.name, k), n * static_cast<std::streamsize>(column.itemsize));
+      answers.write(collection.column<char>(column.name, k), n * static_cast<std::streamsize>(column.itemsize));
     }
   }
 }
 
+// The target of an artifact: the second line of its target.txt, such as "cuda/sm_90".
 std::string target_of(const std::string &folder) {
-  const std::string text = read((folder + "/target.txt").c_str());
+  const std::string text = read(folder + "/target.txt");
   return text.substr(text.find('\n') + 1);
 }
 
@@ -52,25 +55,27 @@ class OnDevice {
     device_.driver.attempt(soa_runner::kEndStream, stream_);
   }
 
-  std::vector<soa::Memory> bound(const soa_library::Collections &memory) {
+  // Copies the collections to the device, and returns the memory there. It frees the memory of the last case.
+  std::vector<soa::Memory> copied_in(const soa_library::Collections &memory) {
     const soa_runner::Device::Current current(device_);
     for (const std::uintptr_t address : held_) call(soa_runner::kFree, address);
     held_.clear();
-    std::vector<soa::Memory> found;
+    std::vector<soa::Memory> on_device;
     for (const auto &[name, collection] : memory) {
       const std::size_t first = held_.size();
       for (const auto &[address, size] : collection.pieces()) {
-        std::uintptr_t there = 0;
-        call(soa_runner::kAllocate, &there, size);
-        held_.push_back(there);
-        call(soa_runner::kCopyIn, there, static_cast<const void *>(address.get()), size, stream_);
+        std::uintptr_t allocated = 0;
+        call(soa_runner::kAllocate, &allocated, size);
+        held_.push_back(allocated);
+        call(soa_runner::kCopyIn, allocated, static_cast<const void *>(address.get()), size, stream_);
       }
-      found.push_back(tied(name, collection, first));
+      on_device.push_back(memory_of(name, collection, first));
     }
-    return found;
+    return on_device;
   }
 
-  void back(const soa_library::Collections &memory) {
+  // Copies all memory back from the device, and waits for that.
+  void copy_out(const soa_library::Collections &memory) {
     const soa_runner::Device::Current current(device_);
     std::size_t next = 0;
     for (const auto &[name, collection] : memory) {
@@ -84,12 +89,13 @@ class OnDevice {
   void *stream() const { return stream_; }
 
  private:
-  template <typename... Given>
-  void call(soa_runner::DriverFunction which, Given... given) {
-    device_.driver.call(which, "moving the reference", given...);
+  template <typename... Arguments>
+  void call(soa_runner::DriverFunction which, Arguments... arguments) {
+    device_.driver.call(which, "moving the reference", arguments...);
   }
 
-  soa::Memory tied(const std::string &name, const soa::Collection &collection, std::size_t next) const {
+  // The memory of a collection on the device, whose first piece is held_[next].
+  soa::Memory memory_of(const std::string &name, const soa::Collection &collection, std::size_t next) const {
     const auto address = [&] { return reinterpret_cast<void *>(held_[next++]); };
     if (collection.layout().storage == "buffer") return {name, address(), collection.size()};
     soa::Columns columns;
@@ -101,36 +107,41 @@ class OnDevice {
 
   soa_runner::Device device_;
   void *stream_ = nullptr;
-  std::vector<std::uintptr_t> held_;
+  std::vector<std::uintptr_t> held_;  // device addresses, one for each piece of each collection
 };
 
-void prove(char **given) {
-  const soa_library::Json contract = soa_library::Json::parse(read(given[3]));
-  const soa::Model model = soa::Model::open(given[1], given[2]);
-  std::ofstream answers(given[6], std::ios::binary);
-  const std::size_t wanted = std::stoul(given[5]);
+struct Arguments {
+  std::string folder, device, contract, reference;
+  std::size_t wanted_case;
+  std::string answers;
+};
+
+void prove(const Arguments &given) {
+  const soa_library::Json contract = soa_library::Json::parse(read(given.contract));
+  const soa::Model model = soa::Model::open(given.folder, given.device);
+  std::ofstream answers(given.answers, std::ios::binary);
   soa_library::Place place;
   std::unique_ptr<OnDevice> device;
-  if (std::string(given[2]) != "cpu") {
-    device = std::make_unique<OnDevice>(target_of(given[1]).substr(0, 4), given[2]);
-    place.bound = [&](const soa_library::Collections &memory) { return device->bound(memory); };
+  if (given.device != "cpu") {
+    device = std::make_unique<OnDevice>(target_of(given.folder).substr(0, 4), given.device);
+    place.bound = [&](const soa_library::Collections &memory) { return device->copied_in(memory); };
     place.stream = device->stream();
   }
   place.answered = [&](std::size_t number, const soa_library::Collections &memory) {
-    if (device != nullptr) device->back(memory);
-    if (number == wanted) write_answers(contract["signature"], memory, answers);
+    if (device != nullptr) device->copy_out(memory);
+    if (number == given.wanted_case) write_answers(contract["signature"], memory, answers);
   };
-  for (const auto &[name, worst] : soa_library::check_reference(contract, read(given[4]), model, place)) {
+  for (const auto &[name, worst] : soa_library::check_reference(contract, read(given.reference), model, place)) {
     std::printf("output %s %zu %zu %.17g %.17g\n", name.c_str(), worst.elements, worst.outside, worst.gap, worst.relative);
   }
 }
 
 }  // namespace
 
-int main(int count, char **given) {
+int main(int count, char **words) {
   try {
     if (count != 7) throw std::runtime_error("prove FOLDER DEVICE CONTRACT REFERENCE CASE ANSWERS");
-    prove(given);
+    prove({words[1], words[2], words[3], words[4], std::stoul(words[5]), words[6]});
     return 0;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "%s\n", error.what());

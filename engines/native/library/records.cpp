@@ -13,13 +13,14 @@ namespace soa_library {
 // True for characters that Unicode classifies as control, format, separator, surrogate or private, for unassigned planes, and
 // for invalid UTF-8 (-1). For Python all unassigned characters are not printable; most of these are not in this table.
 static bool is_odd(std::int32_t code) {
-  static const std::int32_t odd[][2] = {
+  static const std::int32_t ranges[][2] = {
       {-1, 0x1f},         {0x7f, 0xa0},       {0xad, 0xad},       {0x600, 0x605},     {0x61c, 0x61c},     {0x6dd, 0x6dd},
       {0x70f, 0x70f},     {0x890, 0x891},     {0x8e2, 0x8e2},     {0x1680, 0x1680},   {0x180e, 0x180e},   {0x2000, 0x200f},
       {0x2028, 0x202f},   {0x205f, 0x2064},   {0x2066, 0x206f},   {0x3000, 0x3000},   {0xd800, 0xf8ff},   {0xfeff, 0xfeff},
       {0xfff9, 0xfffb},   {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x13438}, {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a},
       {0x323b0, 0xe00ff}, {0xe01f0, 0x10ffff}};
-  return std::any_of(std::begin(odd), std::end(odd), [&](const std::int32_t *range) { return code >= range[0] && code <= range[1]; });
+  return std::any_of(std::begin(ranges), std::end(ranges),
+                     [&](const std::int32_t *range) { return code >= range[0] && code <= range[1]; });
 }
 
 std::string plain(const std::string &text) {
@@ -27,8 +28,12 @@ std::string plain(const std::string &text) {
   for (const char *at = text.data(), *end = at + text.size(); at != end;) {
     const char *begin = at;
     const bool odd = is_odd(next_character(at, end));
-    if (at == begin) ++at;
-    odd ? shown += '?' : shown.append(begin, at);
+    if (at == begin) ++at;  // an invalid byte
+    if (odd) {
+      shown += '?';
+    } else {
+      shown.append(begin, at);
+    }
   }
   return shown;
 }

@@ -27,19 +27,20 @@ namespace {
 class Mapped {
  public:
   Mapped(const std::string &root, const std::string &name) {
+    const auto refuse = [&](const soa::Refusal &refusal, const char *why) {
+      fail(refusal, "%s: cannot read %s: %s", root.c_str(), name.c_str(), why);
+    };
     const int file = ::open((root + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    struct stat at {};
-    const bool plain = file >= 0 && ::fstat(file, &at) == 0 && S_ISREG(at.st_mode);
-    size = static_cast<std::size_t>(at.st_size);
+    if (file < 0) refuse(errno == ENOENT ? refusals::bundle_altered : refusals::bundle, std::strerror(errno));
+    struct stat status {};
+    const bool plain = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+    size = static_cast<std::size_t>(status.st_size);
     void *mapped = plain && size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
-    const std::string why = file < 0 ? std::strerror(errno) : plain ? "it cannot be mapped" : "it is not a plain file";
-    const bool gone = file < 0 && errno == ENOENT;
-    if (file >= 0) ::close(file);
-    if (!plain || mapped == MAP_FAILED) {
-      fail(gone ? refusals::bundle_altered : refusals::bundle, "%s: cannot read %s: %s", root.c_str(), name.c_str(), why.c_str());
-    }
+    ::close(file);
+    if (!plain) refuse(refusals::bundle, "it is not a plain file");
+    if (mapped == MAP_FAILED) refuse(refusals::bundle, "it cannot be mapped");
     data = static_cast<const char *>(mapped);
-    identity = identity_of(at);
+    identity = identity_of(status);
   }
   Mapped(const Mapped &) = delete;
   Mapped &operator=(const Mapped &) = delete;
@@ -47,33 +48,37 @@ class Mapped {
     if (data != nullptr) ::munmap(const_cast<char *>(data), size);
   }
 
-  static std::array<long, 7> identity_of(const struct stat &at) {
-    return {static_cast<long>(at.st_dev), static_cast<long>(at.st_ino), at.st_size, at.st_mtim.tv_sec,
-            at.st_mtim.tv_nsec, at.st_ctim.tv_sec, at.st_ctim.tv_nsec};
+  // Changes if the file is replaced or written.
+  static std::array<long, 7> identity_of(const struct stat &file) {
+    return {static_cast<long>(file.st_dev), static_cast<long>(file.st_ino), file.st_size, file.st_mtim.tv_sec,
+            file.st_mtim.tv_nsec, file.st_ctim.tv_sec, file.st_ctim.tv_nsec};
   }
 
-  const char *data = nullptr;
+  const char *data = nullptr;  // null for an empty file
   std::size_t size = 0;
   std::array<long, 7> identity{};
 };
 
+// True for valid UTF-8.
 bool is_text(const std::string &content) {
   const char *at = content.data(), *end = at + content.size();
   while (at != end && next_character(at, end) >= 0) continue;
   return at == end;
 }
 
+// The digests in SHA256SUMS by the name of the file. A line is the digest, a space, ' ' or '*', and the name.
 std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text) {
+  constexpr std::size_t kDigits = 64, kName = kDigits + 2;  // the length of a digest, and where the name begins
   if (!is_text(text)) fail(refusals::bundle, "%s: SHA256SUMS is not text", root.c_str());
   if (text.empty() || text.back() != '\n') fail(refusals::bundle_altered, "%s: SHA256SUMS is cut off", root.c_str());
   std::map<std::string, std::string> listed;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) {
-    const std::string name = line.size() > 66 ? line.substr(66) : "";
-    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() &&
-                      (line[65] == ' ' || line[65] == '*') && is_safe(name);
-    if (!good || !listed.emplace(name, line.substr(0, 64)).second) {
+    const std::string name = line.size() > kName ? line.substr(kName) : "";
+    const bool good = line.find_first_not_of("0123456789abcdef") == kDigits && line[kDigits] == ' ' && !name.empty() &&
+                      (line[kDigits + 1] == ' ' || line[kDigits + 1] == '*') && is_safe(name);
+    if (!good || !listed.emplace(name, line.substr(0, kDigits)).second) {
       fail(refusals::bundle, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or listed twice", root.c_str(), listed.size() + 1);
     }
   }
@@ -83,24 +88,24 @@ std::map<std::string, std::string> read_sums(const std::string &root, const std:
 
 // The names of the files of a bundle, without those that are not sealed. Fails unless all are plain files.
 std::set<std::string> listing(const std::string &root) {
-  const std::set<std::string> aside = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
-  std::set<std::string> found;
+  const std::set<std::string> not_sealed = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
+  std::set<std::string> names;
   std::error_code error;
-  fs::recursive_directory_iterator each(root, error), end;
-  for (; !error && each != end; each.increment(error)) {
-    const std::string name = each->path().lexically_relative(root).generic_string();
-    const fs::file_type type = each->symlink_status().type();
+  fs::recursive_directory_iterator entry(root, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().lexically_relative(root).generic_string();
+    const fs::file_type type = entry->symlink_status().type();
     if (type == fs::file_type::directory) {
-      if (name == "annexes") each.disable_recursion_pending();
+      if (name == "annexes") entry.disable_recursion_pending();
       continue;
     }
     if (type != fs::file_type::regular || !is_safe(name)) {
       fail(refusals::bundle, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
     }
-    if (aside.count(name) == 0) found.insert(name);
+    if (not_sealed.count(name) == 0) names.insert(name);
   }
   if (error) fail(refusals::bundle, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
-  return found;
+  return names;
 }
 
 }  // namespace
@@ -121,18 +126,20 @@ Sealed::Sealed(const std::string &folder) : root(folder) {
   if (!beside("SHA256SUMS", &sums)) fail(refusals::bundle, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
   digest = sha256(sums.data(), sums.size());
   files = read_sums(root, sums);
-  std::set<std::string> there = listing(root);
+  std::set<std::string> not_listed = listing(root);
   for (const auto &[name, listed] : files) {
-    if (there.erase(name) == 0) fail(refusals::bundle_altered, "%s: %s is missing", root.c_str(), name.c_str());
+    if (not_listed.erase(name) == 0) fail(refusals::bundle_altered, "%s: %s is missing", root.c_str(), name.c_str());
     const Mapped file(root, name);
-    const std::string found = sha256(file.data, file.size);
-    if (found != listed) {
+    const std::string actual = sha256(file.data, file.size);
+    if (actual != listed) {
       fail(refusals::bundle_altered, "%s: %s is truncated or altered (%zu bytes with sha256 %.12s, SHA256SUMS says %.12s)",
-           root.c_str(), name.c_str(), file.size, found.c_str(), listed.c_str());
+           root.c_str(), name.c_str(), file.size, actual.c_str(), listed.c_str());
     }
     hashed_[name] = file.identity;
   }
-  if (!there.empty()) fail(refusals::bundle_altered, "%s: %s does not belong to the bundle", root.c_str(), there.begin()->c_str());
+  if (!not_listed.empty()) {
+    fail(refusals::bundle_altered, "%s: %s does not belong to the bundle", root.c_str(), not_listed.begin()->c_str());
+  }
 }
 
 std::string Sealed::content(const std::string &name) const {
@@ -155,11 +162,11 @@ bool Sealed::beside(const std::string &name, std::string *content) const {
 }
 
 void Sealed::require_unchanged(const std::string &prefix) const {
-  for (auto each = hashed_.lower_bound(prefix); each != hashed_.end() && each->first.compare(0, prefix.size(), prefix) == 0;
-       ++each) {
+  for (const auto &[name, identity] : hashed_) {
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
     struct stat now {};
-    if (::lstat((root + "/" + each->first).c_str(), &now) != 0 || Mapped::identity_of(now) != each->second) {
-      fail(refusals::bundle_altered, "%s: %s was changed after its digest was checked", root.c_str(), each->first.c_str());
+    if (::lstat((root + "/" + name).c_str(), &now) != 0 || Mapped::identity_of(now) != identity) {
+      fail(refusals::bundle_altered, "%s: %s was changed after its digest was checked", root.c_str(), name.c_str());
     }
   }
 }

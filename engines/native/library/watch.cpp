@@ -20,28 +20,30 @@ namespace soa_library {
 constexpr std::chrono::seconds kApart{10};  // between two writes of the file
 
 // Held while a call is counted. A fork waits for it, so that no child begins with a lock that nobody opens.
-static std::mutex alone;
-static void lock() { alone.lock(); }
-static void unlock() { alone.unlock(); }
+static std::mutex counting;
+static void lock() { counting.lock(); }
+static void unlock() { counting.unlock(); }
 [[maybe_unused]] static const int at_fork = pthread_atfork(lock, unlock, unlock);
 
+// A text in UTF-8 as a string of JSON, with its quotes.
 static std::string json_text(const std::string &text) {
-  std::string found = "\"";
-  for (const char c : text) {
-    char code[8];
-    std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned char>(c));
-    const bool plain = static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\';
-    found += plain ? std::string(1, c) : code;
+  std::string quoted = "\"";
+  for (const char byte : text) {
+    char escape[8];
+    std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(byte));
+    const bool plain = static_cast<unsigned char>(byte) >= 0x20 && byte != '"' && byte != '\\';
+    quoted += plain ? std::string(1, byte) : escape;
   }
-  return found + '"';
+  return quoted + '"';
 }
 
+// The name of a new file: the label, this host and process, and a random number, so that no two files have one name.
 static std::string unique_name(const std::string &label) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   std::string name = label + "-" + host + "-" + std::to_string(getpid()) + "-";
-  for (char &c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '-') c = '_';
+  for (char &byte : name) {
+    if (!std::isalnum(static_cast<unsigned char>(byte)) && byte != '.' && byte != '-') byte = '_';
   }
   char token[16];
   std::snprintf(token, sizeof token, "%08x", std::random_device()());
@@ -51,6 +53,7 @@ static std::string unique_name(const std::string &label) {
 // The counts of one model in this process. A child of a fork begins with nothing, in a file of its own.
 class Watch {
  public:
+  // profile: the edges of each column's bins. ref: the version, such as "jets/3", or "". share: of the calls, from 0 to 1.
   Watch(const Json &profile, std::string name, const std::string &ref, std::string digest, double share)
       : share_(share), name_(std::move(name)), digest_(std::move(digest)) {
     const std::size_t slash = ref.rfind('/');
@@ -61,31 +64,36 @@ class Watch {
     for (const std::string &key : columns.keys) {
       Tally &tally = tallies_[key];
       for (const Json &edge : columns[key]["edges"].items) tally.edges.push_back(edge.real());
-      tally.counts.resize(soa_runner::kBins + std::max<std::size_t>(tally.edges.size(), 1) - 1);
+      const std::size_t bins = std::max<std::size_t>(tally.edges.size(), 1) - 1;
+      tally.counts.resize(soa_runner::kBins + bins);
     }
     begin();
   }
 
+  // True if this call is to be counted.
   bool draws() const {
     thread_local std::mt19937 random{std::random_device()()};
     return std::uniform_real_distribution<>()(random) < share_;
   }
 
+  // Counts a call, and writes the file if the last write is long ago. Throws if it cannot be written.
   void count(const soa_values *values, std::size_t size) {
-    const std::lock_guard<std::mutex> held(alone);
+    const std::lock_guard<std::mutex> held(counting);
     if (process_ != getpid()) begin();
     for (const soa_values *each = values; each != values + size; ++each) {
-      const auto found = tallies_.find(each->key);
-      if (found == tallies_.end()) continue;
-      auto &[edges, counts] = found->second;
-      soa_runner::count_between(each->dtype, each->data, each->n, edges.data(), static_cast<std::int32_t>(edges.size()), counts.data());
+      const auto known = tallies_.find(each->key);
+      if (known == tallies_.end()) continue;
+      auto &[edges, counts] = known->second;
+      const auto number_of_edges = static_cast<std::int32_t>(edges.size());
+      soa_runner::count_between(each->dtype, each->data, each->n, edges.data(), number_of_edges, counts.data());
     }
     ++calls_;
     if (std::chrono::steady_clock::now() - written_ > kApart) write();
   }
 
+  // Writes the last counts. Throws if that is not possible.
   void close() {
-    const std::lock_guard<std::mutex> held(alone);
+    const std::lock_guard<std::mutex> held(counting);
     if (process_ == getpid() && calls_ > 0) write();
   }
 
@@ -95,6 +103,7 @@ class Watch {
     std::vector<std::int64_t> counts;  // as in counting.h
   };
 
+  // Begins with no counts and a new file.
   void begin() {
     process_ = getpid();
     calls_ = 0;
@@ -132,13 +141,14 @@ class Watch {
   std::chrono::steady_clock::time_point written_;
 };
 
+// The share of the calls that PIPELINE_WATCH asks to count; 0 if it is not set.
 static double share_to_watch() {
-  const char *asked = std::getenv("PIPELINE_WATCH");
-  if (asked == nullptr || *asked == 0) return 0;
-  double share = -1;  // stays where the text is no number, or beyond all
-  const char *end = asked + std::strlen(asked);
-  if (std::from_chars(asked, end, share).ptr != end || !(share >= 0 && share <= 1)) {
-    soa_runner::fail(soa::refusals::load, "PIPELINE_WATCH=%s: give the share of calls to count, from 0 to 1", asked);
+  const char *text = std::getenv("PIPELINE_WATCH");
+  if (text == nullptr || *text == 0) return 0;
+  double share = -1;  // it stays so if the text is no number, or one that no double can hold
+  const char *end = text + std::strlen(text);
+  if (std::from_chars(text, end, share).ptr != end || !(share >= 0 && share <= 1)) {
+    soa_runner::fail(soa::refusals::load, "PIPELINE_WATCH=%s: give the share of calls to count, from 0 to 1", text);
   }
   return share;
 }

@@ -20,6 +20,7 @@ Matrix matrix(const Tensor *t, int64_t i = 0) {
           t->strides[d - 1]};
 }
 
+// out = alpha * a x b + beta * added for each matrix of a batch; `added` is broadcast, and may be null if beta is 0.
 void multiply_batch(const Tensor *out, const Tensor *a, const Tensor *b, const Tensor *added, double beta,
                     double alpha) {
   require_float({out, a, b});
@@ -38,21 +39,21 @@ void multiply_batch(const Tensor *out, const Tensor *a, const Tensor *b, const T
   }
 }
 
-// Calls visit(offset in a, offset in b) for each line of two tensors along `dim`.
+// Calls visit(offset in a, offset in b) for each line of two tensors along `dim`. They differ in this dimension only.
 template <typename Visit>
 void each_line(const Tensor *a, const Tensor *b, int64_t dim, Visit &&visit) {
-  int64_t at[kMaxDims] = {}, in_a = 0, in_b = 0, left = 1;
-  for (int64_t d = 0; d < a->dims; ++d) left *= d == dim ? 1 : a->sizes[d];
-  for (; left > 0; --left) {
+  int64_t index[kMaxDims] = {}, in_a = 0, in_b = 0, lines = 1;
+  for (int64_t d = 0; d < a->dims; ++d) lines *= d == dim ? 1 : a->sizes[d];
+  for (; lines > 0; --lines) {
     visit(in_a, in_b);
-    for (int64_t d = a->dims - 1; d >= 0; --d) {
+    for (int64_t d = a->dims - 1; d >= 0; --d) {  // counts up: the last dimension first, with a carry
       if (d == dim) continue;
       in_a += a->strides[d];
       in_b += b->strides[d];
-      if (++at[d] < a->sizes[d]) break;
-      in_a -= at[d] * a->strides[d];
-      in_b -= at[d] * b->strides[d];
-      at[d] = 0;
+      if (++index[d] < a->sizes[d]) break;
+      in_a -= index[d] * a->strides[d];
+      in_b -= index[d] * b->strides[d];
+      index[d] = 0;
     }
   }
 }
@@ -80,8 +81,9 @@ struct Less {
 template <typename T, typename Order>
 void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices,
              Order &&order) {
-  const int64_t n = self->dims == 0 ? 1 : self->sizes[dim], kept = self->dims == 0 ? 1 : values->sizes[dim];
-  const int64_t from = self->dims == 0 ? 0 : self->strides[dim], to = self->dims == 0 ? 0 : values->strides[dim];
+  const bool scalar = self->dims == 0;
+  const int64_t n = scalar ? 1 : self->sizes[dim], kept = scalar ? 1 : values->sizes[dim];
+  const int64_t from = scalar ? 0 : self->strides[dim], to = scalar ? 0 : values->strides[dim];
   const Scratch<Pair<T>> pairs(n);
   if (kept == 0) return;
   each_line(self, values, dim, [&](int64_t in, int64_t out) {
@@ -98,6 +100,7 @@ void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *val
   });
 }
 
+// As above, for the dtype of `self`.
 template <typename Order>
 void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices,
              Order &&order) {
@@ -110,6 +113,7 @@ void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *val
   }
 }
 
+// Makes tensors of the values along `dim` in order, and of their indices. Equal elements keep their order.
 void sort(const Tensor *self, int64_t dim, bool descending, Tensor **values, Tensor **indices) {
   if (dim < 0) dim += self->dims;
   *values = dense(self, self->sizes, self->dtype);
@@ -153,9 +157,19 @@ SOA_SHIM(aoti_torch_cpu_sort_stable,
          (Tensor * self, int32_t *, int64_t dim, int32_t descending, Tensor **values, Tensor **indices),
          { sort(self, dim, descending != 0, values, indices); })
 
+namespace {
+
+// The matrix of one head of one element of a batch: the last two dimensions of four.
+Matrix head_of(const Tensor *t, int64_t b, int64_t h) {
+  float *from = t->data<float>() + b * t->strides[0] + h * t->strides[1];
+  return {from, t->sizes[2], t->sizes[3], t->strides[2], t->strides[3]};
+}
+
+}  // namespace
+
 // softmax(q x k^T * scale + mask) x v, and the logarithms of the sums of exponentials.
 SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
-         (Tensor * q, Tensor *k, Tensor *v, double dropout, int32_t causal, Tensor **mask, double *scale, Tensor **made,
+         (Tensor * q, Tensor *k, Tensor *v, double dropout, int32_t causal, Tensor **mask, double *scale, Tensor **result,
           Tensor **logarithms), {
   require_float({q, k, v});
   require(dropout == 0 && v->sizes[3] == q->sizes[3], "attention of this kind");
@@ -164,30 +178,26 @@ SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
   const int64_t batch = q->sizes[0], heads = q->sizes[1], rows = q->sizes[2], width = q->sizes[3], keys = k->sizes[2];
   const int64_t by_row[3] = {batch, heads, rows}, steps[3] = {rows * heads, 1, heads};
   const float by = scale != nullptr ? static_cast<float>(*scale) : 1 / std::sqrt(static_cast<float>(width));
-  *made = dense(q, q->sizes, kFloat32);
+  *result = dense(q, q->sizes, kFloat32);
   *logarithms = empty(3, by_row, steps, kFloat32);
-  const Scratch<float> scores(rows * keys), hidden(keys);
-  const auto part = [](const Tensor *t, int64_t b, int64_t h) {
-    float *from = t->data<float>() + b * t->strides[0] + h * t->strides[1];
-    return Matrix{from, t->sizes[2], t->sizes[3], t->strides[2], t->strides[3]};
-  };
-  const Matrix all{scores.data(), rows, keys, keys, 1};
+  const Scratch<float> score_memory(rows * keys);
+  const Matrix scores{score_memory.data(), rows, keys, keys, 1};
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
-      multiply(all, part(q, b, h), part(k, b, h).transposed(), {nullptr, 0, 0});
+      multiply(scores, head_of(q, b, h), head_of(k, b, h).transposed(), {nullptr, 0, 0});
       for (int64_t i = 0; i < rows; ++i) {
-        const float *add = nullptr;
-        int64_t step = 0;
+        const float *row_mask = nullptr;
+        int64_t mask_step = 0;
         if (added != nullptr) {
-          add = added->data<float>() + b * added->step(3, batch) + h * added->step(2, heads) + i * added->step(1, rows);
-          step = added->step(0, keys);
+          row_mask = added->data<float>() + b * added->step(3, batch) + h * added->step(2, heads) + i * added->step(1, rows);
+          mask_step = added->step(0, keys);
         }
-        const int64_t seen = causal != 0 ? std::min(i + 1, keys) : keys;
-        std::fill(scores.data() + i * keys + seen, scores.data() + (i + 1) * keys, 0.0f);
-        float *sum = (*logarithms)->data<float>() + b * steps[0] + h + i * heads;
-        *sum = softmax(scores.data() + i * keys, seen, by, add, step);
+        const int64_t seen = causal != 0 ? std::min(i + 1, keys) : keys;  // a row sees no keys behind its own
+        std::fill(scores.at(i, seen), scores.at(i + 1, 0), 0.0f);
+        float *logarithm = (*logarithms)->data<float>() + b * steps[0] + h * steps[1] + i * steps[2];
+        *logarithm = softmax(scores.at(i, 0), seen, by, row_mask, mask_step);
       }
-      multiply(part(*made, b, h), all, part(v, b, h), {nullptr, 0, 0});
+      multiply(head_of(*result, b, h), scores, head_of(v, b, h), {nullptr, 0, 0});
     }
   }
 })

@@ -14,6 +14,7 @@ class Order {
  public:
   explicit Order(Compare before) : before_(before) {}
 
+  // Puts the first elements in order from `first` to `middle`; the order of the others is not defined.
   void partial_sort(T *first, T *middle, T *last) const {
     heap_select(first, middle, last);
     while (middle - first > 1) {
@@ -22,6 +23,7 @@ class Order {
     }
   }
 
+  // Puts the element at `nth` that would be there after a sort; no earlier element comes after it, no later one before it.
   void nth_element(T *first, T *nth, T *last) const {
     if (first == last || nth == last) return;
     for (int depth = depth_of(last - first); last - first > 3; --depth) {
@@ -31,11 +33,16 @@ class Order {
         return;
       }
       T *cut = partition(first, last);
-      (cut <= nth ? first : last) = cut;
+      if (cut <= nth) {
+        first = cut;
+      } else {
+        last = cut;
+      }
     }
     insertion_sort(first, last);
   }
 
+  // Sorts: introsort down to pieces of kFew elements, then insertion. Equal elements do not keep their order.
   void sort(T *first, T *last) const {
     if (first == last) return;
     quick(first, last, depth_of(last - first));
@@ -50,6 +57,7 @@ class Order {
   // The depth limit of a recursion: twice the binary logarithm. A deeper recursion has chosen bad pivots.
   static int depth_of(int64_t count) { return 2 * (63 - __builtin_clzll(static_cast<uint64_t>(count))); }
 
+  // Quicksort that leaves pieces of at most kFew elements unsorted.
   void quick(T *first, T *last, int depth) const {
     for (; last - first > kFew; --depth) {
       if (depth == 0) return partial_sort(first, last, last);
@@ -59,7 +67,8 @@ class Order {
     }
   }
 
-  // Divides by the median of three elements, which is first moved to the front.
+  // Divides by the median of three elements, which is first moved to the front. Returns the first element of the second
+  // part. The pivot and the elements that were swapped end the inner loops.
   T *partition(T *first, T *last) const {
     median_to(first, first + 1, first + (last - first) / 2, last - 1);
     const T *pivot = first++;
@@ -73,6 +82,7 @@ class Order {
     }
   }
 
+  // Swaps the median of three elements with the one at `place`.
   void median_to(T *place, T *a, T *b, T *c) const {
     if (!before_(*a, *b)) std::swap(a, b);
     T *median = before_(*b, *c) ? b : before_(*a, *c) ? c : a;
@@ -89,12 +99,14 @@ class Order {
     }
   }
 
-  void insert(T *each) const {
-    const T value = *each;
-    for (; before_(value, each[-1]); --each) *each = each[-1];
-    *each = value;
+  // Moves an element to the left, to its place. It ends at an element that does not come after it, which must exist.
+  void insert(T *place) const {
+    const T value = *place;
+    for (; before_(value, place[-1]); --place) *place = place[-1];
+    *place = value;
   }
 
+  // Makes a heap of the first elements, from `first` to `middle`, with the last of them in order at the top.
   void heap_select(T *first, T *middle, T *last) const {
     const int64_t count = middle - first;
     for (int64_t parent = count / 2 - 1; parent >= 0; --parent) sift(first, parent, count, first[parent]);
@@ -103,6 +115,7 @@ class Order {
     }
   }
 
+  // Moves the top of the heap to `to`, whose element goes into the heap.
   void pop_heap(T *first, T *last, T *to) const {
     const T value = *to;
     *to = *first;

@@ -8,9 +8,10 @@
 
 namespace soa_shim {
 
+// A matrix in memory that it does not own. row and col: the strides of both dimensions, in floats.
 struct Matrix {
   float *data;
-  int64_t rows, cols, row, col;  // sizes and strides
+  int64_t rows, cols, row, col;
 
   float *at(int64_t i, int64_t j) const { return data + i * row + j * col; }
   Matrix transposed() const { return {data, cols, rows, col, row}; }
@@ -22,7 +23,7 @@ struct Addend {
   int64_t row, col;
 };
 
-// out = a x b + addend.
+// out = a x b + addend. `out` must not overlap with the others.
 void multiply(Matrix out, Matrix a, Matrix b, Addend addend);
 
 // One row of a convolution's output: out(p, o) = the sum over segments s, and k in 0 … length - 1, of

@@ -29,6 +29,7 @@ class Cache {
     }
   }
 
+  // A block of at least this size: a freed one of its size class, or a new one.
   static void *take(size_t bytes) {
     const int c = size_class(bytes);
     Cache *cache = mine();
@@ -43,6 +44,7 @@ class Cache {
     return block;
   }
 
+  // Keeps a block that `take(bytes)` gave, or frees it if the cache is full.
   static void give(void *block, size_t bytes) {
     const int c = size_class(bytes);
     Cache *cache = mine();
@@ -56,15 +58,20 @@ class Cache {
   }
 
  private:
-  // Four classes to each power of two, from 64 bytes on.
+  // Class 0 has up to 64 bytes. Then each power of two from 64 on has four classes, for its quarters: class 1 + 4 * p + q
+  // has up to (5 + q) / 4 * 2^(6 + p) bytes.
   static int size_class(size_t bytes) {
     if (bytes <= 64) return 0;
     const int power = 63 - __builtin_clzll(bytes - 1);  // 2^power < bytes <= 2^(power + 1)
-    return 4 * (power - 6) + static_cast<int>((bytes - 1) >> (power - 2) & 3) + 1;
+    const int quarter = static_cast<int>((bytes - 1) >> (power - 2) & 3);  // the two bits behind the first
+    return 1 + 4 * (power - 6) + quarter;
   }
+  // The size of the blocks of a class, in bytes: a multiple of 64, as their alignment.
   static size_t class_size(int c) {
-    const size_t bytes = (size_t{4} + (c + 3) % 4 + 1) << ((c + 3) / 4 + 3);
-    return c == 0 ? 64 : (bytes + 63) / 64 * 64;
+    if (c == 0) return 64;
+    const size_t power = (c - 1) / 4 + 6, quarter = (c - 1) % 4;
+    const size_t bytes = (5 + quarter) << (power - 2);
+    return (bytes + 63) / 64 * 64;
   }
   static Cache *mine() {  // null after this thread has destroyed its cache
     static thread_local Cache cache;
@@ -72,37 +79,40 @@ class Cache {
   }
 
   static inline thread_local bool ended_ = false;
-  std::vector<void *> free_[4 * 58];
-  size_t bytes_ = 0;
+  std::vector<void *> free_[4 * 58];  // by size class
+  size_t bytes_ = 0;                  // in all of them
 };
 
+// Gives up one reference; the last one frees the memory, if the storage owns it.
 void release(Storage *storage) noexcept {
   if (storage->users.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (storage->owned) give(storage->data, storage->bytes);
   give(storage, sizeof(Storage));
 }
 
+// A storage with one reference. owned: it frees the memory.
 Storage *store(char *data, size_t bytes, bool owned) {
-  Storage *made = new (take(sizeof(Storage))) Storage;
-  made->data = data;
-  made->bytes = bytes;
-  made->owned = owned;
-  return made;
+  Storage *storage = new (take(sizeof(Storage))) Storage;
+  storage->data = data;
+  storage->bytes = bytes;
+  storage->owned = owned;
+  return storage;
 }
 
 // Makes a tensor, which takes over one reference to `storage`.
 Tensor *tensor(Storage *storage, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset,
                int32_t dtype) {
-  auto *made = static_cast<Tensor *>(take(sizeof(Tensor)));
-  made->storage = storage;
-  made->offset = offset;
-  made->dims = dims;
-  made->dtype = dtype;
-  std::copy(sizes, sizes + dims, made->sizes);
-  std::copy(strides, strides + dims, made->strides);
-  return made;
+  auto *tensor = static_cast<Tensor *>(take(sizeof(Tensor)));
+  tensor->storage = storage;
+  tensor->offset = offset;
+  tensor->dims = dims;
+  tensor->dtype = dtype;
+  std::copy(sizes, sizes + dims, tensor->sizes);
+  std::copy(strides, strides + dims, tensor->strides);
+  return tensor;
 }
 
+// Another tensor over the storage of `of`. offset: in its elements.
 Tensor *view(const Tensor *of, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset) {
   require(dims <= kMaxDims, "more than eight dimensions");
   of->storage->users.fetch_add(1, std::memory_order_relaxed);
@@ -133,6 +143,7 @@ void copy(T *to, const int64_t *to_strides, const T *from, const int64_t *from_s
   }
 }
 
+// Copies a tensor into another one of the same dtype, to whose shape it is broadcast.
 void copy(const Tensor *to, const Tensor *from) {
   require(to->dtype == from->dtype, "a copy between dtypes");
   int64_t strides[kMaxDims];
@@ -241,42 +252,42 @@ SOA_EXPORT void aoti_torch_check(bool fine, const char *, const char *, uint32_t
 
 SOA_SHIM(aoti_torch_create_tensor_from_blob,
          (void *data, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, int32_t dtype,
-          int32_t device_type, int32_t, Tensor **made), {
+          int32_t device_type, int32_t, Tensor **result), {
   require(device_type == 0, "a device other than a CPU");
   require(dims <= kMaxDims, "more than eight dimensions");
   const auto bytes = static_cast<size_t>((offset + span_of(dims, sizes, strides)) * item_size(dtype));
-  *made = tensor(store(static_cast<char *>(data), bytes, false), dims, sizes, strides, offset, dtype);
+  *result = tensor(store(static_cast<char *>(data), bytes, false), dims, sizes, strides, offset, dtype);
 })
 SOA_EXPORT int32_t aoti_torch_create_tensor_from_blob_v2(void *data, int64_t dims, const int64_t *sizes,
                                                          const int64_t *strides, int64_t offset, int32_t dtype,
-                                                         int32_t device_type, int32_t device_index, Tensor **made,
+                                                         int32_t device_type, int32_t device_index, Tensor **result,
                                                          int32_t layout, const uint8_t *, int64_t) {
   if (layout != 0) return failed(__func__, "a layout other than strided: not supported without torch");
-  return aoti_torch_create_tensor_from_blob(data, dims, sizes, strides, offset, dtype, device_type, device_index, made);
+  return aoti_torch_create_tensor_from_blob(data, dims, sizes, strides, offset, dtype, device_type, device_index, result);
 }
 SOA_SHIM(aoti_torch_empty_strided,
-         (int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t, int32_t, Tensor **made),
-         { *made = empty(dims, sizes, strides, dtype); })
+         (int64_t dims, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t, int32_t, Tensor **result),
+         { *result = empty(dims, sizes, strides, dtype); })
 SOA_SHIM(aoti_torch_delete_tensor_object, (Tensor * self), {
   if (self == nullptr) return;
   release(self->storage);
   give(self, sizeof(Tensor));
 })
-SOA_SHIM(aoti_torch_new_tensor_handle, (Tensor * self, Tensor **made),
-         { *made = view(self, self->dims, self->sizes, self->strides, self->offset); })
-SOA_SHIM(aoti_torch_assign_tensors_out, (Tensor * self, Tensor **made),
-         { *made = view(self, self->dims, self->sizes, self->strides, self->offset); })
+SOA_SHIM(aoti_torch_new_tensor_handle, (Tensor * self, Tensor **result),
+         { *result = view(self, self->dims, self->sizes, self->strides, self->offset); })
+SOA_SHIM(aoti_torch_assign_tensors_out, (Tensor * self, Tensor **result),
+         { *result = view(self, self->dims, self->sizes, self->strides, self->offset); })
 SOA_SHIM(aoti_torch__reinterpret_tensor,
-         (Tensor * self, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, Tensor **made),
-         { *made = view(self, dims, sizes, strides, self->offset + offset); })
-SOA_SHIM(aoti_torch_clone, (Tensor * self, Tensor **made), {
-  *made = dense(self, self->sizes, self->dtype);
-  copy(*made, self);
+         (Tensor * self, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, Tensor **result),
+         { *result = view(self, dims, sizes, strides, self->offset + offset); })
+SOA_SHIM(aoti_torch_clone, (Tensor * self, Tensor **result), {
+  *result = dense(self, self->sizes, self->dtype);
+  copy(*result, self);
 })
 SOA_SHIM(aoti_torch_copy_, (Tensor * self, Tensor *from, int32_t), { copy(self, from); })
-SOA_SHIM(aoti_torch_get_data_ptr, (Tensor * self, void **found), { *found = self->bytes(); })
+SOA_SHIM(aoti_torch_get_data_ptr, (Tensor * self, void **result), { *result = self->bytes(); })
 
-#define SOA_GET(NAME, TYPE, VALUE) SOA_SHIM(aoti_torch_get_##NAME, (Tensor * self, TYPE *found), { *found = VALUE; })
+#define SOA_GET(NAME, TYPE, VALUE) SOA_SHIM(aoti_torch_get_##NAME, (Tensor * self, TYPE *result), { *result = VALUE; })
 SOA_GET(storage_size, int64_t, static_cast<int64_t>(self->storage->bytes))
 SOA_GET(storage_offset, int64_t, self->offset)
 SOA_GET(dim, int64_t, self->dims)
@@ -285,5 +296,5 @@ SOA_GET(sizes, int64_t *, self->sizes)
 SOA_GET(strides, int64_t *, self->strides)
 SOA_GET(dtype, int32_t, self->dtype)
 SOA_GET(device_type, int32_t, (static_cast<void>(self), 0))
-SOA_SHIM(aoti_torch_get_size, (Tensor * self, int64_t dim, int64_t *found), { *found = self->sizes[dim]; })
-SOA_SHIM(aoti_torch_get_stride, (Tensor * self, int64_t dim, int64_t *found), { *found = self->strides[dim]; })
+SOA_SHIM(aoti_torch_get_size, (Tensor * self, int64_t dim, int64_t *result), { *result = self->sizes[dim]; })
+SOA_SHIM(aoti_torch_get_stride, (Tensor * self, int64_t dim, int64_t *result), { *result = self->strides[dim]; })

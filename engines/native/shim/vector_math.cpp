@@ -23,11 +23,12 @@ namespace lanes {
 using F = __m256;
 using D = __m256d;
 
+// A function of two numbers for each element of two vectors.
 template <typename V, typename Function>
 V each(Function function, V a, V b) {
-  V found;
-  for (size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i) found[i] = function(a[i], b[i]);
-  return found;
+  V results;
+  for (size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i) results[i] = function(a[i], b[i]);
+  return results;
 }
 
 // A function of doubles for eight floats, for four doubles (as both halves of eight, which compilers compute once), and for
@@ -94,20 +95,20 @@ SOA_EXACT(fmod) SOA_EXACT(nextafter) SOA_EXACT(copysign)
 
 float soa_shim::softmax(float *row, int64_t n, float scale, const float *mask, int64_t step) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
-  float top = lowest;
+  float top = lowest;  // the largest value, or NaN if there is one
   for (int64_t i = 0; i < n; ++i) {
     row[i] *= scale;
     if (mask != nullptr) row[i] += mask[i * step];
     top = row[i] > top || row[i] != row[i] ? row[i] : top;
   }
-  if (top == lowest) top = 0;
+  if (top == lowest) top = 0;  // else -infinity - top were NaN
   F sums = _mm256_setzero_ps();
   for (int64_t i = 0; i < n; i += 8) {
-    float part[8];
-    for (int64_t j = 0; j < 8; ++j) part[j] = i + j < n ? row[i + j] - top : lowest;
-    const F found = exp8(_mm256_loadu_ps(part));
-    sums += found;
-    for (int64_t j = 0; j < 8 && i + j < n; ++j) row[i + j] = found[j];
+    float differences[8];  // behind the row: -infinity, whose exponential is 0
+    for (int64_t j = 0; j < 8; ++j) differences[j] = i + j < n ? row[i + j] - top : lowest;
+    const F powers = exp8(_mm256_loadu_ps(differences));
+    sums += powers;
+    for (int64_t j = 0; j < 8 && i + j < n; ++j) row[i + j] = powers[j];
   }
   float sum = 0;
   for (int j = 0; j < 8; ++j) sum += sums[j];
