@@ -50,7 +50,8 @@ def read_block(
 ) -> torch.Tensor:
     """Copy a block into a new tensor on `device`, in the shape that the model sees or returns.
 
-    The dtype is that of the block's columns; if they differ in width, the widest one.
+    The dtype is that of the block's columns; if they differ, the widest floating-point one, or
+    without any the widest.
     """
     import torch
 

@@ -882,8 +882,8 @@ FAULTS = (
     ),
     Fault(
         "answers may be written into a copy instead of the user's memory",
-        "collection, copied = collection.to(collection.device, layout).locked(), set(pieces)",
-        "collection, copied = collection.to(collection.device, layout), set(pieces)",
+        "collection, copied = collection.to(collection.device, layout).locked(), set(columns)",
+        "collection, copied = collection.to(collection.device, layout), set(columns)",
         ("test_what_was_copied_is_no_output",),
     ),
     # Servers
