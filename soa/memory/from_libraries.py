@@ -404,7 +404,7 @@ def _member_of(name: Any, values: Any) -> Column:
 
 @dataclass(frozen=True)
 class _Bindable:
-    """The physical columns of a member, dense and aligned. `copied`: whether one had to be copied."""
+    """The physical columns of a member, dense and aligned. `copied`: whether any was copied."""
 
     components: list[Any]
     copied: bool
