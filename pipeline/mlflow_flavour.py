@@ -125,10 +125,8 @@ class ColumnModel:
         )
         answers = {}
         for field in self._outputs:
-            name = field.column.name
-            answers[field.name] = np.atleast_1d(
-                to_numpy(collections[field.collection], [name])[name]
-            )
+            arrays = to_numpy(collections[field.collection], [field.column.name])
+            answers[field.name] = np.atleast_1d(arrays[field.column.name])
         return answers
 
     def _collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:
