@@ -192,7 +192,7 @@ def _outputs(
 def _by_name(
     signature: Signature, columns: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Outputs by column and by block, from those by `collection/column`, each `(rows, components)`."""
+    """Outputs by column and by block, from the `(rows, components)` by `collection/column`."""
     names = [key.partition("/")[2] for key in columns]
     outputs = {
         key if names.count(name) > 1 else name: columns[key]
