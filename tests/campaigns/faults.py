@@ -963,7 +963,7 @@ FAULTS = (
     ),
     Fault(
         "a job continues although its settings have changed",
-        "if changed := [name for name in record if was.get(name) != record[name]]:",
+        "if changed := [name for name in record if earlier.get(name) != record[name]]:",
         "if changed := [name for name in record if name not in record]:",
         ("test_a_job_does_not_go_on_as_another",),
     ),
@@ -981,8 +981,8 @@ FAULTS = (
     ),
     Fault(
         "a job continues although its mode has changed",
-        "str(opening.ref), opening.mode, plan])",
-        "str(opening.ref), plan])",
+        "str(opening.ref), opening.mode, settings])",
+        "str(opening.ref), settings])",
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
@@ -999,7 +999,7 @@ FAULTS = (
     ),
     Fault(
         "nulls inside rows are written to formats that have no nulls",
-        "return sum(nulls_in(each, among) for each in inner)",
+        "return sum(nulls_in(values, among) for values in inner)",
         "return 0",
         ("test_nulls_are_kept_or_refused",),
     ),
