@@ -1053,7 +1053,7 @@ FAULTS = (
     ),
     Fault(
         "one column of a file becomes two columns of the model",
-        "if not chosen and there[0] in guessed:",
+        "if present in guessed:",
         "if False:",
         ("test_one_column_is_not_two",),
     ),
