@@ -98,10 +98,7 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
-            try:
-                annex = Annex.open(place) if place.is_dir() else None
-            except BundleError:
-                annex = None
+            annex = _opened(place)
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
@@ -116,13 +113,21 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
         ) from error
 
 
+def _opened(place: Path) -> Annex | None:
+    """The annex in a folder; None if there is none, or it is damaged."""
+    try:
+        return Annex.open(place) if place.is_dir() else None
+    except BundleError:
+        return None
+
+
 def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Work) -> TargetResult:
     """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
-    names = ("program.pt2", "reference.safetensors", "model.ts")
-    named = (manifest.program, manifest.reference, manifest.torchscript or names[2])
-    if named != names:
-        raise EngineError(f"{bundle.path}: portable files {named} are not named {names}")
+    names = ("program.pt2", "reference.safetensors", "model.ts")  # as `Capture` has them
+    recorded = (manifest.program, manifest.reference, manifest.torchscript or names[2])
+    if recorded != names:
+        raise EngineError(f"{bundle.path}: portable files {recorded} are not named {names}")
     captured = Capture(  # its folder is the bundle: nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),

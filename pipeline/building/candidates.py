@@ -37,14 +37,16 @@ def build_targets(
             for (target, name), candidate in candidates.items()
             if target.device == kind and candidate.report.valid
         }
-        timed = steps.race(valid) if valid else {}
-        for target in (target for target in targets if target.device == kind):
+        reports = steps.race(valid) if valid else {}
+        for target in targets:
+            if target.device != kind:
+                continue
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
                 candidates={name: c for (other, name), c in candidates.items() if other == target},
-                benchmark=timed.get(str(target)),
-                raced_with=[name for name in timed if name != str(target)],
+                benchmark=reports.get(str(target)),
+                raced_with=[raced for raced in reports if raced != str(target)],
             )
     return {str(target): results[str(target)] for target in targets}
 
@@ -66,13 +68,13 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     built: Candidates = {}
     first = first_engines(recipe.engines, recipe.by_default)
     rest = [name for name in recipe.engines if name not in first]
-    for several in (first, rest):
-        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, built, *pair)]
+    for engines in (first, rest):
+        wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
         with side_by_side() as pool:
-            at_work = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
-            if several is first:
+            futures = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
+            if engines is first:
                 pool.submit(steps.work.beside)
-            built |= {pair: future.result() for pair, future in at_work.items()}
+            built |= {pair: future.result() for pair, future in futures.items()}
     return {pair: built[pair] for pair in pairs if pair in built}
 
 
@@ -82,7 +84,7 @@ def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bo
     if preferred is None:
         return True
     if not preferred.report.valid:
-        return not preferred.report.unverified
+        return not preferred.report.unverified  # else this one would be unverified too
     return engine(name).for_heavy_rows and steps.is_heavy(target, preferred.compiled)
 
 
@@ -108,6 +110,7 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
 
 
 def _not_compiled(compiled: Compiled) -> ValidationReport:
+    """The report on a candidate without an artifact: it failed, or the engine is not applicable."""
     outcome = compiled.outcome
     error = str(outcome.error)
     if outcome.not_applicable:
@@ -130,8 +133,8 @@ def _with_tiles(steps: Steps, candidates: Candidates) -> Candidates:
         tile = tiles[name]
         if tile in (0, candidate.tile):
             continue
-        again = steps.judge(target, candidate.compiled, tile)
-        if again.valid:
-            report = replace(candidate.report, window=again.window, bits=again.bits)
+        tiled = steps.judge(target, candidate.compiled, tile)
+        if tiled.valid:
+            report = replace(candidate.report, window=tiled.window, bits=tiled.bits)
             best[target, name] = replace(candidate, tile=tile, report=report)
     return best

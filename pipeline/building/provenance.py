@@ -37,11 +37,11 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 def tools() -> dict[str, str]:
     """The versions of the packages and the compiler that a build uses, with those of engines."""
     versions = {"soa-pipeline": __version__}
-    versions |= dict(each.package.rsplit(" ", 1) for each in of_packages("engines").values())
+    versions |= dict(found.package.rsplit(" ", 1) for found in of_packages("engines").values())
     for name in _PACKAGES:
         try:
             versions[name] = version(name)
-        except PackageNotFoundError:
+        except PackageNotFoundError:  # the build does not use it
             continue
     compiler = _output("g++", "--version")
     if compiler:
@@ -99,8 +99,9 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
 
 
 def _cpu_name() -> str:
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.exists() else []  # ours
+    """The name of the processor, as Linux has it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # ours
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -108,9 +109,10 @@ def _cpu_name() -> str:
 
 
 def _output(*command: str) -> str | None:
+    """What a command prints; None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, timeout=30
     )
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -102,7 +102,7 @@ def run(
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
     bundle = _built(config, Path(config_path), progress)
-    version = next((each for each in before if each.digest == bundle.digest), None)
+    version = next((known for known in before if known.digest == bundle.digest), None)
     if version is not None:
         page = page_place(progress.root / "reports", version)
         report = page if page.is_file() else None
@@ -110,8 +110,8 @@ def run(
         with progress.step("register"):
             version = store.register(bundle)
             with suppress(BundleError):  # the version before is damaged
-                for line in _beside_the_last(store, before, bundle):
-                    say(line)
+                if difference := _difference_from_last(store, before, bundle):
+                    say(difference)
             report = page_of(store, version, bundle, progress.root / "reports", say)
     progress.keep_seconds()
     seconds = time.monotonic() - begun
@@ -119,9 +119,9 @@ def run(
 
 
 def unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
-    """The bundle of one engine, as of `run` with `quick`, for this host. No registry gets it."""
-    here = {"targets": (str(host_targets("cpu")[0]),)}
-    config = load_config(config_path).model_copy(update=here).quick()
+    """The bundle that `run` with `quick` would make, for this host only. No registry gets it."""
+    only_here = {"targets": (str(host_targets("cpu")[0]),)}
+    config = load_config(config_path).model_copy(update=only_here).quick()
     return _built(config, config_path, Work(work, say))
 
 
@@ -135,7 +135,8 @@ def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Sa
 
 
 def _get_ready(store: Registry) -> None:
-    """Import what the end of a run needs, while compilers run. Errors come again later."""
+    """Import what the end of a run needs, while compilers run. If a library is missing, the run
+    says so at its end."""
     store.get_ready()
     with suppress(ReportError):
         require_libraries()
@@ -145,11 +146,12 @@ _MEASURED = ("manifest.json", "MLmodel", "reports/")
 """The files of a bundle that hold times, and so differ from run to run."""
 
 
-def _beside_the_last(store: Registry, before: list[Version], bundle: Bundle) -> Iterator[str]:
-    """A line on what differs from the last version before this one, if that is on this host."""
+def _difference_from_last(store: Registry, before: list[Version], bundle: Bundle) -> str:
+    """A line on what differs from the last version before this one; empty if that is not on this
+    host."""
     folder = store.local_path(before[-1]) if before else None
     if folder is None:
-        return
+        return ""
     last = Bundle.open(folder, verify=False)
     names = sorted({*last.files, *bundle.files})
     files = [
@@ -157,11 +159,11 @@ def _beside_the_last(store: Registry, before: list[Version], bundle: Bundle) -> 
         for name in names
         if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
     ]
-    new, old = (asdict(each.manifest.provenance) for each in (bundle, last))
+    new, old = asdict(bundle.manifest.provenance), asdict(last.manifest.provenance)
     keys = new.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
-    differ = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
-    listed = ", ".join([*differ[:8], "…"] if len(differ) > 8 else differ)
-    yield f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
+    different = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
+    listed = ", ".join([*different[:8], "…"] if len(different) > 8 else different)
+    return f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
 
 
 def _built(config: Config, path: Path, work: Work) -> Bundle:
@@ -169,7 +171,7 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
     labelled = _labelled(config)
     targets = _targets(config)
     captured = _captured(config, targets, work)
-    whole = {
+    depends = {  # all that the bundle depends on
         "capture": [captured.folder.name, captured.digest()],
         "config": config.digest(),
         "every engine": config.names_engines,
@@ -184,18 +186,18 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
         results = build_targets(work, captured, targets, recipe)
         # A candidate that failed for lack of time is tried again, and may become valid.
         verdicts = {
-            target: {name: each.report.valid for name, each in result.candidates.items()}
+            target: {name: made.report.valid for name, made in result.candidates.items()}
             for target, result in results.items()
         }
-        parts = {**whole, "verdicts": verdicts}
+        parts = {**depends, "verdicts": verdicts}
         make = partial(_packaged, config, path, work, captured, recipe, results, labelled)
         digest = work.record("package", parts, str, make)
         bundle = work.folder("package", parts) / "bundle"
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
-    place = work.record("runs", whole, str, build, lambda _: not work.try_again)
-    return Bundle.open(work.root / place, verify=False)
+    bundle_path = work.record("runs", depends, str, build, lambda _: not work.try_again)
+    return Bundle.open(work.root / bundle_path, verify=False)
 
 
 def _labelled(config: Config) -> Labelled | None:
@@ -280,7 +282,7 @@ def _recipe(config: Config, captured: Capture) -> Recipe:
     """How the candidates of a config are made and judged."""
     return Recipe(
         config.engines,
-        {str(name): each for name, each in config.compile.options.items()},
+        {str(name): options for name, options in config.compile.options.items()},
         timeout_s=config.compile.timeout_s,
         tolerances=tolerances_of(config, captured.signature),
         classifiers=frozenset(output.name for output in config.outputs if output.classifier),
@@ -302,10 +304,10 @@ def _packaged(
     folder: Path,
 ) -> str:
     """Write the bundle into `folder`, with the metrics; returns its digest."""
-    kept = None
+    labelled_files = None
     if labelled is not None:
         results = {t: _scored(config, work, captured, r, labelled) for t, r in results.items()}
-        kept = labelled.keep(folder / "metrics"), folder / "metrics"
+        labelled_files = labelled.keep(folder / "metrics"), folder / "metrics"
     with work.step("package"):
         bundle = package(
             folder / "bundle",
@@ -317,7 +319,7 @@ def _packaged(
             classifiers=recipe.classifiers,
             session=SessionSettings(**config.session.model_dump()),
             provenance=provenance(config, path, work.worked),
-            labelled=kept,
+            labelled=labelled_files,
             own_rows=bool(config.reference.file or config.reference.factory),
         )
     depends_on(folder, {str(bundle.path / SUMS): bundle.digest})  # it may be deleted
@@ -327,16 +329,17 @@ def _packaged(
 def _scored(
     config: Config, work: Work, captured: Capture, result: TargetResult, labelled: Labelled
 ) -> TargetResult:
-    """The result with the metrics of the chosen candidate on the labelled rows."""
+    """The result with the metrics of the chosen candidate on the labelled rows. A result without a
+    chosen candidate is returned as it is. MetricError if a metric cannot be computed."""
     if result.status != "verified":
         return result
     with work.step(f"metrics on {result.target}"):
         chosen = result.candidates[str(result.chosen)]
         session = session_in_tiles(captured, Target.parse(result.target), chosen)
         trees = config.model.trees is not None
-        values = labelled.values(session, config.apply.columns, trees)
-    if refused := [each.why for each in values.values() if each.why]:
-        raise MetricError(refused[0])
-    metrics = {name: each.value for name, each in values.items()}
-    curves = {name: each.curve for name, each in values.items() if each.curve}
+        measured = labelled.values(session, config.apply.columns, trees)
+    if reasons := [metric.why for metric in measured.values() if metric.why]:
+        raise MetricError(reasons[0])
+    metrics = {name: metric.value for name, metric in measured.items()}
+    curves = {name: metric.curve for name, metric in measured.items() if metric.curve}
     return replace(result, metrics=metrics, curves=curves)

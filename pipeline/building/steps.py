@@ -73,7 +73,8 @@ class Steps:
         return {"capture": self.captured.digest(), "code": code_digest(), "tools": tools()}
 
     def compile(self, target: Target, name: str) -> Compiled:
-        """Compile for a target, in a child process. A failure is in the result."""
+        """Compile for a target, in a child process. A failure is in the result. `name`: the
+        engine's."""
         recipe, work, parts = self.recipe, self.work, self._artifact(target, name)
 
         def make(folder: Path) -> Compiled:
@@ -91,32 +92,35 @@ class Steps:
                 work.say(f"  {name} for {target} failed: {why}")
             return compiled
 
-        compiled = work.record("compile", parts, Compiled, make, lambda each: each.outcome.ok)
+        compiled = work.record("compile", parts, Compiled, make, lambda made: made.outcome.ok)
+        # The record has the folder where it was made; the work folder may have been moved since.
         return replace(compiled, folder=work.folder("compile", parts) / compiled.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference: on a device of this host, or else in an emulator
-        of the target."""
+        of the target. `tile`: the rows of a tile; 0 for all rows at once."""
         here = torch_runs(target)
         stage = "validate" if here else "emulate"
-        what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
+        candidate = f"{compiled.engine} on {target}"
+        if tile:
+            candidate += f" in tiles of {tile} rows"
 
         def make(folder: Path) -> ValidationReport:
             trial, limit_s = self._trial(compiled, tile), self.recipe.timeout_s
             child = folder / "child"
-            with self.work.step(f"{stage} {what}"):
+            with self.work.step(f"{stage} {candidate}"):
                 if here:
                     report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
             self.work.try_again |= report.ended_early
-            for line in _about(report):
-                self.work.say(f"  {what}{line}")
+            for ending in _about(report):
+                self.work.say(f"  {candidate}{ending}")
             return report
 
         parts = {
             **self._artifact(target, compiled.engine),
-            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
+            "tolerances": {name: asdict(limit) for name, limit in self.recipe.tolerances.items()},
             "classifiers": sorted(self.recipe.classifiers),
             "special_values": self.recipe.special_values,
             "tile": tile,
@@ -173,7 +177,7 @@ class Steps:
 
         parts = {
             **self._made_of,
-            "racing": [[str(target), name, each.tile] for (target, name), each in racing.items()],
+            "racing": [[str(target), name, c.tile] for (target, name), c in racing.items()],
             "options": self.recipe.options,
             "seconds": self.recipe.benchmark_s,
             "host": host(),
@@ -202,6 +206,7 @@ class Steps:
         }
 
     def _trial(self, compiled: Compiled, tile: int) -> Trial:
+        """A candidate beside the reference, for its validation."""
         captured = self.captured
         return Trial(
             compiled.engine,
@@ -220,14 +225,17 @@ class Steps:
 
 
 def _is_good(report: ValidationReport) -> bool:
+    """Whether the verdict lets the candidate be used. Others are judged again by the next run."""
     return report.verdict in ("valid", "emulated")
 
 
 def _about(report: ValidationReport) -> Iterator[str]:
-    """What is said of a verdict, as ends of lines that begin with the candidate."""
-    if not _is_good(report):
+    """Yields the ends of the lines about a verdict; the lines begin with the candidate."""
+    if report.unverified and not _is_good(report):
+        yield f" is only compiled: {report.why}"
+    elif not _is_good(report):
         verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
-        yield f" {'is only compiled' if report.unverified else verdict}: {report.why}"
+        yield f" {verdict}: {report.why}"
     elif report.edges:
         yield f" {report.at_edges}"
     if report.many_rows:

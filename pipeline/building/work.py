@@ -35,6 +35,7 @@ def silent(text: str) -> None:
 
 
 def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
+    """Shows nothing."""
     return nullcontext()
 
 
@@ -66,6 +67,7 @@ class Work:
         self.root = self.root.resolve()
         self._seconds = self.root / "seconds" / f"{self.model}.json"
         self.before: dict[str, float] = {}
+        """The seconds of the steps in earlier runs."""
         with suppress(OSError, ValueError):  # only needed for estimates of the time
             self.before = _read(dict[str, float], self._seconds)
 
@@ -79,7 +81,7 @@ class Work:
         parts: Mapping[str, Any],
         kind: type[T],
         make: Callable[[Path], T],
-        keep: Callable[[T], bool] = lambda made: True,
+        keep: Callable[[T], bool] = lambda record: True,
     ) -> T:
         """The record of a stage, of a type that `as_record` reads. `make` makes it, and may write
         files into the stage's folder, which it gets; a later call reads the record there.
@@ -88,19 +90,20 @@ class Work:
         record for which `keep` is false is used now, and made again by the next run.
         """
         folder = self.folder(stage, parts)
-        if not _is_done(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                if not _is_done(folder):  # another run may have made it meanwhile
-                    if folder.exists():
-                        shutil.rmtree(folder)
-                    folder.mkdir()
-                    made = make(folder)
-                    (folder / _RECORD).write_text(json.dumps(as_data(made)))
-                    if keep(made):
-                        write_whole(folder / _DONE, "{}")
-                    return made
-        return _read(kind, folder / _RECORD)
+        if _is_done(folder):
+            return _read(kind, folder / _RECORD)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if _is_done(folder):  # another run has made it meanwhile
+                return _read(kind, folder / _RECORD)
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir()
+            record = make(folder)
+            (folder / _RECORD).write_text(json.dumps(as_data(record)))
+            if keep(record):
+                write_whole(folder / _DONE, "{}")
+            return record
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -132,12 +135,13 @@ def _is_done(folder: Path) -> bool:
     if not (folder / _DONE).is_file():
         return False
     try:
-        noted = folder / _FILES
-        files = _read(dict[str, str], noted) if noted.is_file() else {}
+        record = folder / _FILES
+        files = _read(dict[str, str], record) if record.is_file() else {}
         return all(digest_of(name) == digest for name, digest in files.items())
     except (OSError, ValueError):
         return False
 
 
 def _read(kind: type[T], file: Path) -> T:
+    """A record of this type from a file of JSON. Raises OSError, ValueError."""
     return as_record(kind, parse_json(read_plain(file)))

@@ -85,10 +85,11 @@ def deploy(
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    why_alone = why_never
-    if why_never is None and merge is None:
+    if why_never or merge:
+        why_alone = why_never
+    elif merge is None:
         why_alone = why_merging_does_not_pay(manifest, chosen)
-    elif why_never is None and not merge:
+    else:
         why_alone = "--alone"
     service = Service(
         name=name,
@@ -122,10 +123,10 @@ def _placed(registry: Registry, opened: Opened, target: str, folder: Path) -> Bu
         pull(registry, opened.version.ref, folder)
     else:
         shutil.copytree(opened.bundle.path, folder)
-    there = open_version(Opening(folder))
-    if target not in there.bundle.manifest.targets:
-        raise ServingError(f"{folder}: {target} is not there{withheld(there)}")
-    return there.bundle
+    copied = open_version(Opening(folder))
+    if target not in copied.bundle.manifest.targets:
+        raise ServingError(f"{folder}: {target} is not there{withheld(copied)}")
+    return copied.bundle
 
 
 def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
@@ -168,7 +169,8 @@ def check_answers(
 def _compared(
     session: Session, name: str, bundle: Bundle, signature: Signature
 ) -> ValidationReport:
-    """Compare what was made for the server with the version's reference."""
+    """Compare a session's answers with the version's reference. `name`: of what runs it, for the
+    report."""
     return validate_session(
         session,
         name,
@@ -181,17 +183,17 @@ def _compared(
 
 
 def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
-    """The target to serve: the one named, the best of this host, or the only one there is."""
-    manifest, others = opened.bundle.manifest, withheld(opened)
-    have = [name for name, record in manifest.targets.items() if record.status == "verified"]
+    """The target to serve: the one named, the only one there is, or the best of this host."""
+    manifest = opened.bundle.manifest
+    verified = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
-    served = [name for name in have if for_sessions(Target.parse(name))]
+    served = [name for name in verified if for_sessions(Target.parse(name))]
     fitting = [name for name in served if Target.parse(name).torch_device == kind]
     if not fitting or wanted not in (None, *fitting):
-        what = "no verified target" + (f" {wanted}" if wanted else "")
+        missing = f"no verified target {wanted}" if wanted else "no verified target"
         raise ServingError(
-            f"{manifest.name} has {what} for {', '.join(devices)}; it has: "
-            f"{', '.join(have) or 'none'}{others}"
+            f"{manifest.name} has {missing} for {', '.join(devices)}; it has: "
+            f"{', '.join(verified) or 'none'}{withheld(opened)}"
         )
     if wanted is not None:
         return wanted
@@ -206,8 +208,8 @@ def _why_never(opened: Opened) -> str | None:
     if not mergeable(signature):
         return "it has scalars or several row dimensions"
     manifest = bundle.manifest
-    if seen := dependence_of(manifest.capture.dependence, bundle.file(manifest.program)):
-        return f"the answer of a row may depend on the other rows: {seen}"
+    if dependence := dependence_of(manifest.capture.dependence, bundle.file(manifest.program)):
+        return f"the answer of a row may depend on the other rows: {dependence}"
     inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, open_program(opened, torch.device("cpu")))
     if rows_are_independent(session, inputs, recorded_tolerances(manifest)):
