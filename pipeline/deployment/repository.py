@@ -85,7 +85,7 @@ def deploy(
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    if why_never or merge:
+    if why_never or merge:  # merged, unless that cannot be
         why_alone = why_never
     elif merge is None:
         why_alone = why_merging_does_not_pay(manifest, chosen)

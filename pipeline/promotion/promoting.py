@@ -110,16 +110,16 @@ def promote(
     try:
         opened = open_to_measure(registry, version)
     except BundleError as error:
-        origins = tuple(asked.origin for asked in registry.policies(version.name))
+        origins = tuple(policy.origin for policy in registry.policies(version.name))
         assessment = Assessment(version, (altered(str(error)),), replaced, origins)
     else:
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
-            asked = [*registry.policies(version.name, Path(folder)), *local]
-            needed = requirements(opened.bundle, alias, max_slowdown, asked)
-            seen = [_shadow_record(file, version, replaced) for file in shadows]
-            records = seen if alias == PRODUCTION else None
-            judged = measure(registry, opened, version, replaced, needed, excused, records, say)
-        decisions = tuple(overridden(decide(judged), override, reason))
+            policies = [*registry.policies(version.name, Path(folder)), *local]
+            needed = requirements(opened.bundle, alias, max_slowdown, policies)
+            given = [_shadow_record(file, version, replaced) for file in shadows]
+            records = given if alias == PRODUCTION else None
+            findings = measure(registry, opened, version, replaced, needed, excused, records, say)
+        decisions = tuple(overridden(decide(findings), override, reason))
         annexes = tuple(opened.bundle.annexes)
         assessment = Assessment(version, decisions, replaced, needed.origins, annexes)
     if dry_run:
@@ -194,14 +194,14 @@ def import_with_aliases(
     imported = import_from(registry, source, name)
     promoted: dict[str, str] = {}
     refused: dict[str, PromotionRefused] = {}
-    held = [
-        (alias, number)
+    moves = [
+        (alias == PRODUCTION, alias, number)
         for number, version in imported.export.versions.items()
         for alias in version.aliases
         if alias != PREVIOUS
     ]
     # `production` comes last, since a policy may require time in `staging` first.
-    for alias, number in sorted(held, key=lambda item: (item[0] == PRODUCTION, item)):
+    for _, alias, number in sorted(moves):
         ref = imported.versions[number].version.ref
         try:
             promoted[alias] = promote(registry, ref, alias, say=say).version.ref
