@@ -214,7 +214,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def _found(value: object) -> str:
+def _described(value: object) -> str:
     """The words for a value in a message: null, an object, a list, or the value itself."""
     if value is None:
         return "null"
@@ -228,7 +228,7 @@ def _exactly(kind: type, what: str) -> Reader:
 
     def read(value: Any) -> Any:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Misfit(f"{what} is needed, found {_found(value)}")
+            raise Misfit(f"{what} is needed, found {_described(value)}")
         return value
 
     return read
@@ -237,7 +237,7 @@ def _exactly(kind: type, what: str) -> Reader:
 def _float(value: Any) -> float:
     """Read a number; a whole number is converted."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise Misfit(f"a number is needed, found {_found(value)}")
+        raise Misfit(f"a number is needed, found {_described(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -249,7 +249,7 @@ def _time(value: Any) -> datetime:
     try:
         time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise Misfit(f"a time in ISO 8601 format is needed, found {_found(value)}") from None
+        raise Misfit(f"a time in ISO 8601 format is needed, found {_described(value)}") from None
     if time.tzinfo is None:
         raise Misfit(f"{_short(value)} has no time zone")
     return time
@@ -266,7 +266,7 @@ def _literal(*choices: object) -> Reader:
     def read(value: Any) -> Any:
         if isinstance(value, str | int | None) and (type(value), value) in known:
             return value
-        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_found(value)}")
+        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_described(value)}")
 
     return read
 
@@ -314,7 +314,7 @@ def _annotated(kind: Any, *additions: Any) -> Reader:
 def _require_list(values: Any) -> Sequence[Any]:
     """The values themselves. Raises Misfit if they are no list or tuple."""
     if not isinstance(values, list | tuple):
-        raise Misfit(f"a list is needed, found {_found(values)}")
+        raise Misfit(f"a list is needed, found {_described(values)}")
     return values
 
 
@@ -346,7 +346,7 @@ def _mapping(of_keys: Any, of_values: Any) -> Reader:
 
     def read(data: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
-            raise Misfit(f"an object is needed, found {_found(data)}")
+            raise Misfit(f"an object is needed, found {_described(data)}")
         return {_at(k, read_key, k): _at(k, read_value, value) for k, value in data.items()}
 
     return read
@@ -373,7 +373,7 @@ def _dataclass(kind: Any) -> Reader:
         if isinstance(data, kind):
             return data
         if not isinstance(data, Mapping):
-            raise Misfit(f"an object is needed, found {_found(data)}")
+            raise Misfit(f"an object is needed, found {_described(data)}")
         if closed and (unknown := [key for key in data if key not in reads]):
             raise Misfit("there is no such field", unknown[0])
         if lacking := [name for name in needed if name not in data]:

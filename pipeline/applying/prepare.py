@@ -68,11 +68,11 @@ def prepare(opening: Opening, wanted: Wanted) -> Job:
     opened = open_version(opening)
     row_dimension(opened.signature)
     with open_source(paths[0], wanted.tree) as source:
-        plan = _plan(opened, source, wanted)
-    files = [_inspected(path, wanted.tree, plan) for path in paths]
-    outputs, folder = _outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
-    counters = _try(plan, opened, [file.input for file in files], outputs)
-    return Job(plan, outputs, str(folder), _about(opened), counters)
+        plan = _make_plan(opened, source, wanted)
+    files = [_inspect(path, wanted.tree, plan) for path in paths]
+    outputs, folder = _plan_outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
+    counters = _try_first_rows(plan, opened, [file.input for file in files], outputs)
+    return Job(plan, outputs, str(folder), _about_version(opened), counters)
 
 
 def _require_pyarrow() -> None:
@@ -92,7 +92,7 @@ def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _inspected(path: Path, tree: str | None, plan: Plan) -> _Inspected:
+def _inspect(path: Path, tree: str | None, plan: Plan) -> _Inspected:
     """A file with its rows. DataError if it lacks a column of the plan."""
     with open_source(path, tree) as source:
         source.require(plan.names)
@@ -119,7 +119,7 @@ def _files_of(path: Path) -> Sequence[Path]:
     return [*map(Path, matching)]
 
 
-def _plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
+def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
     kept = _kept(source, wanted.keep)
     named = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
@@ -133,7 +133,7 @@ def _plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     return Plan(
         reopening,
         read,
-        outputs=_written(opened.signature, kept),
+        outputs=_output_names(opened.signature, kept),
         keep=tuple(dict.fromkeys(kept)),
         batch=rows_at_a_time(opened.signature, len(kept)),
         missing=BuiltFrom(opened.bundle.manifest).missing,
@@ -213,7 +213,7 @@ def _chosen(named: Mapping[str, str], key: str) -> str | None:
     return pattern.replace("*", name) if pattern else None
 
 
-def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
+def _output_names(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     """By column that the model writes: its name in the outputs. ApplyError if a kept column has
     that name, or no format has the column's dtype."""
     written = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
@@ -230,7 +230,7 @@ def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _try(
+def _try_first_rows(
     plan: Plan, opened: Opened, files: Sequence[Input], outputs: Sequence[Output]
 ) -> dict[str, str]:
     """Run the first rows at once and in two parts, and compare. Returns the `counters` of the job.
@@ -328,7 +328,7 @@ def _counters(
     return branches
 
 
-def _outputs(
+def _plan_outputs(
     key: str, out: Path, suffix: str | None, files: Sequence[_Inspected]
 ) -> tuple[tuple[Output, ...], Path]:
     """The files to be written, and the folder for their parts. `key`: of the plan. ApplyError if a
@@ -360,7 +360,7 @@ def _outputs(
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in pieces_of.items()), folder
 
 
-def _about(opened: Opened) -> dict[str, Any]:
+def _about_version(opened: Opened) -> dict[str, Any]:
     """The fields of `About` that describe the version."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None

@@ -186,13 +186,13 @@ def run(
     """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
     existing outputs of other jobs."""
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
-    left = [output for output in job.outputs if _maker(output.path) != key]
+    left = [output for output in job.outputs if _job_key_in(output.path) != key]
     for output in left:
         if os.path.lexists(output.path) and not force:
             raise ApplyError(f"{output.path} is there already: --force replaces it")
     parts = _Parts(job, left, progress, _Counted() if histograms else None)
     if left or folder.exists():
-        with _alone(folder):
+        with _lock_folder(folder):
             _begin(job, key, left)
             _write(left, parts, execute, force)
     rows = sum(output.rows for output in job.outputs)
@@ -253,7 +253,7 @@ def count_files(
     return job.plan.profile, counts
 
 
-def _maker(path: str) -> str | None:
+def _job_key_in(path: str) -> str | None:
     """The key of the job that wrote this file; None if there is no file, or no such key in it."""
     try:
         return read_about(Path(path)).job
@@ -262,7 +262,7 @@ def _maker(path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Makes the folder of a job if necessary, and locks it. At the end, removes it if it holds no
     part, and its parent if that is new and empty. ApplyError if another process holds the lock."""
     parent_existed = folder.parent.exists()
@@ -394,8 +394,9 @@ class _Parts:
                     values[notes[name]] = None
                 if not table.schema.equals(schema):
                     raise FormatError(
-                        f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
-                        f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
+                        f"{piece.input.path}: its columns are {_columns_and_types(table.schema)}; "
+                        f"those of {output.pieces[0].input.path} are "
+                        f"{_columns_and_types(schema)}: write to a folder"
                     )
                 if self.counted is not None:
                     self.counted.add(piece.part, table, self.job.plan.outputs.values())
@@ -434,7 +435,7 @@ class _Parts:
         return json.dumps(as_data(record))
 
 
-def _kinds(schema: Any) -> str:
+def _columns_and_types(schema: Any) -> str:
     """The columns of a schema with their types, as text."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 

@@ -70,7 +70,7 @@ def build(
     say(f"checking the digests of {version.ref}")
     bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
     progress = Work(work or Path("pipeline-work"), say, show, version.name)
-    result = _candidates(bundle, wanted, engines, progress)
+    result = _build_candidates(bundle, wanted, engines, progress)
     progress.keep_seconds()
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
@@ -98,11 +98,11 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
-            annex = _opened(place)
+            annex = _intact_annex(place)
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
-            result = _candidates(bundle, target, (), Work(work))
+            result = _build_candidates(bundle, target, (), Work(work))
             annex = package_annex(place, bundle, result, tools(), host(), replace=True)
             shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
             return annex
@@ -113,7 +113,7 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
         ) from error
 
 
-def _opened(place: Path) -> Annex | None:
+def _intact_annex(place: Path) -> Annex | None:
     """The annex in a folder; None if there is none, or it is damaged."""
     try:
         return Annex.open(place) if place.is_dir() else None
@@ -121,7 +121,9 @@ def _opened(place: Path) -> Annex | None:
         return None
 
 
-def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Work) -> TargetResult:
+def _build_candidates(
+    bundle: Bundle, target: Target, engines: Sequence[str], work: Work
+) -> TargetResult:
     """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")  # as `Capture` has them

@@ -29,7 +29,7 @@ def build_targets(
     artifact or they may be faster than it. The targets of one kind are raced together.
     """
     steps = Steps(work, captured, recipe)
-    candidates = _with_tiles(steps, _candidates(steps, targets))
+    candidates = _with_tiles(steps, _build_candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
         valid = {
@@ -56,7 +56,7 @@ def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
     return [name for name in engines if not (by_default and engine(name).in_place_of)]
 
 
-def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
+def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     """The candidates of all targets, in the order of the recipe's engines."""
     recipe = steps.recipe
     pairs = [
@@ -71,7 +71,7 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     for engines in (first, rest):
         wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
         with side_by_side() as pool:
-            futures = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
+            futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}
             if engines is first:
                 pool.submit(steps.work.beside)
             built |= {pair: future.result() for pair, future in futures.items()}
@@ -88,7 +88,7 @@ def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bo
     return engine(name).for_heavy_rows and steps.is_heavy(target, preferred.compiled)
 
 
-def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
+def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     """Compile a candidate. If this host can run it, validate it; else emulate it if possible."""
     captured = steps.captured
     compiled = steps.compile(target, name)

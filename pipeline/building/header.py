@@ -73,7 +73,7 @@ def write_header(
         build(registry, ref, target, (), work, say, show)
         opened = open_version(Opening(ref, mode="test", registry=registry))
     session = measured_session(opened, target, _ENGINE)
-    compared = _compared(opened, session, target)
+    compared = _targets_with_same_bits(opened, session, target)
     namespace = namespace_of(opened.bundle.manifest.name)
     file = out or Path(f"{namespace}.h")
     header = _header(opened, target, namespace, session)
@@ -124,7 +124,7 @@ _HEAD = """\
 """
 
 
-def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
+def _targets_with_same_bits(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
     gives others. Those without fma round twice, and are not compared."""
     manifest = opened.bundle.manifest
@@ -159,7 +159,7 @@ def _rows_to_test(session: Session, reference: Path) -> Rows:
             shared = signature.layouts[collection][column].kind == "scalar"
             n = 1 if shared else trial.rows[signature.rows_of[collection]]
             span = memory[collection].span(column, k).first(n)
-            by_component.setdefault((collection, column), {})[k] = _copied(span)
+            by_component.setdefault((collection, column), {})[k] = _copy_for_cpp(span)
     values = {key: [own[k] for k in sorted(own)] for key, own in by_component.items()}
     return _finite_rows(signature, values)
 
@@ -188,7 +188,7 @@ def _finite_rows(signature: Signature, values: dict[tuple[str, str], list[Array]
     return Rows(values, len(rows))
 
 
-def _copied(span: Span) -> Array:
+def _copy_for_cpp(span: Span) -> Array:
     """A copy of a column; of float16, the bits, because C++17 has no such type."""
     values: Array = span.numpy().copy()
     return values.view("uint16") if values.dtype == "float16" else values

@@ -260,8 +260,8 @@ def compile(
     >>> fast({"pt": pt, "eta": eta})["output"]  # doctest: +SKIP
     """
     module = net if isinstance(net, torch.nn.Module) else None
-    if module is not None and any(t.device.type != "cpu" for t in module.state_dict().values()):
-        raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+    if module is not None:
+        _require_cpu(module)
     temporary = TemporaryDirectory(prefix="pipeline-compile-")
     folder = Path(temporary.name)
     request = Request(
@@ -278,32 +278,52 @@ def compile(
         rows=rows,
     )
     columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
-    key, progress = temporary.name, list[str]()
+    progress: list[str] = []
     compiled: Compiled | None = None
-
-    def build(variant: Request) -> _Result:
-        config = in_fork("the model", lambda _: _config(variant, module, key, columns))
-        return _Result(folder, config, unregistered(variant.out, folder / "work", progress.append))
-
-    for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
-        import_module(imported)
     try:
-        if module is not None:
-            _IN_HAND[key] = module
-        try:
-            result = build(replace(request, independent=True))
-        except CaptureError:  # it may be that its rows depend on each other
-            result = build(replace(request, force=True))
+        result = _build(request, module, columns, progress.append)
         compiled = Compiled(result, _session(result.bundle, threads), module, temporary.cleanup)
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None
     finally:
         if compiled is None:
             temporary.cleanup()
-        _IN_HAND.pop(key, None)
     for line in [*result.config.said, *_results(result.bundle, progress)]:
         say(_as_argument(line))
     return compiled
+
+
+def _require_cpu(module: torch.nn.Module) -> None:
+    """Raise SourceError if the module is on a GPU."""
+    if any(tensor.device.type != "cpu" for tensor in module.state_dict().values()):
+        raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+
+
+def _build(
+    request: Request,
+    module: torch.nn.Module | None,
+    columns: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> _Result:
+    """The config and the bundle of a model for these columns, in the folder of `request.out`."""
+    folder = request.out.parent
+    key = str(folder)
+
+    def build(variant: Request) -> _Result:
+        config = in_fork("the model", lambda _: _config(variant, module, key, columns))
+        return _Result(folder, config, unregistered(variant.out, folder / "work", say))
+
+    for name in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
+        import_module(name)
+    try:
+        if module is not None:
+            _IN_HAND[key] = module
+        try:
+            return build(replace(request, independent=True))
+        except CaptureError:  # it may be that its rows depend on each other
+            return build(replace(request, force=True))
+    finally:
+        _IN_HAND.pop(key, None)
 
 
 def _config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:

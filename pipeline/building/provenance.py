@@ -43,7 +43,7 @@ def tools() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:  # the build does not use it
             continue
-    compiler = _output("g++", "--version")
+    compiler = _output_of("g++", "--version")
     if compiler:
         versions["g++"] = compiler.splitlines()[0].split()[-1]
     return versions
@@ -83,8 +83,8 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
         stage = step.partition(" ")[0]
         seconds[stage] = seconds.get(stage, 0.0) + took
     folder = str(config_path.resolve().parent)
-    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
-    status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
+    commit = _output_of("git", "-C", folder, "rev-parse", "HEAD")
+    status = _output_of("git", "-C", folder, "status", "--porcelain") if commit else None
     return Provenance(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         git_commit=commit.strip() if commit else None,
@@ -108,7 +108,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _output(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
     """What a command prints; None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None

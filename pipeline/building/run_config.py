@@ -101,7 +101,7 @@ def run(
     before: list[Version] = []
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
-    bundle = _built(config, Path(config_path), progress)
+    bundle = _build_bundle(config, Path(config_path), progress)
     version = next((known for known in before if known.digest == bundle.digest), None)
     if version is not None:
         page = page_place(progress.root / "reports", version)
@@ -122,7 +122,7 @@ def unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
     """The bundle that `run` with `quick` would make, for this host only. No registry gets it."""
     only_here = {"targets": (str(host_targets("cpu")[0]),)}
     config = load_config(config_path).model_copy(update=only_here).quick()
-    return _built(config, config_path, Work(work, say))
+    return _build_bundle(config, config_path, Work(work, say))
 
 
 def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
@@ -166,12 +166,12 @@ def _difference_from_last(store: Registry, before: list[Version], bundle: Bundle
     return f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
 
 
-def _built(config: Config, path: Path, work: Work) -> Bundle:
+def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
     """The bundle of a config. An identical earlier run has made it already: then its bundle."""
-    labelled = _labelled(config)
-    targets = _targets(config)
-    captured = _captured(config, targets, work)
-    depends = {  # all that the bundle depends on
+    labelled = _checked_labels(config)
+    targets = _distinct_targets(config)
+    captured = _capture_model(config, targets, work)
+    dependencies = {
         "capture": [captured.folder.name, captured.digest()],
         "config": config.digest(),
         "every engine": config.names_engines,
@@ -189,18 +189,18 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
             target: {name: made.report.valid for name, made in result.candidates.items()}
             for target, result in results.items()
         }
-        parts = {**depends, "verdicts": verdicts}
-        make = partial(_packaged, config, path, work, captured, recipe, results, labelled)
-        digest = work.record("package", parts, str, make)
-        bundle = work.folder("package", parts) / "bundle"
+        with_verdicts = {**dependencies, "verdicts": verdicts}
+        make = partial(_write_bundle, config, path, work, captured, recipe, results, labelled)
+        digest = work.record("package", with_verdicts, str, make)
+        bundle = work.folder("package", with_verdicts) / "bundle"
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
-    bundle_path = work.record("runs", depends, str, build, lambda _: not work.try_again)
+    bundle_path = work.record("runs", dependencies, str, build, lambda _: not work.try_again)
     return Bundle.open(work.root / bundle_path, verify=False)
 
 
-def _labelled(config: Config) -> Labelled | None:
+def _checked_labels(config: Config) -> Labelled | None:
     """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
     asked = config.gates.metrics
     if asked is None:
@@ -210,7 +210,7 @@ def _labelled(config: Config) -> Labelled | None:
     return labelled
 
 
-def _targets(config: Config) -> list[Target]:
+def _distinct_targets(config: Config) -> list[Target]:
     """The targets of the config, each once. `cpu` is x86-64-v3, and also this host's level if that
     is higher; but only one target if the artifacts of all engines run on any CPU."""
     if all(engine(name).anywhere for name in config.engines):
@@ -218,14 +218,14 @@ def _targets(config: Config) -> list[Target]:
     return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
 
 
-def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
+def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Capture:
     """Build and run the user's model in a child, and capture it, if that is not done already.
 
     Meanwhile the processes that compile the first candidates start and import. Each holds torch:
     there are never more than two.
     """
     signature = config.signature()
-    parts = {  # the modules that the user's code imports are known when it has run
+    dependencies = {  # the modules that the user's code imports are known when it has run
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
@@ -247,8 +247,8 @@ def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
                 lambda text: work.say(f"  {text}"),
             )
 
-    work.record("capture", parts, NoneType, make)
-    return Capture.load(work.folder("capture", parts))
+    work.record("capture", dependencies, NoneType, make)
+    return Capture.load(work.folder("capture", dependencies))
 
 
 def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
@@ -293,7 +293,7 @@ def _recipe(config: Config, captured: Capture) -> Recipe:
     )
 
 
-def _packaged(
+def _write_bundle(
     config: Config,
     path: Path,
     work: Work,
@@ -306,7 +306,9 @@ def _packaged(
     """Write the bundle into `folder`, with the metrics; returns its digest."""
     labelled_files = None
     if labelled is not None:
-        results = {t: _scored(config, work, captured, r, labelled) for t, r in results.items()}
+        results = {
+            t: _with_metrics(config, work, captured, r, labelled) for t, r in results.items()
+        }
         labelled_files = labelled.keep(folder / "metrics"), folder / "metrics"
     with work.step("package"):
         bundle = package(
@@ -326,7 +328,7 @@ def _packaged(
     return bundle.digest
 
 
-def _scored(
+def _with_metrics(
     config: Config, work: Work, captured: Capture, result: TargetResult, labelled: Labelled
 ) -> TargetResult:
     """The result with the metrics of the chosen candidate on the labelled rows. A result without a

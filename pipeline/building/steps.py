@@ -75,7 +75,7 @@ class Steps:
     def compile(self, target: Target, name: str) -> Compiled:
         """Compile for a target, in a child process. A failure is in the result. `name`: the
         engine's."""
-        recipe, work, parts = self.recipe, self.work, self._artifact(target, name)
+        recipe, work, dependencies = self.recipe, self.work, self._artifact(target, name)
 
         def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
@@ -92,9 +92,11 @@ class Steps:
                 work.say(f"  {name} for {target} failed: {why}")
             return compiled
 
-        compiled = work.record("compile", parts, Compiled, make, lambda made: made.outcome.ok)
+        compiled = work.record(
+            "compile", dependencies, Compiled, make, lambda made: made.outcome.ok
+        )
         # The record has the folder where it was made; the work folder may have been moved since.
-        return replace(compiled, folder=work.folder("compile", parts) / compiled.folder.name)
+        return replace(compiled, folder=work.folder("compile", dependencies) / compiled.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference: on a device of this host, or else in an emulator
@@ -118,14 +120,14 @@ class Steps:
                 self.work.say(f"  {candidate}{ending}")
             return report
 
-        parts = {
+        dependencies = {
             **self._artifact(target, compiled.engine),
             "tolerances": {name: asdict(limit) for name, limit in self.recipe.tolerances.items()},
             "classifiers": sorted(self.recipe.classifiers),
             "special_values": self.recipe.special_values,
             "tile": tile,
         }
-        return self.work.record(stage, parts, ValidationReport, make, _is_good)
+        return self.work.record(stage, dependencies, ValidationReport, make, _is_good)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
@@ -137,8 +139,8 @@ class Steps:
             call = bound_call(session, self._inputs, fewest)
             return warm_seconds(call) > HEAVY_S
 
-        parts = {**self._artifact(target, compiled.engine), "host": host()}
-        return self.work.record("heavy", parts, bool, measure)
+        dependencies = {**self._artifact(target, compiled.engine), "host": host()}
+        return self.work.record("heavy", dependencies, bool, measure)
 
     def fastest_tile(self, target: Target, compiled: Compiled) -> int:
         """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
@@ -148,8 +150,8 @@ class Steps:
                 session = session_of(self.captured, target, compiled)
                 return fastest_tile(session, self._inputs) or 0
 
-        parts = {**self._artifact(target, compiled.engine), "host": host()}
-        return self.work.record("tile", parts, int, measure)
+        dependencies = {**self._artifact(target, compiled.engine), "host": host()}
+        return self.work.record("tile", dependencies, int, measure)
 
     def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
         """Race valid candidates on one device. Returns the reports by target."""
@@ -175,14 +177,14 @@ class Steps:
                     self.work.say(f"  {target}: {line}")
             return reports
 
-        parts = {
+        dependencies = {
             **self._made_of,
             "racing": [[str(target), name, c.tile] for (target, name), c in racing.items()],
             "options": self.recipe.options,
             "seconds": self.recipe.benchmark_s,
             "host": host(),
         }
-        return self.work.record("benchmark", parts, dict[str, BenchmarkReport], make)
+        return self.work.record("benchmark", dependencies, dict[str, BenchmarkReport], make)
 
     def _sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
         """The sessions of the race, by target and engine; an artifact is opened once."""

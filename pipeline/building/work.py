@@ -39,9 +39,9 @@ def show_nothing(name: str, before: float | None) -> AbstractContextManager[obje
     return nullcontext()
 
 
-def content_key(parts: Mapping[str, Any]) -> str:
-    """A key that changes exactly when one of the parts does."""
-    text = json.dumps(parts, sort_keys=True, default=str)
+def content_key(dependencies: Mapping[str, Any]) -> str:
+    """A key that changes exactly when one of the dependencies does."""
+    text = json.dumps(dependencies, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -71,14 +71,14 @@ class Work:
         with suppress(OSError, ValueError):  # only needed for estimates of the time
             self.before = _read(dict[str, float], self._seconds)
 
-    def folder(self, stage: str, parts: Mapping[str, Any]) -> Path:
+    def folder(self, stage: str, dependencies: Mapping[str, Any]) -> Path:
         """Where a stage keeps its files. The work folder may be moved between two runs."""
-        return self.root / stage / content_key(parts)
+        return self.root / stage / content_key(dependencies)
 
     def record(
         self,
         stage: str,
-        parts: Mapping[str, Any],
+        dependencies: Mapping[str, Any],
         kind: type[T],
         make: Callable[[Path], T],
         keep: Callable[[T], bool] = lambda record: True,
@@ -86,10 +86,10 @@ class Work:
         """The record of a stage, of a type that `as_record` reads. `make` makes it, and may write
         files into the stage's folder, which it gets; a later call reads the record there.
 
-        `parts`: all that the record depends on, except files that `depends_on` names in `make`. A
-        record for which `keep` is false is used now, and made again by the next run.
+        `dependencies`: all that the record depends on, except files that `depends_on` names in
+        `make`. A record for which `keep` is false is used now, and made again by the next run.
         """
-        folder = self.folder(stage, parts)
+        folder = self.folder(stage, dependencies)
         if _is_done(folder):
             return _read(kind, folder / _RECORD)
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -79,13 +79,13 @@ def deploy(
     if number is None:
         raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
-    chosen = _target(opened, devices, target)
+    chosen = _target_to_serve(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
-    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
+    why_never = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    if why_never or merge:  # merged, unless that cannot be
+    if why_never or merge:  # it cannot be, or is asked for
         why_alone = why_never
     elif merge is None:
         why_alone = why_merging_does_not_pay(manifest, chosen)
@@ -108,15 +108,15 @@ def deploy(
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
-            file = _proven(opened, service, Path(scratch))
+            file = _make_and_prove(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
     else:
-        place = partial(_placed, registry, opened, chosen)
-        folder = write_repository(out, service, place, replace=replace)
+        copy_bundle = partial(_copy_bundle, registry, opened, chosen)
+        folder = write_repository(out, service, copy_bundle, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
 
 
-def _placed(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
+def _copy_bundle(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
     """Copy the files of a version into the new `folder`, and open them as the server will. The
     server's host may require other signatures."""
     if opened.version is not None:
@@ -129,7 +129,7 @@ def _placed(registry: Registry, opened: Opened, target: str, folder: Path) -> Bu
     return copied.bundle
 
 
-def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
+def _make_and_prove(opened: Opened, service: Service, scratch: Path) -> Path:
     """Make the file for one of Triton's own backends. ServingError if its answers on the reference
     are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
@@ -137,7 +137,7 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     artifact = copy_artifact(opened, service.target, engine, scratch / "artifact")
     native = make_native(artifact, service.backend, signature, wire, scratch)
     session = Session(signature, ProgramExecutable(signature, wire, native.program))
-    report = _compared(session, service.backend, bundle, signature)
+    report = _validate_on_reference(session, service.backend, bundle, signature)
     if not report.valid:
         raise ServingError(
             f"the model for Triton's {service.backend} backend is not written, since its answers "
@@ -158,7 +158,9 @@ def check_answers(
     options = dataclasses.replace(options or RemoteOptions(), deadline_s=_CALL_S, allow_nan=True)
     session = connect(open_version(Opening(folder)), address_of(url), options)
     try:
-        report = _compared(session, "triton", deployed.bundle, deployed.service.signature)
+        report = _validate_on_reference(
+            session, "triton", deployed.bundle, deployed.service.signature
+        )
     finally:
         session.close()
     if not report.valid:
@@ -166,7 +168,7 @@ def check_answers(
     return report
 
 
-def _compared(
+def _validate_on_reference(
     session: Session, name: str, bundle: Bundle, signature: Signature
 ) -> ValidationReport:
     """Compare a session's answers with the version's reference. `name`: of what runs it, for the
@@ -182,7 +184,7 @@ def _compared(
     )
 
 
-def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
+def _target_to_serve(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     """The target to serve: the one named, the only one there is, or the best of this host."""
     manifest = opened.bundle.manifest
     verified = [name for name, record in manifest.targets.items() if record.status == "verified"]
@@ -202,7 +204,7 @@ def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     return choose_target(fitting, kind)
 
 
-def _why_never(opened: Opened) -> str | None:
+def _why_not_mergeable(opened: Opened) -> str | None:
     """The reason why requests may not share a run; None if they may."""
     signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):

@@ -12,7 +12,7 @@ from pathlib import Path
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.measuring_bounds import InPlace, bounded, shadowed
-from registry.bundle import Worst
+from registry.bundle import Manifest, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.promotion import (
@@ -64,16 +64,9 @@ def measure(
     """Measure all that the gates judge of an opened version. `replaced`: the version in place.
     `shadows`: records beside those in the registry; None if the alias needs no shadow."""
     manifest = opened.bundle.manifest
-    served = {}  # by target that this host runs: the engines that serve it
-    for target in runnable(needed.targets):
-        record = manifest.targets.get(target)
-        if record is not None and record.chosen is not None:
-            served[target] = record.engines()
-    worst = {}
-    for target, engines in served.items():
-        reports = [revalidate(opened, target, engine, say) for engine in engines]
-        worst[target] = _over_engines([_worst(opened, target, report) for report in reports])
-    in_place = _in_place(registry, version, replaced, say)
+    served = _engines_by_target(manifest, needed)
+    worst = {target: _worst_of_all(opened, target, served[target], say) for target in served}
+    in_place = _open_in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
     counts, _ = proof_of(opened.bundle)
     events = registry.history(version.name)
@@ -85,7 +78,7 @@ def measure(
     bits: list[Bits] = []
     if needed.reproducible:
         for target, engine in artifacts:
-            bits += _bits(opened, target, engine, say)
+            bits += _compare_bits(opened, target, engine, say)
     return Findings(
         manifest,
         needed,
@@ -93,7 +86,7 @@ def measure(
         worst,
         allow_unverified=allow_unverified,
         sets=[
-            _on_set(opened, target, engine, reference.path, limit, say)
+            _compare_on_set(opened, target, engine, reference.path, limit, say)
             for reference in needed.references
             for target, engine in artifacts
         ],
@@ -104,6 +97,16 @@ def measure(
         bounded=measured,
         bits=bits,
     )
+
+
+def _engines_by_target(manifest: Manifest, needed: Requirements) -> dict[str, list[str]]:
+    """By target that is needed, has an artifact and runs here: the engines that serve it."""
+    served = {}
+    for target in runnable(needed.targets):
+        record = manifest.targets.get(target)
+        if record is not None and record.chosen is not None:
+            served[target] = record.engines()
+    return served
 
 
 def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
@@ -126,9 +129,9 @@ def revalidate(
     check_host_runs(parsed)
     say(f"validating {engine_name} on {target} against the reference")
     if torch_runs(parsed):
-        report = _validated(opened, target, engine_name)
+        report = _validate(opened, target, engine_name)
     else:
-        report = _by_driver(opened, target, engine_name)
+        report = _validate_by_driver(opened, target, engine_name)
     if report.reason:
         say(f"{engine_name} on {target} is refused: {report.why}")
     if candidate.windows and report.window and report.valid:
@@ -136,20 +139,20 @@ def revalidate(
     return report
 
 
-def _on_set(
+def _compare_on_set(
     opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
 ) -> SetResult:
     """Compare one artifact with the portable program on a larger set of reference inputs.
     `nonfinite`: the share of values of the set that may be NaN or infinite."""
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
-    report = _validated(opened, target, engine_name, inputs.resolve(), nonfinite)
-    worst = _worst(opened, target, report)
+    report = _validate(opened, target, engine_name, inputs.resolve(), nonfinite)
+    worst = _worst_deviations(opened, target, report)
     return SetResult(
         inputs.name, target, engine_name, worst if report.cases else None, report.reason or ""
     )
 
 
-def _validated(
+def _validate(
     opened: Opened,
     target: str,
     engine_name: str,
@@ -198,7 +201,7 @@ def _trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Tria
         yield trial, Path(folder)
 
 
-def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
+def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
     """Validate one artifact on a GPU that torch does not support. It counts as valid, although it
     did not run in torch, because it ran on a device of the target and not in an emulator."""
     parsed = Target.parse(target)
@@ -211,16 +214,20 @@ def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationRepor
     return replace(report, valid=True, reason=None, code="")
 
 
-def _bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
+def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
     """Run one artifact with other processors, threads and tiles, and compare the bits."""
     say(f"comparing the bits of {engine_name} on {target}")
     with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
         return list(reproduce(opened, target, engine_name, Path(folder)))
 
 
-def _over_engines(deviations: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
-    """The worst deviation of each output over the engines of one target: of `deviations`, each of
-    one engine, by output. An output that an engine lacks is left out."""
+def _worst_of_all(
+    opened: Opened, target: str, engines: Sequence[str], say: Say
+) -> Mapping[str, Worst]:
+    """The worst deviation of each output over the engines of one target, from new validations. An
+    output that an engine lacks is left out."""
+    reports = [revalidate(opened, target, engine, say) for engine in engines]
+    deviations = [_worst_deviations(opened, target, report) for report in reports]
     return {
         name: max((of_engine[name] for of_engine in deviations), key=_badness)
         for name in deviations[0]
@@ -233,7 +240,7 @@ def _badness(deviation: Worst) -> tuple[float, float]:
     return deviation.outside, deviation.max_abs
 
 
-def _worst(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
+def _worst_deviations(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
     """The worst deviations by output. If a run failed or a case has other faults, all values
     count as outside the tolerance. Raises NotMeasuredError if it ended for want of memory or time,
     which says nothing about the artifact."""
@@ -266,7 +273,7 @@ def _check_signature(
     return SignatureCheck(names, signers[0].fingerprint[:16])
 
 
-def _in_place(
+def _open_in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
 ) -> InPlace | None:
     """The version that has the alias; None if there is no other."""

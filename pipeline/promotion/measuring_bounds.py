@@ -138,8 +138,8 @@ def _metrics(
         labelled = Labelled.from_bundle(stored, asked, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
-            new = _values(labelled, opened, target)
-            old = _values_in_place(labelled, in_place, target)
+            new = _metric_values(labelled, opened, target)
+            old = _metric_values_in_place(labelled, in_place, target)
             for name, bound in asked.functions.items():
                 ref = in_place.ref if in_place else ""
                 why = new[name].why
@@ -159,7 +159,7 @@ def _metrics(
                 )
 
 
-def _values_in_place(
+def _metric_values_in_place(
     labelled: Labelled, in_place: InPlace | None, target: str
 ) -> dict[str, Measurement]:
     """Each metric of the version in place: on this target, else on another that this host runs."""
@@ -168,11 +168,11 @@ def _values_in_place(
         targets = other.bundle.manifest.targets
         for name in (target, *targets):
             if name in targets and targets[name].chosen and torch_runs(Target.parse(name)):
-                return _values(labelled, other, name)
+                return _metric_values(labelled, other, name)
     return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, "it cannot be run here"))
 
 
-def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
+def _metric_values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
     """Each metric of a version; NaN and the reason if it cannot be computed."""
     try:
         built = BuiltFrom(opened.bundle.manifest)

@@ -96,16 +96,16 @@ def _values_by_name(
     the source lacks a column of the layout or of `fill`."""
     for name in (*([] if layout is None else layout.by_name), *fill):
         require_column(name, source.names)
-    wanted = source.names if layout is None else list(layout.by_name)
+    names = source.names if layout is None else list(layout.by_name)
     dtypes = {} if layout is None else {c.name: c.dtype for c in layout.columns}
     return {
-        name: _values(_Asked(name, fill.get(name), dtypes.get(name)), source.column(name))
-        for name in wanted
+        name: _values(_Wanted(name, fill.get(name), dtypes.get(name)), source.column(name))
+        for name in names
     }
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Wanted:
     """A column that is looked for: the value for its nulls, and the dtype of the layout if any."""
 
     name: str
@@ -124,38 +124,38 @@ class _Found(NamedTuple):
     """Whether the values must not be written."""
 
 
-def _values(asked: _Asked, value: Any) -> _Found:
+def _values(wanted: _Wanted, value: Any) -> _Found:
     """The values as an array of NumPy or torch, in place if possible."""
     library = library_of(value)
     if library == "polars":
-        return _arrow(asked, value.to_arrow())
+        return _arrow(wanted, value.to_arrow())
     if library == "pyarrow":
-        return _arrow(asked, value)
+        return _arrow(wanted, value)
     if library == "pandas" and hasattr(value, "dtype"):
-        return _pandas(asked, value)
+        return _pandas(wanted, value)
     if library == "awkward":
-        return _awkward(asked, value)
+        return _awkward(wanted, value)
     if library == "h5py":
-        return _array(asked, _naming(asked.name, lambda: value[()]), copied=True)
+        return _array(wanted, _naming(wanted.name, lambda: value[()]), copied=True)
     if is_tensor(value) and str(value.layout) == "torch.strided":
         return _Found(value.detach())
     protocols = ("__cuda_array_interface__", "__dlpack__")
     if not isinstance(value, np.ndarray) and any(hasattr(value, name) for name in protocols):
-        foreign = _naming(asked.name, lambda: import_bytes(value))
+        foreign = _naming(wanted.name, lambda: import_bytes(value))
         span = foreign.bytes.at(0, foreign.dtype, *foreign.shape)
         numpy_has_it = span.device.type == "cpu" and foreign.dtype != "bfloat16"
         return _Found(span.numpy() if numpy_has_it else span.tensor(), locked=span.readonly)
-    return _array(asked, value)
+    return _array(wanted, value)
 
 
-def _pandas(asked: _Asked, value: Any) -> _Found:
+def _pandas(wanted: _Wanted, value: Any) -> _Found:
     """The values of a Series of pandas. One of NumPy or Arrow is used in place."""
     if isinstance(value.dtype, np.dtype):
-        return _array(asked, value.to_numpy())
+        return _array(wanted, value.to_numpy())
     array = getattr(value, "array", value)
     if hasattr(array, "sp_values"):  # a sparse array, which Arrow does not take
-        return _array(asked, np.asarray(array), copied=True)
-    return _arrow(asked, _to_arrow(array), copied=not hasattr(array.dtype, "pyarrow_dtype"))
+        return _array(wanted, np.asarray(array), copied=True)
+    return _arrow(wanted, _to_arrow(array), copied=not hasattr(array.dtype, "pyarrow_dtype"))
 
 
 def _to_arrow(values: Any) -> Any:
@@ -173,18 +173,18 @@ def _nested(row: Any) -> Any:
     return row
 
 
-def _array(asked: _Asked, value: Any, copied: bool = False) -> _Found:
+def _array(wanted: _Wanted, value: Any, copied: bool = False) -> _Found:
     """The values of a NumPy array, or of what NumPy can read. `copied`: whether `value` is a copy
     already."""
-    name, array = asked.name, value
+    name, array = wanted.name, value
     if not isinstance(value, np.ndarray):
         array, copied = _naming(name, lambda: np.asarray(value)), True
     if array.dtype == object and (array.ndim == 0 or len(array)):  # pandas and HDF5 have such lists
         lists = _naming(name, lambda: _to_arrow([_nested(row) for row in array]))
-        return _arrow(asked, lists, copied=True)
+        return _arrow(wanted, lists, copied=True)
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
-        array, copied = array.filled(_filling(asked, array.dtype, count)), True
+        array, copied = array.filled(_filling(wanted, array.dtype, count)), True
     array = np.ma.getdata(array)
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
@@ -204,9 +204,9 @@ def _check_lengths(name: str, counts: Any) -> None:
         )
 
 
-def _filling(asked: _Asked, dtype: np.dtype[Any], missing: int) -> Any:
+def _filling(wanted: _Wanted, dtype: np.dtype[Any], missing: int) -> Any:
     """The number in place of nulls. Raises CollectionError if none was given."""
-    name, fill = asked.name, asked.fill
+    name, fill = wanted.name, wanted.fill
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
@@ -220,11 +220,11 @@ def _filling(asked: _Asked, dtype: np.dtype[Any], missing: int) -> Any:
     return value
 
 
-def _arrow(asked: _Asked, array: Any, copied: bool = False) -> _Found:
+def _arrow(wanted: _Wanted, array: Any, copied: bool = False) -> _Found:
     """The values of an Arrow array. Arrow shares its buffers, so they are read-only."""
     import pyarrow as pa
 
-    name = asked.name
+    name = wanted.name
     if isinstance(array, pa.ChunkedArray):
         copied = copied or array.num_chunks > 1
         array = _joined(array)
@@ -236,40 +236,40 @@ def _arrow(asked: _Asked, array: Any, copied: bool = False) -> _Found:
     copied = copied or (plain is not array and not isinstance(array, pa.ExtensionArray))
     array, kind = plain, plain.type
     if pa.types.is_struct(kind):
-        entries = [_arrow(asked, entry, copied) for entry in array.flatten()]
+        entries = [_arrow(wanted, entry, copied) for entry in array.flatten()]
         return _Found([e.values for e in entries], any(e.copied for e in entries), locked=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _arrow_lists(asked, array, copied)
+        return _arrow_lists(wanted, array, copied)
     if str(kind) not in (*_IN_PLACE, "bool"):
-        raise CollectionError(_no_numbers(asked, kind))
+        raise CollectionError(_no_numbers(wanted, kind))
     bits = pa.types.is_boolean(kind)
     dtype = np.dtype("bool" if bits else _IN_PLACE[str(kind)])
     if array.null_count:
-        array = array.fill_null(_filling(asked, dtype, array.null_count).item())
+        array = array.fill_null(_filling(wanted, dtype, array.null_count).item())
         copied = True
     if bits:
         return _Found(array.to_numpy(zero_copy_only=False), copied=True, locked=True)
     return _Found(_buffer(array, 1, dtype, len(array)), copied, locked=True)
 
 
-def _no_numbers(asked: _Asked, kind: Any) -> str:
+def _no_numbers(wanted: _Wanted, kind: Any) -> str:
     """The message for an Arrow type that cannot be a column: which, and what to do."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
         return (
-            f"column {asked.name!r} is a category of {kind.value_type}: give the codes that the "
+            f"column {wanted.name!r} is a category of {kind.value_type}: give the codes that the "
             "model was trained with (pandas: column.cat.codes), as integers"
         )
     if pa.types.is_nested(kind):
         advice = _ONE_KIND
     elif pa.types.is_temporal(kind):
         advice = "look at the same bytes as integers with view('int64') or view('int32')"
-    elif asked.dtype is None or is_opaque(asked.dtype):
+    elif wanted.dtype is None or is_opaque(wanted.dtype):
         advice = f"cast it to one of {', '.join(DTYPES)}"
     else:
-        advice = f"cast it to {asked.dtype}"
-    return f"column {asked.name!r} is {kind}: {advice}"
+        advice = f"cast it to {wanted.dtype}"
+    return f"column {wanted.name!r} is {kind}: {advice}"
 
 
 def _joined(array: Any) -> Any:
@@ -314,25 +314,25 @@ def _tensors_as_lists(array: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(values, shape[0], mask=mask)
 
 
-def _arrow_lists(asked: _Asked, array: Any, copied: bool) -> _Found:
+def _arrow_lists(wanted: _Wanted, array: Any, copied: bool) -> _Found:
     """Lists of one length as vectors. With `fill`, each element of a null list has that value."""
     valid = None
     if array.null_count:
-        if asked.fill is None:
+        if wanted.fill is None:
             raise CollectionError(
-                f"column {asked.name!r} has no list in {array.null_count} rows: drop these rows, "
+                f"column {wanted.name!r} has no list in {array.null_count} rows: drop these rows, "
                 "put lists there, or give the value of their elements (fill)"
             )
         valid = array.is_valid().to_numpy(zero_copy_only=False)
         array = array.drop_null()
-    width = _width(asked.name, array)
-    inner = _arrow(asked, array.flatten(), copied)
+    width = _width(wanted.name, array)
+    inner = _arrow(wanted, array.flatten(), copied)
     if isinstance(inner.values, list):
-        raise CollectionError(f"column {asked.name!r} has lists of structs: {_ONE_KIND}")
+        raise CollectionError(f"column {wanted.name!r} has lists of structs: {_ONE_KIND}")
     lists = inner.values.reshape(len(array), width, *inner.values.shape[1:])
     if valid is None:
         return inner._replace(values=lists)
-    value = _filling(asked, lists.dtype, int((~valid).sum()))
+    value = _filling(wanted, lists.dtype, int((~valid).sum()))
     filled = np.full((len(valid), *lists.shape[1:]), value, lists.dtype)
     filled[valid] = lists
     return _Found(filled, copied=True, locked=True)
@@ -366,15 +366,15 @@ def unmasked(content: Any) -> Any:
     return content.content[: content.length]
 
 
-def _awkward(asked: _Asked, array: Any) -> _Found:
+def _awkward(wanted: _Wanted, array: Any) -> _Found:
     """The values of an Awkward array. Awkward shares its buffers, so they are read-only."""
     import awkward as ak
 
     content = unmasked(ak.materialize(array).layout)
     if content.is_numpy:
-        return _values(asked, content.data)._replace(locked=True)
+        return _values(wanted, content.data)._replace(locked=True)
     copied = content.is_option or content.is_indexed
-    return _arrow(asked, ak.to_arrow(ak.Array(content), extensionarray=False), copied)
+    return _arrow(wanted, ak.to_arrow(ak.Array(content), extensionarray=False), copied)
 
 
 def _naming(name: str, convert: Callable[[], Any]) -> Any:

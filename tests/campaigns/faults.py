@@ -987,8 +987,8 @@ FAULTS = (
     ),
     Fault(
         "outputs of other jobs count as done",
-        "if _maker(output.path) != key]",
-        "if _maker(output.path) is None]",
+        "if _job_key_in(output.path) != key]",
+        "if _job_key_in(output.path) is None]",
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
