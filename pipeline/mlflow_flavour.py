@@ -102,7 +102,9 @@ class ColumnModel:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-        columns = data if isinstance(data, Mapping) else {c: data[c].to_numpy() for c in data}
+        columns = (
+            data if isinstance(data, Mapping) else {name: data[name].to_numpy() for name in data}
+        )
         try:
             answer = self._run(columns)
         except SoaPipelineError as error:
@@ -117,7 +119,8 @@ class ColumnModel:
 
     def _run(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Run the session on arrays. Inputs and answers are named as MLflow's fields."""
-        collections = self._collections({f: _checked(f, columns) for f in self._inputs})
+        arrays = {field: _checked(field, columns) for field in self._inputs}
+        collections = self._collections(arrays)
         signature = self._session.signature
         self._session.run(
             {name: collections[name] for name in signature.input_collections},
@@ -125,8 +128,9 @@ class ColumnModel:
         )
         answers = {}
         for field in self._outputs:
-            arrays = to_numpy(collections[field.collection], [field.column.name])
-            answers[field.name] = np.atleast_1d(arrays[field.column.name])
+            name = field.column.name
+            answer = to_numpy(collections[field.collection], [name])[name]
+            answers[field.name] = np.atleast_1d(answer)
         return answers
 
     def _collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:

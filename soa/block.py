@@ -151,7 +151,7 @@ def _adjacent_columns(
     one dtype. No feature is there twice."""
     if layout.storage != "buffer" or len(set(dtypes)) > 1:
         return None
-    physical = [(c.name, k) for c in layout.columns for k in range(c.components)]
+    physical = [(member.name, k) for member in layout.columns for k in range(member.components)]
     index_of = {component: i for i, component in enumerate(physical)}
     indices = [index_of[component] for component in features]
     first, last = min(indices), max(indices)

@@ -230,18 +230,18 @@ class Layout:
         """Raise LayoutError if columns, alignment or storage are not possible."""
         if not self.columns:
             raise LayoutError("a layout needs at least one column")
-        if others := [c for c in self.columns if not isinstance(c, Column)]:
+        if others := [member for member in self.columns if not isinstance(member, Column)]:
             raise LayoutError(
                 f"Layout: {others[0]!r} is no column: use column(…), eigen(…), scalar(…)"
             )
-        if twice := repeated(c.name for c in self.columns):
+        if twice := repeated(member.name for member in self.columns):
             raise LayoutError(f"column {twice[0]!r} is declared twice")
         powers = (1 << bit for bit in range(_LARGEST_ALIGNMENT.bit_length()))
         if type(self.alignment) is not int or self.alignment not in powers:
             raise LayoutError(
                 f"alignment {self.alignment} is not a power of two up to {_LARGEST_ALIGNMENT}"
             )
-        widest = max(self.columns, key=lambda c: c.own_alignment)
+        widest = max(self.columns, key=lambda member: member.own_alignment)
         if self.storage == "buffer" and self.alignment < widest.own_alignment:
             raise LayoutError(
                 f"alignment {self.alignment} is smaller than one element of "
@@ -253,17 +253,17 @@ class Layout:
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
         """The members that a model may read: all except uint64 and opaque ones."""
-        return tuple(c for c in self.columns if c.dtype in DTYPES)
+        return tuple(member for member in self.columns if member.dtype in DTYPES)
 
     @cached_property
     def by_name(self) -> Mapping[str, Column]:
-        return {c.name: c for c in self.columns}
+        return {member.name: member for member in self.columns}
 
     def __getitem__(self, name: str) -> Column:
         try:
             return self.by_name[name]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
-            have = ", ".join(c.name for c in self.columns)
+            have = ", ".join(member.name for member in self.columns)
             hint = nearest(name, self.by_name)
             raise LayoutError(
                 f"no column {name!r} in the layout, which has: {have}{hint}"
@@ -286,7 +286,10 @@ class Layout:
         Alignments and element sizes are powers of two, so the largest quotient is a multiple of all
         the others. Opaque columns do not count: no model reads them.
         """
-        return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
+        return max(
+            (self.alignment_of(member.name) // member.own_alignment for member in self.numbers),
+            default=1,
+        )
 
     def pitch(self, name: str, n: int) -> int:
         """Bytes from the start of one component of a column to the next, for n elements.
@@ -336,4 +339,4 @@ class Layout:
         """
         if n < 0:
             raise LayoutError(f"a collection cannot have {n} elements")
-        return sum(self.pitch(c.name, n) * c.components for c in self.columns)
+        return sum(self.pitch(member.name, n) * member.components for member in self.columns)

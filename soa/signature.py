@@ -256,19 +256,21 @@ class Signature:
 
     @cached_property
     def input_collections(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(b.block.collection for b in self.inputs))
+        return tuple(dict.fromkeys(bound.block.collection for bound in self.inputs))
 
     @cached_property
     def output_collections(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(b.block.collection for b in self.outputs))
+        return tuple(dict.fromkeys(bound.block.collection for bound in self.outputs))
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """Every argument of an artifact, in order."""
-        carriers = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
-        blocks = [a for b in self.inputs for a in _arguments(b, "input")]
-        blocks += [a for b in self.outputs for a in _arguments(b, "output")]
-        return (*carriers, *blocks)
+        arguments = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
+        for bound in self.inputs:
+            arguments += _arguments(bound, "input")
+        for bound in self.outputs:
+            arguments += _arguments(bound, "output")
+        return tuple(arguments)
 
     def _repr_html_(self) -> str:
         """A table of the collections, for a notebook."""

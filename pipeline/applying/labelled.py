@@ -61,7 +61,8 @@ class Labelled:
             function, kwargs = self.code.get(name, config.function), dict(config.kwargs)
             if function == "efficiency":
                 working_point = {"background": config.background, "threshold": config.threshold}
-                kwargs = {k: v for k, v in working_point.items() if v is not None} | kwargs
+                known = {key: value for key, value in working_point.items() if value is not None}
+                kwargs = known | kwargs
             label = self.asked.label_of(name)
             metrics.append(
                 Metric(
@@ -201,4 +202,6 @@ def _by_name(
     for bound in signature.outputs:
         members = [columns[f"{bound.block.collection}/{name}"] for name in bound.block.columns]
         outputs[bound.name] = np.concatenate(members, axis=1)
-    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in outputs.items()}
+    return {
+        name: values[:, 0] if values.shape[1] == 1 else values for name, values in outputs.items()
+    }

@@ -176,8 +176,8 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         "config": config.digest(),
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
-        "targets": {str(t): compiler_identity(t) for t in targets},
-        "processors": {str(t): processor_here(t) for t in targets},  # qemu may come later
+        "targets": {str(target): compiler_identity(target) for target in targets},
+        "processors": {str(target): processor_here(target) for target in targets},
         "host": host(),
     }
 

@@ -159,7 +159,7 @@ class Collection:
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
         foreign = import_bytes(memory, nbytes, device)
-        dtypes = list(dict.fromkeys(c.dtype for c in layout.columns))
+        dtypes = list(dict.fromkeys(member.dtype for member in layout.columns))
         if foreign.dtype not in _RAW and dtypes != [foreign.dtype]:
             raise CollectionError(
                 f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
@@ -314,7 +314,9 @@ class Collection:
                 f"{source.n} elements to copy, into a collection with room for {self.capacity}"
             )
         if components is None:
-            components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
+            components = (
+                (member.name, k) for member in self.layout.columns for k in range(member.components)
+            )
         for name, k in components:
             n = 1 if self.layout[name].kind == "scalar" else source.n
             copied = source.span(name, k).first(n)
@@ -515,13 +517,13 @@ class Collection:
         if not start <= stop <= self.n:
             raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
         columns = {
-            c.name: [
+            member.name: [
                 span
-                if c.kind == "scalar"
-                else span.at(start * itemsize(c.dtype), c.dtype, stop - start)
-                for span in self._columns[c.name]
+                if member.kind == "scalar"
+                else span.at(start * itemsize(member.dtype), member.dtype, stop - start)
+                for span in self._columns[member.name]
             ]
-            for c in self.layout.columns
+            for member in self.layout.columns
         }
         return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
 
@@ -602,9 +604,9 @@ def _common_length(layout: Layout, spans_of: Mapping[str, list[Span]]) -> int | 
     """The number of elements that all columns have; None if all members are scalars.
     CollectionError if they differ."""
     lengths_of = {
-        c.name: {span.shape[0] for span in spans_of[c.name]}
-        for c in layout.columns
-        if c.kind != "scalar"
+        member.name: {span.shape[0] for span in spans_of[member.name]}
+        for member in layout.columns
+        if member.kind != "scalar"
     }
     lengths = set[int]().union(*lengths_of.values())
     if len(lengths) > 1:
@@ -616,7 +618,11 @@ def _common_length(layout: Layout, spans_of: Mapping[str, list[Span]]) -> int | 
 def _rows_of(layout: Layout, values: Mapping[str, Any]) -> int:
     """The number of rows that all arrays have; 0 if all members are scalars. CollectionError if
     they differ."""
-    shapes = {c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"}
+    shapes = {
+        member.name: tuple(values[member.name].shape)
+        for member in layout.columns
+        if member.kind != "scalar"
+    }
     lengths = {shape[:1] for shape in shapes.values()}
     if len(lengths) > 1 or () in lengths:
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -355,7 +355,7 @@ def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | tor
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> None:
     """Raise CollectionError unless the columns have exactly the names of the layout's."""
-    missing = [c.name for c in layout.columns if c.name not in columns]
+    missing = [member.name for member in layout.columns if member.name not in columns]
     unknown = [name for name in columns if name not in layout.by_name]
     if missing or unknown:
         faults = [f"missing {missing}"] if missing else []

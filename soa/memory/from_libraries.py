@@ -27,7 +27,9 @@ from soa.options import BY_NAME, takes
 # Our dtypes by Arrow's name of the same bytes. Arrow has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _IN_PLACE = {
-    _ARROW_NAMES.get(d, d): d for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")
+    _ARROW_NAMES.get(dtype, dtype): dtype
+    for dtype in (*DTYPES, "uint64")
+    if dtype not in ("bool", "bfloat16")
 }
 _ONE_KIND = "a row is a number, a list or a struct of numbers"
 
@@ -97,7 +99,7 @@ def _values_by_name(
     for name in (*([] if layout is None else layout.by_name), *fill):
         require_column(name, source.names)
     names = source.names if layout is None else list(layout.by_name)
-    dtypes = {} if layout is None else {c.name: c.dtype for c in layout.columns}
+    dtypes = {} if layout is None else {member.name: member.dtype for member in layout.columns}
     return {
         name: _values(_Wanted(name, fill.get(name), dtypes.get(name)), source.column(name))
         for name in names
@@ -237,7 +239,8 @@ def _arrow(wanted: _Wanted, array: Any, copied: bool = False) -> _Found:
     array, kind = plain, plain.type
     if pa.types.is_struct(kind):
         entries = [_arrow(wanted, entry, copied) for entry in array.flatten()]
-        return _Found([e.values for e in entries], any(e.copied for e in entries), locked=True)
+        values = [entry.values for entry in entries]
+        return _Found(values, any(entry.copied for entry in entries), locked=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _arrow_lists(wanted, array, copied)
     if str(kind) not in (*_IN_PLACE, "bool"):

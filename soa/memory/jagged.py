@@ -38,7 +38,7 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
     rows = _rows(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
-    columns = {c.name: _lists(c.name, rows) for c in layout.columns}
+    columns = {member.name: _lists(member.name, rows) for member in layout.columns}
     used = _used(_common_lists(columns))
     items = [lists.content[used.low : used.high] for lists in columns.values()]
     records = ak.contents.RecordArray(items, [*columns], length=used.high - used.low)

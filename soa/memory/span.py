@@ -240,12 +240,12 @@ def allocate_columns(
 ) -> dict[str, list[Span]]:
     """Zeroed memory for each physical column of a `columns` layout."""
     spans: dict[str, list[Span]] = {}
-    for c in layout.columns:
-        rows = 1 if c.kind == "scalar" else capacity
-        alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
-        spans[c.name] = [
-            allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
-            for _ in range(c.components)
+    for member in layout.columns:
+        rows = 1 if member.kind == "scalar" else capacity
+        alignment = max(layout.alignment_of(member.name), DEFAULT_ALIGNMENT)
+        spans[member.name] = [
+            allocate(rows * itemsize(member.dtype), alignment, device).at(0, member.dtype, rows)
+            for _ in range(member.components)
         ]
     return spans
 
@@ -254,13 +254,13 @@ def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
     """The physical columns of a buffer, without padding."""
     offsets = layout.offsets(capacity)
     return {
-        c.name: [
+        member.name: [
             buffer.at(
-                offsets[c.name] + k * layout.pitch(c.name, capacity),
-                c.dtype,
-                1 if c.kind == "scalar" else capacity,
+                offsets[member.name] + k * layout.pitch(member.name, capacity),
+                member.dtype,
+                1 if member.kind == "scalar" else capacity,
             )
-            for k in range(c.components)
+            for k in range(member.components)
         ]
-        for c in layout.columns
+        for member in layout.columns
     }

@@ -91,7 +91,7 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
     >>> to_numpy(jets)
     {'pt': array([0., 0., 0.], dtype=float32)}
     """
-    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    names = [member.name for member in collection.layout.columns] if columns is None else columns
     arrays: dict[str, Array] = {}
     for name in names:
         member = collection.layout[name]
@@ -145,7 +145,7 @@ def _exported(
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
         )
-    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    names = [member.name for member in collection.layout.columns] if columns is None else columns
     for name in names:
         member = collection.layout[name]
         if member.kind == "scalar" or is_opaque(member.dtype):
