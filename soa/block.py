@@ -70,10 +70,13 @@ class Plan:
 def plan_block(block: Block, layout: Layout) -> Plan:
     """Choose the plan of a block in a layout; raises BlockError naming block and column."""
     members = _members(block, layout)
-    features = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
-    dtypes = [m.dtype for m in members for _ in range(m.components)]
+    features: list[tuple[str, int]] = []
+    dtypes: list[str] = []
+    for member in members:
+        features += [(member.name, member.component_of(i)) for i in range(member.components)]
+        dtypes += [member.dtype] * member.components
     dtype = _model_dtype(block, dtypes)
-    feature_shape = _feature_shape(block, [m.shape for m in members], len(features))
+    feature_shape = _feature_shape(block, [member.shape for member in members], len(features))
     kind: PlanKind = "scalars" if members[0].kind == "scalar" else "columns"
     adjacent = None if kind == "scalars" else _adjacent_columns(layout, features, dtypes)
     if adjacent is not None:
@@ -101,7 +104,7 @@ def _members(block: Block, layout: Layout) -> list[Column]:
                 f"{where} names {member.name!r}, which is {member.dtype}: a collection "
                 f"can hold it, but no model reads it (models read {', '.join(DTYPES)})"
             )
-    scalars = [m.name for m in members if m.kind == "scalar"]
+    scalars = [member.name for member in members if member.kind == "scalar"]
     if scalars and len(scalars) < len(members):
         raise BlockError(
             f"{where} mixes scalars ({', '.join(scalars)}) with columns: a scalar has one value "

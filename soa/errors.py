@@ -67,10 +67,10 @@ class OptionError(SoaPipelineError, TypeError):
 def causes(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
     """An exception, its cause, the cause of that, and so on, each once: they can form a circle.
     `contexts`: without a cause, that during whose handling an exception was raised."""
-    seen: set[int] = set()
+    yielded: set[int] = set()
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and id(current) not in yielded:
+        yielded.add(id(current))
         yield current
         current = current.__cause__ or (current.__context__ if contexts else None)
 

@@ -128,9 +128,14 @@ def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        own = inspect.signature(function)
-        known = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        known |= {n: p for n, p in inspect.signature(record).parameters.items() if n not in known}
+        signature = inspect.signature(function)
+        known = {
+            name: parameter
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        }
+        for name, field in inspect.signature(record).parameters.items():
+            known.setdefault(name, field)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -138,7 +143,7 @@ def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 raise OptionError(_unknown_option(function.__name__, name, list(known)))
             return function(*args, **kwargs)
 
-        checked.__signature__ = own.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
+        checked.__signature__ = signature.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
         return checked
 
     return decorate

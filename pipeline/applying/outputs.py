@@ -116,7 +116,9 @@ def _parquet(path: Path, rows: Rows) -> None:
     import pyarrow.parquet as pq
 
     # Floating-point numbers mostly differ: a dictionary of them costs time and disk space.
-    repeating = [f.name for f in rows.schema if not pa.types.is_floating(levels_of(f.type)[0])]
+    repeating = [
+        field.name for field in rows.schema if not pa.types.is_floating(levels_of(field.type)[0])
+    ]
     options = {"use_dictionary": repeating or False, "write_page_checksum": True}
     with pq.ParquetWriter(path, rows.schema, **options) as file:
         for table in rows.tables():
@@ -154,9 +156,9 @@ def _values(
     return column
 
 
-def _require(held: bool, column: Any, form: str) -> None:
-    """Raise FormatError if `held` is false: the format cannot store this column of the schema."""
-    if not held:
+def _require(fits: bool, column: Any, form: str) -> None:
+    """Raise FormatError if `fits` is false: the format cannot store this column of the schema."""
+    if not fits:
         raise FormatError(
             f"column {column.name!r} is {column.type}, which {form} cannot store: write Parquet or "
             "Arrow, or leave it out"

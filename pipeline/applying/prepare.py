@@ -216,7 +216,11 @@ def _chosen(named: Mapping[str, str], key: str) -> str | None:
 def _output_names(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     """By column that the model writes: its name in the outputs. ApplyError if a kept column has
     that name, or no format has the column's dtype."""
-    written = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
+    written = [
+        (bound.block.collection, name)
+        for bound in signature.outputs
+        for name in bound.block.columns
+    ]
     columns = [name for _, name in written]
     for collection, name in written:
         if signature.layouts[collection][name].dtype == "bfloat16":
@@ -247,17 +251,17 @@ def _try_first_rows(
         cut_at = [0, n // 3, n]
         try:
             table = scorer.table(batch, {"model": 0.0, "encoding": 0.0})
-            whole = scorer.answers(batch)
-            parts = [
-                scorer.answers({name: c[low:high] for name, c in batch.items()}).columns
+            at_once = scorer.answers(batch)
+            in_parts = [
+                scorer.answers({name: column[low:high] for name, column in batch.items()}).columns
                 for low, high in pairwise(cut_at)
             ]
         except (CollectionError, BindError, ValueError) as error:
             raise DataError(f"{path}, rows 0 to {n}: {error}") from error
-        counters = _counters(plan, source, batch, whole.offsets is not None)
-    if whole.offsets is not None:  # the answers are for items: where those of the rows begin
-        cut_at = whole.offsets[cut_at].tolist()
-    _require_alone(opened, whole.columns, zip(parts, pairwise(cut_at), strict=True))
+        counters = _counters(plan, source, batch, at_once.offsets is not None)
+    if at_once.offsets is not None:  # the answers are for items: where those of the rows begin
+        cut_at = at_once.offsets[cut_at].tolist()
+    _require_alone(opened, at_once.columns, zip(in_parts, pairwise(cut_at), strict=True))
     _require_formats(table, counters, outputs)
     return counters
 
@@ -279,20 +283,20 @@ def _require_formats(table: Any, counters: Mapping[str, str], outputs: Sequence[
 
 def _require_alone(
     opened: Opened,
-    whole: Mapping[str, Array],
-    parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
+    at_once: Mapping[str, Array],
+    in_parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
 ) -> None:
-    """Raise ApplyError if the answers for the same rows differ between `whole` and `parts`. Each
-    part has its answers, and the rows of `whole` to compare: the first, and the end."""
+    """Raise ApplyError if the answers for the same rows differ between `at_once` and `in_parts`.
+    Each part has its answers, and the rows of `at_once` to compare: the first, and the end."""
     limits = opened.bundle.manifest.tolerances
     limit_of = {
         f"{bound.block.collection}/{name}": limits[bound.name]
         for bound in opened.signature.outputs
         for name in bound.block.columns
     }
-    for answers, (low, high) in parts:
+    for answers, (low, high) in in_parts:
         for key, limit in limit_of.items():
-            expected = whole[key][low:high]
+            expected = at_once[key][low:high]
             agree = np.isclose(answers[key], expected, limit.rtol, limit.atol, equal_nan=True)
             if np.count_nonzero(~agree) > limit.max_outside * agree.size:
                 raise ApplyError(
@@ -314,9 +318,9 @@ def _counters(
     counter_of = {name: source.counter(name) for name in counts}
     branches: dict[str, str] = {}
     if jagged_answers:  # the answers have the same items as the columns that the model reads
-        own = (counter_of[name] for name in plan.columns.values())
+        counters = (counter_of[name] for name in plan.columns.values())
         collection = next(iter(plan.columns)).partition("/")[0]
-        shared = next((counter for counter in own if counter), f"n{collection}")
+        shared = next((counter for counter in counters if counter), f"n{collection}")
         counter_of |= dict.fromkeys(plan.columns.values(), shared)
         branches |= dict.fromkeys(plan.outputs.values(), shared)
     counts_in: dict[str, Any] = {}  # by counter: the column of that name, else the first counts

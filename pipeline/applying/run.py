@@ -186,20 +186,20 @@ def run(
     """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
     existing outputs of other jobs."""
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
-    left = [output for output in job.outputs if _job_key_in(output.path) != key]
-    for output in left:
+    unfinished = [output for output in job.outputs if _job_key_in(output.path) != key]
+    for output in unfinished:
         if os.path.lexists(output.path) and not force:
             raise ApplyError(f"{output.path} is there already: --force replaces it")
-    parts = _Parts(job, left, progress, _Counted() if histograms else None)
-    if left or folder.exists():
+    parts = _Parts(job, unfinished, progress, _Counted() if histograms else None)
+    if unfinished or folder.exists():
         with _lock_folder(folder):
-            _begin(job, key, left)
-            _write(left, parts, execute, force)
+            _begin(job, key, unfinished)
+            _write(unfinished, parts, execute, force)
     rows = sum(output.rows for output in job.outputs)
     counts, profile = parts.spent.counts, job.plan.profile
     return Report(
         tuple(output.path for output in job.outputs),
-        written=tuple(output.path for output in left),
+        written=tuple(output.path for output in unfinished),
         rows=rows,
         found=rows - parts.spent.rows,
         start=start,
@@ -285,8 +285,9 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
-    """Write the record of the job into its folder, and remove files that it does not need.
+def _begin(job: Job, key: str, unfinished: Sequence[Output]) -> None:
+    """Write the record of the job into its folder, and remove files that it does not need for the
+    unfinished outputs.
 
     ApplyError, with what changed, if the folder has the record of a different job.
     """
@@ -308,7 +309,7 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
                 f"changed since{before}: run it as it was, or remove that folder to begin anew"
             )
     write_whole(path, json.dumps(record, indent=1))
-    needed = {piece.part for output in left for piece in output.pieces}
+    needed = {piece.part for output in unfinished for piece in output.pieces}
     for file in Path(job.folder).iterdir():  # left by a job that was killed
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):
             file.unlink(missing_ok=True)
@@ -340,12 +341,14 @@ class _Parts:
     def __init__(
         self,
         job: Job,
-        left: Sequence[Output],
+        unfinished: Sequence[Output],
         progress: Progress | None,
         counted: _Counted | None = None,
     ) -> None:
+        """`unfinished`: the outputs whose parts are wanted. `counted`: counts their values, if it
+        is given."""
         self.job, self._progress, self.counted = job, progress, counted
-        self._pieces = [piece for output in left for piece in output.pieces]
+        self._pieces = [piece for output in unfinished for piece in output.pieces]
         self._complete: set[str] = set()
         self._rows = self._done = sum(output.rows for output in job.outputs)
         self.results: Iterator[tuple[Piece, Scored]] = iter(())

@@ -67,13 +67,13 @@ def score(plan: Plan, piece: Piece) -> Scored:
     with reopened(piece.input) as source:
         source.cast(model.dtypes)
         batches = source.batches(plan.names, piece.start, piece.stop, plan.batch)
-        rest = tables()
-        first = next(rest)  # it says the schema; even a piece without rows has one table
+        later = tables()
+        first = next(later)  # it says the schema; even a piece without rows has one table
         origin = session.origin
         assert origin is not None  # the session is of an opened version
         notes = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
         rows = Rows(
-            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(notes)
+            first.schema, piece.rows, lambda: chain([first], later), lambda: json.dumps(notes)
         )
         write(part, rows, part.parent)
     counts = None
@@ -296,7 +296,8 @@ class Scorer:
     def _flat_collection(self, name: str, values: Mapping[str, Any]) -> Collection:
         """A flat collection of the model's columns. `values`: by column of the files."""
         file_columns = self._read[name]
-        members = [m for m in self._signature.layouts[name].columns if m.name in file_columns]
+        layout = self._signature.layouts[name]
+        members = [member for member in layout.columns if member.name in file_columns]
         fill: dict[str, float] = {}
         for member in members:
             if file_columns[member.name] in self._plan.fill:
@@ -368,7 +369,9 @@ class Scorer:
     def _count(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
         """Count the values of all rows of some memory, or of the first rows."""
         if self._counter is not None:
-            counted = {name: c.n if rows is None else rows for name, c in memory.items()}
+            counted = {
+                name: collection.n if rows is None else rows for name, collection in memory.items()
+            }
             self._counter.add(memory, counted)
 
     def _memory_of(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:

@@ -76,9 +76,9 @@ def build(
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
         extended = registry.add_target(version, annex)
-    whole = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
-    page_of(registry, extended, whole, progress.root / "reports", say)
-    return Added(extended, str(wanted), whole.annexes[str(wanted)], whole)
+    bundle = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
+    page_of(registry, extended, bundle, progress.root / "reports", say)
+    return Added(extended, str(wanted), bundle.annexes[str(wanted)], bundle)
 
 
 def build_at_first_use(bundle: Bundle, target: Target) -> Annex:

@@ -44,7 +44,11 @@ def build_targets(
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
-                candidates={name: c for (other, name), c in candidates.items() if other == target},
+                candidates={
+                    name: candidate
+                    for (other, name), candidate in candidates.items()
+                    if other == target
+                },
                 benchmark=reports.get(str(target)),
                 raced_with=[raced for raced in reports if raced != str(target)],
             )
@@ -67,8 +71,8 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     ]
     built: Candidates = {}
     first = first_engines(recipe.engines, recipe.by_default)
-    rest = [name for name in recipe.engines if name not in first]
-    for engines in (first, rest):
+    last = [name for name in recipe.engines if name not in first]
+    for engines in (first, last):
         wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
         with side_by_side() as pool:
             futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}

@@ -160,7 +160,9 @@ def _rows_to_test(session: Session, reference: Path) -> Rows:
             n = 1 if shared else trial.rows[signature.rows_of[collection]]
             span = memory[collection].span(column, k).first(n)
             by_component.setdefault((collection, column), {})[k] = _copy_for_cpp(span)
-    values = {key: [own[k] for k in sorted(own)] for key, own in by_component.items()}
+    values = {
+        key: [components[k] for k in sorted(components)] for key, components in by_component.items()
+    }
     return _finite_rows(signature, values)
 
 

@@ -158,9 +158,10 @@ class Compiled:
         signature = self.session.signature
         inputs: dict[str, Collection] = {}
         for name, user_names in self._result.config.columns.items():
-            for user_name in user_names.values():
+            members = {}
+            for member, user_name in user_names.items():
                 require_column(user_name, [*columns])
-            members = {own: columns[user_name] for own, user_name in user_names.items()}
+                members[member] = columns[user_name]
             if name in signature.jagged:
                 inputs |= from_jagged(_records(members), signature, name)
             else:

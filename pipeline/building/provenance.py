@@ -66,7 +66,7 @@ def code_digest() -> str:
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in _CODE:
-        sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)
+        sources = (path for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES)
         for path in sorted(sources):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())  # ours

@@ -125,10 +125,13 @@ def unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
     return _build_bundle(config, config_path, Work(work, say))
 
 
-def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
-    """Write the page about a version. If libraries for pages are missing, say so; return None."""
+def page_of(
+    store: Registry, version: Version, bundle: Bundle, folder: Path, say: Say
+) -> Path | None:
+    """Write the page about a version into a folder. If libraries for pages are missing, say so;
+    return None."""
     try:
-        return publish(store, version, bundle, at)
+        return publish(store, version, bundle, folder)
     except ReportError as error:
         say(f"  no report: {error}")
         return None
@@ -202,10 +205,10 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
 
 def _checked_labels(config: Config) -> Labelled | None:
     """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
-    asked = config.gates.metrics
-    if asked is None:
+    metrics = config.gates.metrics
+    if metrics is None:
         return None
-    labelled = Labelled(config.file(asked.data), asked, metric_code(config))
+    labelled = Labelled(config.file(metrics.data), metrics, metric_code(config))
     labelled.check(config.signature(), config.apply.columns)
     return labelled
 
@@ -215,7 +218,8 @@ def _distinct_targets(config: Config) -> list[Target]:
     is higher; but only one target if the artifacts of all engines run on any CPU."""
     if all(engine(name).anywhere for name in config.engines):
         return list(dict.fromkeys(map(Target.parse, config.targets)))
-    return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
+    targets = [target for name in config.targets for target in targets_called(name)]
+    return list(dict.fromkeys(targets))
 
 
 def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Capture:
@@ -272,7 +276,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
     except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
         if not out_of_memory(error):
             raise
-        largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
+        largest = ", ".join(f"{dim} = {rows.max:,}" for dim, rows in signature.ranges.items())
         raise CaptureError(
             f"out of memory while the model is captured with {largest}: {MORE_MEMORY}"
         ) from error
@@ -307,7 +311,8 @@ def _write_bundle(
     labelled_files = None
     if labelled is not None:
         results = {
-            t: _with_metrics(config, work, captured, r, labelled) for t, r in results.items()
+            target: _with_metrics(config, work, captured, result, labelled)
+            for target, result in results.items()
         }
         labelled_files = labelled.keep(folder / "metrics"), folder / "metrics"
     with work.step("package"):

@@ -101,8 +101,8 @@ class Steps:
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference: on a device of this host, or else in an emulator
         of the target. `tile`: the rows of a tile; 0 for all rows at once."""
-        here = torch_runs(target)
-        stage = "validate" if here else "emulate"
+        runs_here = torch_runs(target)
+        stage = "validate" if runs_here else "emulate"
         candidate = f"{compiled.engine} on {target}"
         if tile:
             candidate += f" in tiles of {tile} rows"
@@ -111,7 +111,7 @@ class Steps:
             trial, limit_s = self._trial(compiled, tile), self.recipe.timeout_s
             child = folder / "child"
             with self.work.step(f"{stage} {candidate}"):
-                if here:
+                if runs_here:
                     report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
@@ -179,7 +179,9 @@ class Steps:
 
         dependencies = {
             **self._made_of,
-            "racing": [[str(target), name, c.tile] for (target, name), c in racing.items()],
+            "racing": [
+                [str(target), name, candidate.tile] for (target, name), candidate in racing.items()
+            ],
             "options": self.recipe.options,
             "seconds": self.recipe.benchmark_s,
             "host": host(),

@@ -187,8 +187,8 @@ def shadowed(
 ) -> Iterator[Measured]:
     """The version's results as a shadow or a canary next to the version in production: from the
     registry, and from `records`."""
-    asked = BuiltFrom(opened.bundle.manifest).gates.shadow
-    if asked is None or replaced is None or replaced.number == version.number:
+    gate = BuiltFrom(opened.bundle.manifest).gates.shadow
+    if gate is None or replaced is None or replaced.number == version.number:
         return
     total = ShadowRecord(
         version=version.ref,
@@ -199,23 +199,21 @@ def shadowed(
     beside = f"beside {replaced.ref}"
     dropped = f"{total.dropped:,} more were sampled and dropped" if total.dropped else ""
     yield Measured(
-        "shadow", f"events compared {beside}", total.events, min=asked.min_events, why=dropped
+        "shadow", f"events compared {beside}", total.events, min=gate.min_events, why=dropped
     )
-    yield Measured(
-        "shadow", f"errors {beside}", total.errors, max=asked.max_errors, why=total.error
-    )
+    yield Measured("shadow", f"errors {beside}", total.errors, max=gate.max_errors, why=total.error)
     if total.canary_calls or total.withdrawals:
         text = f"withdrawals as a canary {beside}"
         why = total.withdrawn or f"it answered {total.canary_calls:,} calls"
         yield Measured("shadow", text, total.withdrawals, max=0, why=why)
-    for what, bound, by_output in (
-        ("absolute", asked.max_abs, total.max_abs),
-        ("relative", asked.max_rel, total.max_rel),
+    for kind, bound, by_output in (
+        ("absolute", gate.max_abs, total.max_abs),
+        ("relative", gate.max_rel, total.max_rel),
     ):
         if bound is None or not total.events:
             continue
         for output in opened.signature.outputs:
-            text = f"largest {what} difference of {output.name} {beside}"
+            text = f"largest {kind} difference of {output.name} {beside}"
             value = by_output.get(output.name, math.nan)
             why = "" if output.name in by_output else "no record has it"
             yield Measured("shadow", text, value, max=bound, why=why)

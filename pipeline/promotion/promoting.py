@@ -116,8 +116,8 @@ def promote(
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
             policies = [*registry.policies(version.name, Path(folder)), *local]
             needed = requirements(opened.bundle, alias, max_slowdown, policies)
-            given = [_shadow_record(file, version, replaced) for file in shadows]
-            records = given if alias == PRODUCTION else None
+            from_files = [_shadow_record(file, version, replaced) for file in shadows]
+            records = from_files if alias == PRODUCTION else None
             findings = measure(registry, opened, version, replaced, needed, excused, records, say)
         decisions = tuple(overridden(decide(findings), override, reason))
         annexes = tuple(opened.bundle.annexes)

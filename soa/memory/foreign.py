@@ -254,12 +254,12 @@ def _from_dlpack(memory: Any) -> Foreign:
         ) from None
 
 
-def check_dtype(member: Column, found: str, label: str) -> None:
+def check_dtype(member: Column, dtype: str, label: str) -> None:
     """Raise CollectionError if the dtype of a column's values is not the layout's."""
-    if found != member.dtype:
-        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
+    if dtype != member.dtype:
+        other = f", or write dtype: {dtype} in the model's config" if dtype in DTYPES else ""
         raise CollectionError(
-            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
+            f"column {label} is {dtype}, the layout says {member.dtype}: convert it first{other}"
         )
 
 

@@ -149,8 +149,8 @@ def _exported(
     for name in names:
         member = collection.layout[name]
         if member.kind == "scalar" or is_opaque(member.dtype):
-            what = "opaque" if is_opaque(member.dtype) else "a scalar of the collection"
-            raise CollectionError(f"{name!r} is {what}, not a column: leave it out (columns=)")
+            kind = "opaque" if is_opaque(member.dtype) else "a scalar of the collection"
+            raise CollectionError(f"{name!r} is {kind}, not a column: leave it out (columns=)")
         if member.dtype == "bfloat16":
             raise CollectionError(
                 f"column {name!r}: NumPy and Arrow have no bfloat16; leave it out (columns=)"
