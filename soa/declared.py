@@ -50,7 +50,7 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     for module, head in _heads(package):
         if re.search(rf"\b{family}=", head) is None:
             continue
-        (node,) = ast.parse(f"{head} ...", module).body
+        (node,) = ast.parse(f"{head} ...", module).body  # a class needs a body
         if isinstance(node, ast.ClassDef):
             keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
             settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # ours

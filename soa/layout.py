@@ -221,6 +221,7 @@ class Layout:
     ) -> None:
         if alignment is None:
             alignment = 1 if storage == "columns" else DEFAULT_ALIGNMENT
+        # The class is frozen, but its constructor takes other types than its fields have.
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "alignment", alignment)
         object.__setattr__(self, "storage", storage)

@@ -117,5 +117,6 @@ def time_unit(value: float) -> tuple[float, str]:
 
 
 def identifier(text: str) -> str:
-    """A text as a name in configs and code: each other character becomes an underscore."""
+    """A text as a name in configs and code: each character that no name has becomes an underscore,
+    and one is put before a digit at the beginning."""
     return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)

@@ -151,8 +151,8 @@ def apply(
     )
     opening = Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
     job = prepare(opening, wanted)
-    here = contextlib.nullcontext(execute or locally(threads))
-    with here if dask is None else on_dask(dask) as executor:
+    local = contextlib.nullcontext(execute or locally(threads))
+    with local if dask is None else on_dask(dask) as executor:
         return run(
             job, executor, begun=begun, force=force, progress=progress, histograms=histograms
         )

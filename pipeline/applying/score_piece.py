@@ -48,26 +48,9 @@ def score(plan: Plan, piece: Piece) -> Scored:
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
     part = Path(piece.part)
     counter = None if plan.profile is None else Counter(plan.profile, session.signature)
-    model = Scorer(session, plan, counter)
-
-    def tables() -> Iterator[Any]:
-        row, begun = piece.start, time.perf_counter()
-        for batch in batches:
-            spent["decoding"] += time.perf_counter() - begun
-            try:
-                table = model.table(batch, spent)
-            except (CollectionError, BindError, DeviationError, ValueError) as error:
-                raise _of_rows(piece, row, plan.batch, error) from error
-            row += len(table)
-            begun = time.perf_counter()
-            yield table
-            spent["encoding"] += time.perf_counter() - begun  # the table was written meanwhile
-            begun = time.perf_counter()
-
+    scorer = Scorer(session, plan, counter)
     with reopened(piece.input) as source:
-        source.cast(model.dtypes)
-        batches = source.batches(plan.names, piece.start, piece.stop, plan.batch)
-        later = tables()
+        later = _tables(piece, source, scorer, plan, spent)
         first = next(later)  # it says the schema; even a piece without rows has one table
         origin = session.origin
         assert origin is not None  # the session is of an opened version
@@ -82,18 +65,38 @@ def score(plan: Plan, piece: Piece) -> Scored:
     return Scored(piece.rows, **spent, counts=counts)
 
 
+def _tables(
+    piece: Piece, source: Source, scorer: Scorer, plan: Plan, spent: dict[str, float]
+) -> Iterator[Any]:
+    """Yields a table of the answers to each batch of a piece. Adds to `spent` the seconds in which
+    the source decodes, the model runs, and the caller writes a table. Raises as `score`."""
+    source.cast(scorer.dtypes)
+    row, begun = piece.start, time.perf_counter()
+    for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
+        spent["decoding"] += time.perf_counter() - begun
+        try:
+            table = scorer.table(batch, spent)
+        except (CollectionError, BindError, DeviationError, ValueError) as error:
+            raise _of_rows(piece, row, plan.batch, error) from error
+        row += len(table)
+        begun = time.perf_counter()
+        yield table
+        spent["encoding"] += time.perf_counter() - begun  # the table was written meanwhile
+        begun = time.perf_counter()
+
+
 def count(plan: Plan, piece: Piece) -> Counts:
     """Count the values of a piece's rows, and of the answers to them. Raises as `score`."""
     assert plan.profile is not None
     session = plan.session()
     counter = Counter(plan.profile, session.signature)
-    model = Scorer(session, plan, counter)
+    scorer = Scorer(session, plan, counter)
     row = piece.start
     with reopened(piece.input) as source:
-        source.cast(model.dtypes)
+        source.cast(scorer.dtypes)
         for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
             try:
-                model.answers(batch)
+                scorer.answers(batch)
             except (CollectionError, BindError, DeviationError, ValueError) as error:
                 raise _of_rows(piece, row, plan.batch, error) from error
             row += plan.batch

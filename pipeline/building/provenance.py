@@ -37,7 +37,8 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 def tools() -> dict[str, str]:
     """The versions of the packages and the compiler that a build uses, with those of engines."""
     versions = {"soa-pipeline": __version__}
-    versions |= dict(found.package.rsplit(" ", 1) for found in of_packages("engines").values())
+    packages = [declared.package for declared in of_packages("engines").values()]
+    versions |= dict(package.rsplit(" ", 1) for package in packages)  # by name: its version
     for name in _PACKAGES:
         try:
             versions[name] = version(name)

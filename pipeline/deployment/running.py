@@ -82,6 +82,7 @@ def load_on(
                 f"{url} cannot serve {new.name}/{others[0]} and {deployed.service.number} "
                 f"together, which have other {different}: --replace changes over at once"
             )
+        # The new version beside the others, if one server can have both; else in their place.
         first = beside(served.config, others, new) if others and not different else new
         with served.put_back_after_an_error():
             served.send(first)

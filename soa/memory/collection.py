@@ -562,10 +562,10 @@ class Collection:
         'columns'
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
-        pairs = zip(self._physical(), other._physical(), strict=True)
+        sources, copies = self._physical(), other._physical()
         if layout is None and self._parent is None:
-            pairs = zip(self.spans(), other.spans(), strict=True)
-        for source, copy in pairs:
+            sources, copies = self.spans(), other.spans()
+        for source, copy in zip(sources, copies, strict=True):
             copy.copy_from(source)
         return other
 

@@ -233,18 +233,17 @@ def _from_dlpack(memory: Any) -> Foreign:
     """Import CPU memory by NumPy; GPU memory, and bfloat16, which NumPy lacks, by torch."""
     exporter = _Exporter(memory)
     try:
-        if exporter.__dlpack_device__()[0] not in _GPUS:
-            try:
-                foreign = _from_array(np.from_dlpack(exporter), memory)
-                # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
-                return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
-            except RuntimeError:  # a dtype that NumPy lacks: torch imports it, below
-                pass
-        elif not torch_drives_gpus():
+        on_gpu = exporter.__dlpack_device__()[0] in _GPUS
+        if on_gpu and not torch_drives_gpus():
             raise CollectionError(
                 "DLPack memory of a GPU is imported by torch, and no torch that is built for GPUs "
                 "is here: give its address, or __cuda_array_interface__"
             )
+        array = None if on_gpu else _array_of(exporter)
+        if array is not None:
+            foreign = _from_array(array, memory)
+            # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
+            return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
         import torch
 
         return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
@@ -252,6 +251,14 @@ def _from_dlpack(memory: Any) -> Foreign:
         raise CollectionError(
             f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
         ) from None
+
+
+def _array_of(exporter: _Exporter) -> Array | None:
+    """The NumPy array over exported CPU memory; None if NumPy lacks its dtype."""
+    try:
+        return np.from_dlpack(exporter)
+    except RuntimeError:
+        return None
 
 
 def check_dtype(member: Column, dtype: str, label: str) -> None:
