@@ -194,14 +194,9 @@ def field_of(array: Any, name: str) -> Any:
         return pc.struct_field(array, name)
     values = pc.struct_field(array.values, name)
     list_type = pa.list_ if pa.types.is_list(array.type) else pa.large_list
-    return pa.Array.from_buffers(
-        list_type(values.type),
-        len(array),
-        array.buffers()[:2],  # which rows are null, and the offsets
-        array.null_count,
-        array.offset,
-        [values],
-    )
+    buffers = array.buffers()[:2]  # which rows are null, and the offsets
+    lists = list_type(values.type), len(array), buffers, array.null_count, array.offset
+    return pa.Array.from_buffers(*lists, [values])
 
 
 def eigen_shape(kind: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from pipeline.applying.origin_record import Input
 from runtime.loader import Reopening
 from runtime.watch import Counts, Profile, sum_of
 from soa.dtypes import itemsize
-from soa.signature import Signature
+from soa.signature import BoundBlock, Signature
 
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
@@ -137,6 +137,15 @@ def _digest(data: list[Any]) -> str:
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
 """Scores pieces and yields each once its part is written, in any order."""
+
+
+def blocks_by_column(blocks: Iterable[BoundBlock]) -> dict[str, BoundBlock]:
+    """By `collection/column` of some blocks: the block that has it; the last one, if several do."""
+    return {
+        f"{bound.block.collection}/{name}": bound
+        for bound in blocks
+        for name in bound.block.columns
+    }
 
 
 def rows_at_a_time(signature: Signature, keep: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.applying.columns import column_of
-from pipeline.applying.job import Plan
+from pipeline.applying.job import Plan, blocks_by_column
 from pipeline.applying.prepare import model_columns
 from pipeline.applying.score_piece import Scorer
 from pipeline.applying.sources import Source, open_source
@@ -170,11 +170,7 @@ def _outputs(
     `collection/column` if several blocks have a column of that name.
     """
     signature = session.signature
-    keys = {
-        f"{bound.block.collection}/{name}": name
-        for bound in signature.outputs
-        for name in bound.block.columns
-    }
+    keys = {key: key.partition("/")[2] for key in blocks_by_column(signature.outputs)}
     read = model_columns(signature, source, columns)
     plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
     scorer = Scorer(session, plan)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.applying.columns import Array, counts_of, is_jagged
-from pipeline.applying.job import Job, Output, Piece, Plan, cuts, rows_at_a_time
+from pipeline.applying.job import Job, Output, Piece, Plan, blocks_by_column, cuts, rows_at_a_time
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_held
 from pipeline.applying.score_piece import Scorer, row_dimension
@@ -170,12 +170,8 @@ def model_columns(signature: Signature, source: Source, named: Mapping[str, str]
     `named`, else one with the same name. Raises ApplyError, DataError."""
     names: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
-    read = {
-        f"{bound.block.collection}/{name}": None
-        for bound in signature.inputs
-        for name in bound.block.columns
-        if bound.block.collection not in offsets
-    }
+    blocks = blocks_by_column(signature.inputs).items()
+    read = [key for key, bound in blocks if bound.block.collection not in offsets]
     for key in named:
         if key not in read and key.partition("/")[1:] != ("/", "*"):
             raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
@@ -289,11 +285,8 @@ def _require_alone(
     """Raise ApplyError if the answers for the same rows differ between `at_once` and `in_parts`.
     Each part has its answers, and the rows of `at_once` to compare: the first, and the end."""
     limits = opened.bundle.manifest.tolerances
-    limit_of = {
-        f"{bound.block.collection}/{name}": limits[bound.name]
-        for bound in opened.signature.outputs
-        for name in bound.block.columns
-    }
+    blocks = blocks_by_column(opened.signature.outputs)
+    limit_of = {key: limits[bound.name] for key, bound in blocks.items()}
     for answers, (low, high) in in_parts:
         for key, limit in limit_of.items():
             expected = at_once[key][low:high]

@@ -146,17 +146,10 @@ def _metrics(
                 if not why and ref and old[name].why:
                     why = f"{ref}: {old[name].why}"
                 yield Measured(
-                    "metrics",
-                    f"{name} on {target}",
-                    new[name].value,
-                    min=bound.min,
-                    max=bound.max,
-                    beside=ref,
-                    old=old[name].value,
-                    max_drop=bound.max_drop,
-                    max_rise=bound.max_rise,
-                    why=why,
-                )
+                    "metrics", f"{name} on {target}", new[name].value, min=bound.min, max=bound.max,
+                    beside=ref, old=old[name].value, max_drop=bound.max_drop,
+                    max_rise=bound.max_rise, why=why,
+                )  # fmt: skip
 
 
 def _metric_values_in_place(

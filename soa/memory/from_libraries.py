@@ -75,10 +75,13 @@ def as_collection(
     copied = {name for name, column in values_of.items() if column.copied or source.computed}
     columns: dict[str, Any] = {}
     for member in layout.columns:
-        bindable = _bindable(member, values_of[member.name].values, separate)
-        if bindable.copied:
+        values, alignment = values_of[member.name].values, separate.alignment_of(member.name)
+        views = _components(member, values)
+        components = [_aligned(view, member.dtype, alignment) for view in views]
+        if any(new is not old for new, old in zip(components, views, strict=True)):
             copied.add(member.name)
-        components = bindable.components
+        if is_opaque(member.dtype) and not np.may_share_memory(views[0], values):
+            copied.add(member.name)
         columns[member.name] = components if member.kind == "eigen" else components[0]
     locked = bool(copied) or any(column.locked for column in values_of.values())
     collection = Collection.from_columns(separate, columns, readonly=locked or None)
@@ -403,25 +406,6 @@ def _member_of(name: Any, values: Any) -> Column:
     if values.ndim == 0:
         kind = "scalar"
     return Column(str(name), dtype_name(values.dtype), kind, shape)
-
-
-@dataclass(frozen=True)
-class _Bindable:
-    """The physical columns of a member, dense and aligned. `copied`: whether any was copied."""
-
-    components: list[Any]
-    copied: bool
-
-
-def _bindable(member: Column, values: Any, layout: Layout) -> _Bindable:
-    """Values as columns that can be bound to `layout`, which has separate columns."""
-    views = _components(member, values)
-    alignment = layout.alignment_of(member.name)
-    components = [_aligned(view, member.dtype, alignment) for view in views]
-    copied = any(new is not old for new, old in zip(components, views, strict=True))
-    if is_opaque(member.dtype) and not np.may_share_memory(views[0], values):
-        copied = True  # by `as_opaque`
-    return _Bindable(components, copied)
 
 
 def _components(member: Column, values: Any) -> list[Any]:
