@@ -101,10 +101,7 @@ def promote(
     check_override(override, reason)
     excused = frozenset(str(Target.parse(name)) for name in allow_unverified)
     version = registry.find(ref)
-    try:
-        replaced = registry.find(f"{version.name}@{alias}")
-    except NotFoundError:
-        replaced = None
+    replaced = _version_in_place(registry, version.name, alias)
     local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
@@ -135,6 +132,14 @@ def promote(
     )
     same = replaced is not None and replaced.number == promoted.number
     return replace(assessment, version=promoted, replaced=None if same else replaced)
+
+
+def _version_in_place(registry: Registry, name: str, alias: str) -> Version | None:
+    """The version that has the alias now; None if none has it."""
+    try:
+        return registry.find(f"{name}@{alias}")
+    except NotFoundError:
+        return None
 
 
 def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
