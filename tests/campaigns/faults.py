@@ -1018,7 +1018,7 @@ FAULTS = (
     Fault(
         "the parts of a changed file have the names of the old parts",
         'f"{key}{file}"',
-        'f"{key}{given.path}"',
+        'f"{key}{file.path}"',
         ("test_parts_of_a_file_that_was_changed_have_other_names",),
     ),
     Fault(
