@@ -172,7 +172,8 @@ class _ServedModel:
             folder = self.folder / str(number)
             if not folder.exists():
                 folder.mkdir(parents=True)
-                write_version(folder, pull(registry, version.ref, folder / BUNDLE)[1], digest)
+                _, bundle = pull(registry, version.ref, folder / BUNDLE)
+                write_version(folder, bundle, digest)
 
     def send(self, config: Any) -> None:
         """Load exactly the versions of `config`, over nothing that somebody else has loaded."""

@@ -516,15 +516,13 @@ class Collection:
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
             raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
-        columns = {
-            member.name: [
-                span
-                if member.kind == "scalar"
-                else span.at(start * itemsize(member.dtype), member.dtype, stop - start)
-                for span in self._columns[member.name]
-            ]
-            for member in self.layout.columns
-        }
+        columns = {}
+        for member in self.layout.columns:
+            spans = self._columns[member.name]
+            if member.kind != "scalar":
+                offset = start * itemsize(member.dtype)
+                spans = [span.at(offset, member.dtype, stop - start) for span in spans]
+            columns[member.name] = spans
         return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
 
     def _part(

@@ -253,14 +253,11 @@ def allocate_columns(
 def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
     """The physical columns of a buffer, without padding."""
     offsets = layout.offsets(capacity)
-    return {
-        member.name: [
-            buffer.at(
-                offsets[member.name] + k * layout.pitch(member.name, capacity),
-                member.dtype,
-                1 if member.kind == "scalar" else capacity,
-            )
-            for k in range(member.components)
+    spans: dict[str, list[Span]] = {}
+    for member in layout.columns:
+        rows = 1 if member.kind == "scalar" else capacity
+        offset, pitch = offsets[member.name], layout.pitch(member.name, capacity)
+        spans[member.name] = [
+            buffer.at(offset + k * pitch, member.dtype, rows) for k in range(member.components)
         ]
-        for member in layout.columns
-    }
+    return spans
