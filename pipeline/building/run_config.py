@@ -96,8 +96,8 @@ def run(
     if quick:
         config = config.quick()
     store = registry or Registry()
-    place = Path(work or "pipeline-work")
-    progress = Work(place, say, show, config.name, beside=lambda: _get_ready(store))
+    folder = Path(work or "pipeline-work")
+    progress = Work(folder, say, show, config.name, beside=lambda: _get_ready(store))
     before: list[Version] = []
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
@@ -180,6 +180,7 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
         "targets": {str(target): compiler_identity(target) for target in targets},
+        # The processor, or the emulator: qemu may be installed later.
         "processors": {str(target): processor_here(target) for target in targets},
         "host": host(),
     }

@@ -67,7 +67,7 @@ class Steps:
         return Reference.load(self.captured.reference).inputs
 
     @cached_property
-    def _made_of(self) -> dict[str, Any]:
+    def _common_dependencies(self) -> dict[str, Any]:
         """All that a result depends on, except the recipe: the content of the capture, our code and
         the tools."""
         return {"capture": self.captured.digest(), "code": code_digest(), "tools": tools()}
@@ -75,7 +75,7 @@ class Steps:
     def compile(self, target: Target, name: str) -> Compiled:
         """Compile for a target, in a child process. A failure is in the result. `name`: the
         engine's."""
-        recipe, work, dependencies = self.recipe, self.work, self._artifact(target, name)
+        recipe, work, dependencies = self.recipe, self.work, self._dependencies_of(target, name)
 
         def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
@@ -121,7 +121,7 @@ class Steps:
             return report
 
         dependencies = {
-            **self._artifact(target, compiled.engine),
+            **self._dependencies_of(target, compiled.engine),
             "tolerances": {name: asdict(limit) for name, limit in self.recipe.tolerances.items()},
             "classifiers": sorted(self.recipe.classifiers),
             "special_values": self.recipe.special_values,
@@ -139,7 +139,7 @@ class Steps:
             call = bound_call(session, self._inputs, fewest)
             return warm_seconds(call) > HEAVY_S
 
-        dependencies = {**self._artifact(target, compiled.engine), "host": host()}
+        dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
         return self.work.record("heavy", dependencies, bool, measure)
 
     def fastest_tile(self, target: Target, compiled: Compiled) -> int:
@@ -150,7 +150,7 @@ class Steps:
                 session = session_of(self.captured, target, compiled)
                 return fastest_tile(session, self._inputs) or 0
 
-        dependencies = {**self._artifact(target, compiled.engine), "host": host()}
+        dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
         return self.work.record("tile", dependencies, int, measure)
 
     def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
@@ -178,7 +178,7 @@ class Steps:
             return reports
 
         dependencies = {
-            **self._made_of,
+            **self._common_dependencies,
             "racing": [
                 [str(target), name, candidate.tile] for (target, name), candidate in racing.items()
             ],
@@ -199,10 +199,10 @@ class Steps:
             sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 
-    def _artifact(self, target: Target, name: str) -> dict[str, Any]:
+    def _dependencies_of(self, target: Target, name: str) -> dict[str, Any]:
         """What identifies an artifact. One that runs on any CPU is the same for all CPU targets."""
         return {
-            **self._made_of,
+            **self._common_dependencies,
             "engine": name,
             "target": target.device if engine(name).anywhere else str(target),
             "options": self.recipe.options.get(name, {}),
