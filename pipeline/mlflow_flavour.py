@@ -126,7 +126,7 @@ class ColumnModel:
             {name: collections[name] for name in signature.input_collections},
             {name: collections[name] for name in signature.output_collections},
         )
-        answers = {}
+        answers: dict[str, Array] = {}
         for field in self._outputs:
             name = field.column.name
             answer = to_numpy(collections[field.collection], [name])[name]
